@@ -1,0 +1,16 @@
+# The warnings of our own sources; a private interface, so that they bind nobody else.
+add_library(shunt_warnings INTERFACE)
+
+set(cxx -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wformat=2
+  -Wdouble-promotion -Wextra-semi -Wimplicit-fallthrough
+  # Specs are written with designated initialisers that leave the defaults alone.
+  -Wno-missing-field-initializers)
+set(c -Wall -Wextra -Wpedantic -Wshadow -Wcast-align -Wformat=2 -Wstrict-prototypes -Wno-missing-field-initializers)
+if(SHUNT_WERROR)
+  list(APPEND cxx -Werror)
+  list(APPEND c -Werror)
+endif()
+
+target_compile_options(shunt_warnings INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${cxx}>"
+  "$<$<COMPILE_LANGUAGE:C>:${c}>")
