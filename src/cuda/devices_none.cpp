@@ -2,6 +2,8 @@
 
 namespace shunt::cuda {
 
-DeviceList list_devices() { return {.devices = {}, .reason = "built without CUDA (SHUNT_CUDA=ON builds it in)"}; }
+DeviceList list_devices() {
+  return {.devices = {}, .reason = "built without CUDA (SHUNT_CUDA=ON builds it in)"};
+}
 
 }  // namespace shunt::cuda
