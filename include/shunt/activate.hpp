@@ -1,0 +1,52 @@
+// activate: the nonlinearity between an expert's two GEMMs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+enum class Activation : std::int32_t {
+  identity = 0,
+  relu = 1,
+  relu2 = 2,      // max(x, 0)^2
+  silu = 3,       // x * sigmoid(alpha x)
+  gelu = 4,       // x * Phi(x), with erf
+  gelu_tanh = 5,  // its tanh approximation
+};
+enum class LimitOn : std::int32_t {
+  input = 0,   // act(min(gate, limit)): gpt-oss, DeepSeek-V4
+  output = 1,  // min(act(gate), limit): Step-3.5's SwiGLU-step
+};
+
+//   gated:     h = act(gate) * (clamp(up, -limit, limit) + up_offset)
+//   not gated: h = act(up), limited like a gate
+// SwiGLU is the default; gpt-oss is {.alpha = 1.702f, .limit = 7, .up_offset = 1}; GeGLU is
+// {.kind = Activation::gelu}.
+struct ActivationSpec {
+  Activation kind = Activation::silu;
+  bool gated = true;
+  float alpha = 1;      // silu's; > 0
+  float limit = 0;      // 0: none; else > 0. The gate is limited from above only
+  LimitOn limit_on = LimitOn::input;
+  float up_offset = 0;
+  bool operator==(const ActivationSpec&) const = default;
+};
+
+std::string to_json(const ActivationSpec& spec);
+ActivationSpec activation_spec_from_json(const std::string& json);
+std::string describe(const ActivationSpec& spec);  // "SwiGLU", "clamped SwiGLU (alpha 1.702, ..)"
+
+Support supports(const ActivationSpec& spec, Device device);
+
+// gate, up [R, I] and out [R, I], f32 | bf16 | f16, rows may be strided; gate is absent iff the
+// spec is not gated. Computed in f32; f16 saturates. `rows` ([1] i32, optional): rows at or past it
+// are left alone. out may be gate or up.
+void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up, Tensor out,
+              Tensor rows = {});
+
+}  // namespace shunt

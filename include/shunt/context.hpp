@@ -1,0 +1,75 @@
+// Where operations run: the threads of a CPU, or a stream of a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// Scratch memory that the caller lends for one call. Any contents; 64-byte aligned (CPU) or
+// 256-byte aligned (CUDA). An operation asks for it by its *_workspace_bytes function.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// Memory owned by the caller, freed by the destructor. Move only. 64-byte aligned.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  operator Workspace() const { return {data_, bytes_}; }
+
+ private:
+  friend class Context;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  Device device_{};
+};
+
+struct CpuOptions {
+  int threads = 0;  // worker threads, the caller included; 0: every core this process may use
+};
+
+namespace cpu_engine {
+class Pool;
+}
+
+// A device and what orders work on it. Copies share the same threads or stream. One Context is for
+// one calling thread at a time; two Contexts are independent.
+class Context {
+ public:
+  Device device() const;
+  // Threads of the CPU engine, the caller included; 1 on CUDA.
+  int threads() const;
+  // Memory on this device, zeroed. Throws Error{out_of_memory}. Never called by an operation.
+  Buffer allocate(std::size_t bytes) const;
+  // Waits for everything enqueued. A CPU call has always finished when it returns.
+  void synchronize() const;
+
+  cpu_engine::Pool& pool() const;  // for the CPU engine's own use
+
+ private:
+  friend Context cpu(CpuOptions);
+  friend Context cuda(void*, int);
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// The CPU engine. Its instruction set is the best that the CPU reports (the environment variable
+// SHUNT_ISA names a lesser one), never the outcome of a timing. Throws Error when threads < 0 or
+// > 1024.
+Context cpu(CpuOptions options = {});
+
+// The CUDA engine on `stream` (a cudaStream_t) of device `index`. Throws Error{unsupported} when
+// the library was built without CUDA or no GPU is there.
+Context cuda(void* stream = nullptr, int index = 0);
+
+}  // namespace shunt

@@ -1,0 +1,71 @@
+// Grouped GEMM over ragged groups, and the prepared form of weights that it is fastest on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// Groups of weight matrices [n, k] laid out as the engine of one device reads them. The bytes are
+// the caller's, 64-byte aligned; this is a view of them.
+struct PreparedWeights {
+  DType dtype = DType::f32;  // f32 | bf16 | f16
+  int groups = 0;
+  std::int64_t n = 0;   // columns of the output; gate and up together when paired
+  std::int64_t k = 0;   // columns of the input
+  bool paired = false;  // gate and up columns stand beside each other: for the fused layer only
+  Device device{};
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// Bytes of `groups` prepared matrices [n, k] (n counts gate and up when paired). Throws Error for
+// sizes that are negative or overflow.
+std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
+                           std::int64_t k, bool paired = false);
+// Lays out matrices: one view [n, k] a group, f32 | bf16 | f16, any strides (a transposed
+// checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16 saturating.
+// `memory` must hold prepared_bytes. Uses all threads; allocates nothing.
+PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
+                        Workspace memory);
+// The paired form: gate[g] and up[g], each [n / 2, k]. An interleaved checkpoint is two views with
+// doubled row strides.
+PreparedWeights prepare_paired(const Context& context, DType dtype, const std::vector<Tensor>& gate,
+                               const std::vector<Tensor>& up, Workspace memory);
+// The inverse: writes matrix `group` into out [n, k] (gate rows first when paired), of any float
+// dtype and strides.
+void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
+
+struct GroupedGemmSpec {
+  int groups = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  DType dtype = DType::f32;  // of the weights; rows are rounded to it, sums are f32
+  bool bias = false;
+  bool prepared = true;  // false: plain weights [groups, n, k], laid out panel by panel on the way
+  bool operator==(const GroupedGemmSpec&) const = default;
+};
+struct GroupedGemmInputs {
+  Tensor rows{};     // [R, k] f32 | bf16 | f16, rows may be strided
+  Tensor offsets{};  // [groups + 1] i32, ascending from 0: rows of group g are [o[g], o[g+1])
+  Tensor weights{};  // [groups, n, k] f32 | bf16 | f16, any strides; iff not spec.prepared
+  PreparedWeights prepared{};  // iff spec.prepared
+  Tensor bias{};               // [groups, n] f32 | bf16 | f16; iff spec.bias
+};
+
+Support supports(const GroupedGemmSpec& spec, Device device);
+std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
+                                         std::int64_t rows);
+// out [R, n] f32 | bf16 | f16: out[r] = W[g] rows[r] + bias[g]. Every element's sum runs over k in
+// one fixed order, so its bits depend on neither the batch nor the number of threads. Rows at or
+// past offsets[groups] are left alone. Throws Error for bad shapes and offsets.
+void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
+                  Tensor out, Workspace workspace);
+
+}  // namespace shunt

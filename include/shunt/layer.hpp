@@ -1,0 +1,137 @@
+// layer: the plan over the stages, with the weights of one MoE block prepared once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shunt/activate.hpp"
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+#include "shunt/route.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// E experts, each down(act(gate x, up x)) with gate, up [I, H] and down [H, I].
+struct ExpertSpec {
+  int experts = 0;
+  std::int64_t hidden = 0;        // H
+  std::int64_t intermediate = 0;  // I
+  ActivationSpec activation{};
+  bool gate_up_bias = false;
+  bool down_bias = false;
+  bool operator==(const ExpertSpec&) const = default;
+};
+
+// An expert that every token goes to.
+struct SharedExpertSpec {
+  std::int64_t intermediate = 0;  // 0: none. Several shared experts are one, wider
+  ActivationSpec activation{};
+  bool gate_up_bias = false;
+  bool down_bias = false;
+  bool sigmoid_gate = false;  // its output times sigmoid(g . x), Qwen2-MoE
+  bool operator==(const SharedExpertSpec&) const = default;
+};
+
+struct LayerSpec {
+  RouteSpec route{};
+  ExpertSpec experts{};     // experts.experts + zero_experts = route.experts
+  SharedExpertSpec shared{};
+  int zero_experts = 0;     // the last ids stand for experts that return their input: LongCat
+  bool operator==(const LayerSpec&) const = default;
+};
+
+std::string to_json(const LayerSpec& spec);
+LayerSpec layer_spec_from_json(const std::string& json);
+std::string describe(const LayerSpec& spec);
+
+// One view an expert; strides express every layout that checkpoints use: gate and up as halves of
+// one tensor, interleaved, or transposed.
+struct ExpertWeights {
+  std::vector<Tensor> gate;  // E x [I, H]; empty when the activation is not gated
+  std::vector<Tensor> up;    // E x [I, H]
+  std::vector<Tensor> down;  // E x [H, I]
+  std::vector<Tensor> gate_bias, up_bias;  // E x [I], or empty
+  std::vector<Tensor> down_bias;           // E x [H], or empty
+};
+
+struct LayerWeights {
+  Tensor router{};            // [E, H]
+  Tensor router_bias{};       // [E]
+  Tensor selection_bias{};    // [E]
+  Tensor per_expert_scale{};  // [E]
+  Tensor hash_table{};        // [V, k]
+  ExpertWeights experts;
+  ExpertWeights shared;        // one 'expert', or none
+  Tensor shared_gate{};        // [H] or [1, H]
+};
+
+struct LayerOptions {
+  // Of the expert weights and of the rows between stages. Routing is f32 whatever this says.
+  DType dtype = DType::bf16;
+};
+
+// A row a stage: what it took and the least it could have taken.
+struct StageTime {
+  std::string stage;
+  double seconds = 0;
+  std::int64_t bytes = 0;  // that must cross memory: weights of the experts hit, rows in and out
+  std::int64_t flops = 0;
+};
+
+struct LayerInputs {
+  Tensor hidden{};        // [T, H] f32 | bf16 | f16, rows may be strided
+  Tensor token_ids{};     // [T] i32 | i64; iff route.hashed
+  Tensor residual{};      // [T, H], optional, added to the output
+  Tensor valid_tokens{};  // [1] i32, optional: rows at or past it are written as 0
+};
+struct LayerOutputs {
+  Tensor output{};   // [T, H] f32 | bf16 | f16
+  Tensor ids{};      // [T, k] i32, optional
+  Tensor weights{};  // [T, k] f32, optional
+};
+
+Support supports(const LayerSpec& spec, const LayerOptions& options, Device device);
+
+class Checkpoint;
+
+// An MoE block ready to run. Holds one prepared copy of its expert weights and small copies of the
+// router's; nothing of the source is referred to afterwards. Move only.
+class Layer {
+ public:
+  // Throws Error for a spec that supports() refuses and for weights that do not fit it.
+  Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& context,
+        const LayerOptions& options = {});
+  Layer(const Checkpoint& checkpoint, int layer, const Context& context,
+        const LayerOptions& options = {});
+  ~Layer();
+  Layer(Layer&&) noexcept;
+  Layer& operator=(Layer&&) noexcept;
+
+  const LayerSpec& spec() const;
+  const LayerOptions& options() const;
+  std::size_t prepared_bytes() const;
+  // Enough for any forward of up to max_tokens tokens.
+  std::size_t workspace_bytes(std::int64_t max_tokens) const;
+
+  // y = MoE(x). Allocates nothing, does not wait; the same input gives the same bits for any number
+  // of threads. T = 0 is legal. Throws Error before anything is enqueued.
+  void forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
+  void forward(Tensor x, Tensor y, Workspace workspace) const {
+    forward(LayerInputs{.hidden = x}, LayerOutputs{.output = y}, workspace);
+  }
+  // The same, stage by stage, each timed by itself; `times` gets a row a stage.
+  void forward_timed(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
+                     std::vector<StageTime>& times) const;
+  // What the plan chose for `tokens` tokens, and why; a few lines of text.
+  std::string explain(std::int64_t tokens) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shunt

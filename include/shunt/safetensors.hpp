@@ -1,0 +1,40 @@
+// The safetensors file format: a length, a JSON header, and tensors.
+// https://github.com/huggingface/safetensors#format
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shunt/error.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// A file mapped into memory, read only. Its views live as long as any copy of this object.
+// No number in the header is trusted: open() throws Error{bad_file} naming the file, the tensor and
+// the value for anything truncated, overlapping, misaligned, out of range or overflowing.
+class SafetensorsFile {
+ public:
+  static SafetensorsFile open(const std::string& path);
+
+  const std::string& path() const;
+  std::vector<std::string> names() const;  // sorted
+  bool contains(const std::string& name) const;
+  Tensor get(const std::string& name) const;  // throws Error{bad_file} when it is not there
+  const std::map<std::string, std::string>& metadata() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+// Writes dense CPU tensors to `path`: into a temporary file beside it that is renamed when whole,
+// so that a reader never sees half a file. Throws Error{io} (no space, no permission).
+void write_safetensors(const std::string& path,
+                       const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace shunt

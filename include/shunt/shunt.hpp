@@ -1,0 +1,14 @@
+// Everything.
+#pragma once
+
+#include "shunt/activate.hpp"
+#include "shunt/checkpoint.hpp"
+#include "shunt/combine.hpp"
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+#include "shunt/gemm.hpp"
+#include "shunt/layer.hpp"
+#include "shunt/order.hpp"
+#include "shunt/route.hpp"
+#include "shunt/safetensors.hpp"
+#include "shunt/tensor.hpp"
