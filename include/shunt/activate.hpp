@@ -30,8 +30,8 @@ enum class LimitOn : std::int32_t {
 struct ActivationSpec {
   Activation kind = Activation::silu;
   bool gated = true;
-  float alpha = 1;      // silu's; > 0
-  float limit = 0;      // 0: none; else > 0. The gate is limited from above only
+  float alpha = 1;  // silu's; > 0
+  float limit = 0;  // 0: none; else > 0. The gate is limited from above only
   LimitOn limit_on = LimitOn::input;
   float up_offset = 0;
   bool operator==(const ActivationSpec&) const = default;
@@ -46,7 +46,7 @@ Support supports(const ActivationSpec& spec, Device device);
 // gate, up [R, I] and out [R, I], f32 | bf16 | f16, rows may be strided; gate is absent iff the
 // spec is not gated. Computed in f32; f16 saturates. `rows` ([1] i32, optional): rows at or past it
 // are left alone. out may be gate or up.
-void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up, Tensor out,
-              Tensor rows = {});
+void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
+              Tensor out, Tensor rows = {});
 
 }  // namespace shunt

@@ -16,9 +16,9 @@ namespace shunt {
 // past `identity_from`: a zero-compute expert, whose row is the token's own hidden state (LongCat).
 struct CombineSpec {
   int slots = 0;
-  bool weighted = true;         // false: w = 1 (weights were on the input, or in the rows already)
+  bool weighted = true;  // false: w = 1 (weights were on the input, or in the rows already)
   std::int32_t identity_from = -1;  // -1: no zero-compute experts
-  bool shared_gate = false;     // g = sigmoid(shared_gate[t]); else g = 1
+  bool shared_gate = false;         // g = sigmoid(shared_gate[t]); else g = 1
   bool operator==(const CombineSpec&) const = default;
 };
 std::string to_json(const CombineSpec& spec);

@@ -38,9 +38,9 @@ struct SharedExpertSpec {
 
 struct LayerSpec {
   RouteSpec route{};
-  ExpertSpec experts{};     // experts.experts + zero_experts = route.experts
+  ExpertSpec experts{};  // experts.experts + zero_experts = route.experts
   SharedExpertSpec shared{};
-  int zero_experts = 0;     // the last ids stand for experts that return their input: LongCat
+  int zero_experts = 0;  // the last ids stand for experts that return their input: LongCat
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -51,9 +51,9 @@ std::string describe(const LayerSpec& spec);
 // One view an expert; strides express every layout that checkpoints use: gate and up as halves of
 // one tensor, interleaved, or transposed.
 struct ExpertWeights {
-  std::vector<Tensor> gate;  // E x [I, H]; empty when the activation is not gated
-  std::vector<Tensor> up;    // E x [I, H]
-  std::vector<Tensor> down;  // E x [H, I]
+  std::vector<Tensor> gate;                // E x [I, H]; empty when the activation is not gated
+  std::vector<Tensor> up;                  // E x [I, H]
+  std::vector<Tensor> down;                // E x [H, I]
   std::vector<Tensor> gate_bias, up_bias;  // E x [I], or empty
   std::vector<Tensor> down_bias;           // E x [H], or empty
 };
@@ -65,8 +65,8 @@ struct LayerWeights {
   Tensor per_expert_scale{};  // [E]
   Tensor hash_table{};        // [V, k]
   ExpertWeights experts;
-  ExpertWeights shared;        // one 'expert', or none
-  Tensor shared_gate{};        // [H] or [1, H]
+  ExpertWeights shared;  // one 'expert', or none
+  Tensor shared_gate{};  // [H] or [1, H]
 };
 
 struct LayerOptions {

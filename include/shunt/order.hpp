@@ -23,8 +23,8 @@ struct OrderSpec {
 
   // Padded-tile form: every expert's rows are padded to a multiple of `tile`. 0: compact form only.
   int tile = 0;
-  std::int32_t sentinel = -1;           // token id of a padding row; -1 stands for T
-  bool tile_for_empty_expert = true;    // an expert without tokens still gets one tile
+  std::int32_t sentinel = -1;         // token id of a padding row; -1 stands for T
+  bool tile_for_empty_expert = true;  // an expert without tokens still gets one tile
 
   bool operator==(const OrderSpec&) const = default;
   int locals() const { return local_experts < 0 ? experts - first_expert : local_experts; }

@@ -75,11 +75,11 @@ struct RouteSpec {
   bool renormalize = false;
   float renormalize_epsilon = 1e-20f;
   EpsilonRule epsilon_rule = EpsilonRule::added;
-  float scale = 1;               // routed scaling factor; applied exactly once
-  bool scale_in_weights = true;  // false: the caller scales the routed output by `scale` itself
-  bool per_expert_scale = false; // w *= per_expert_scale[id], Gemma 4
-  bool hashed = false;           // ids = hash_table[token_id], DeepSeek-V4; weights as ever
-  float jitter = 0;              // sparsemixer's
+  float scale = 1;                // routed scaling factor; applied exactly once
+  bool scale_in_weights = true;   // false: the caller scales the routed output by `scale` itself
+  bool per_expert_scale = false;  // w *= per_expert_scale[id], Gemma 4
+  bool hashed = false;            // ids = hash_table[token_id], DeepSeek-V4; weights as ever
+  float jitter = 0;               // sparsemixer's
   SharedSlots shared{};
   bool weight_on_input = false;  // the weight multiplies x, not the expert's output: Llama 4
 
@@ -96,10 +96,10 @@ std::string describe(const RouteSpec& spec);
 
 // Logits, or hidden states and the router's weights. T = rows. All on the context's device.
 struct RouteInputs {
-  Tensor logits{};         // [T, E] f32 | bf16 | f16; the last stride must be 1, rows may be strided
-  Tensor hidden{};         // [T, H] f32 | bf16 | f16, likewise; never rounded
-  Tensor router_weight{};  // [E, H] f32 | bf16 | f16, likewise
-  Tensor router_bias{};    // [E] f32 | bf16 | f16; iff spec.router_bias
+  Tensor logits{};  // [T, E] f32 | bf16 | f16; the last stride must be 1, rows may be strided
+  Tensor hidden{};  // [T, H] f32 | bf16 | f16, likewise; never rounded
+  Tensor router_weight{};     // [E, H] f32 | bf16 | f16, likewise
+  Tensor router_bias{};       // [E] f32 | bf16 | f16; iff spec.router_bias
   Tensor selection_bias{};    // [E] f32 | bf16 | f16; iff spec.selection_bias
   Tensor per_expert_scale{};  // [E] f32 | bf16 | f16; iff spec.per_expert_scale
   Tensor token_ids{};         // [T] i32 | i64; iff spec.hashed

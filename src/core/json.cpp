@@ -1,0 +1,132 @@
+#include "core/json.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+// Long or nested values are cut, so that a message stays one line.
+std::string shown(const nlohmann::json& value) {
+  std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view what, const std::string& text) {
+  // Nesting is bounded first: the parser's own recursion in dump() and destructors is not.
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > 64) fail(Status::invalid_argument, "{}: JSON nests deeper than 64", what);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    std::string message = error.what();
+    for (char& c : message) {
+      if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+    }
+    fail(Status::invalid_argument, "{}: not JSON: {}", what, message);
+  }
+}
+
+SpecReader::SpecReader(std::string path, const nlohmann::json& json)
+    : path_(std::move(path)), json_(json) {
+  if (!json.is_object()) {
+    fail(Status::invalid_argument, "{} is {}: must be a JSON object", path_, shown(json));
+  }
+}
+
+const nlohmann::json* SpecReader::find(std::string_view key) {
+  known_.emplace(key);
+  const auto found = json_.find(std::string(key));
+  return found == json_.end() ? nullptr : &*found;
+}
+
+void SpecReader::read(std::string_view key, bool& value) {
+  const nlohmann::json* found = find(key);
+  if (found == nullptr) return;
+  if (!found->is_boolean()) {
+    fail(Status::invalid_argument, "{}.{} is {}: must be true or false", path_, key, shown(*found));
+  }
+  value = found->get<bool>();
+}
+
+void SpecReader::read(std::string_view key, std::int64_t& value, std::int64_t low,
+                      std::int64_t high) {
+  const nlohmann::json* found = find(key);
+  if (found == nullptr) return;
+  const bool huge = found->is_number_unsigned() &&
+                    found->get<std::uint64_t>() >
+                        static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (!found->is_number_integer() || huge || found->get<std::int64_t>() < low ||
+      found->get<std::int64_t>() > high) {
+    fail(Status::invalid_argument, "{}.{} is {}: must be an integer from {} to {}", path_, key,
+         shown(*found), low, high);
+  }
+  value = found->get<std::int64_t>();
+}
+
+void SpecReader::read(std::string_view key, int& value, std::int64_t low, std::int64_t high) {
+  std::int64_t wide = value;
+  read(key, wide, low, high);
+  value = static_cast<int>(wide);
+}
+
+void SpecReader::read(std::string_view key, float& value) {
+  const nlohmann::json* found = find(key);
+  if (found == nullptr) return;
+  if (!found->is_number() || !std::isfinite(static_cast<float>(found->get<double>()))) {
+    fail(Status::invalid_argument, "{}.{} is {}: must be a finite f32 number", path_, key,
+         shown(*found));
+  }
+  value = static_cast<float>(found->get<double>());
+}
+
+int SpecReader::read_enum(std::string_view key, int value,
+                          const std::vector<std::string_view>& names) {
+  const nlohmann::json* found = find(key);
+  if (found == nullptr) return value;
+  if (found->is_string()) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (found->get_ref<const std::string&>() == names[i]) return static_cast<int>(i);
+    }
+  }
+  fail(Status::invalid_argument, "{}.{} is {}: must be one of {}", path_, key, shown(*found),
+       fmt::join(names, ", "));
+}
+
+const nlohmann::json* SpecReader::object(std::string_view key) { return find(key); }
+
+void SpecReader::require(std::string_view key) {
+  if (find(key) == nullptr) fail(Status::invalid_argument, "{}.{} is missing", path_, key);
+}
+
+void SpecReader::finish() const {
+  for (const auto& [key, value] : json_.items()) {
+    if (known_.find(key) == known_.end()) {
+      fail(Status::invalid_argument, "{}.{} is unknown; known are {}", path_, key,
+           fmt::join(known_, ", "));
+    }
+  }
+}
+
+}  // namespace shunt

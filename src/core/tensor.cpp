@@ -1,0 +1,250 @@
+#include "shunt/tensor.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "core/check.hpp"
+
+namespace shunt {
+
+const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::f64:
+      return "f64";
+    case DType::i8:
+      return "i8";
+    case DType::i16:
+      return "i16";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::u8:
+      return "u8";
+    case DType::u16:
+      return "u16";
+    case DType::u32:
+      return "u32";
+    case DType::u64:
+      return "u64";
+    case DType::boolean:
+      return "bool";
+    case DType::f8_e4m3:
+      return "f8_e4m3";
+    case DType::f8_e5m2:
+      return "f8_e5m2";
+    case DType::f8_e8m0:
+      return "f8_e8m0";
+    case DType::f4_e2m1:
+      return "f4_e2m1";
+  }
+  return "unknown dtype";
+}
+
+int bits(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+    case DType::i64:
+    case DType::u64:
+      return 64;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32:
+      return 32;
+    case DType::f16:
+    case DType::bf16:
+    case DType::i16:
+    case DType::u16:
+      return 16;
+    case DType::i8:
+    case DType::u8:
+    case DType::boolean:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+    case DType::f8_e8m0:
+      return 8;
+    case DType::f4_e2m1:
+      return 4;
+  }
+  fail(Status::invalid_argument, "dtype: {} is none of the enumeration",
+       static_cast<std::int32_t>(dtype));
+}
+
+std::int64_t bytes(DType dtype, std::int64_t elements) {
+  const int width = bits(dtype);
+  if (width >= 8) return checked_product("bytes", elements, width / 8);
+  return (elements + 1) / 2;
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
+}
+
+std::int64_t Tensor::elements() const {
+  std::int64_t product = 1;
+  for (int d = 0; d < rank; ++d) product *= shape[static_cast<std::size_t>(d)];
+  return rank == 0 && data == nullptr ? 0 : product;
+}
+
+bool Tensor::contiguous() const {
+  std::int64_t expected = 1;
+  for (int d = rank - 1; d >= 0; --d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+Tensor Tensor::operator[](std::int64_t i) const {
+  if (rank == 0 || i < 0 || i >= shape[0]) {
+    fail(Status::invalid_argument, "tensor {}: index {} is out of range", describe(), i);
+  }
+  Tensor result = *this;
+  result.data = static_cast<char*>(data) + i * strides[0] * bits(dtype) / 8;
+  result.rank = rank - 1;
+  for (std::size_t d = 0; d + 1 < max_rank; ++d) {
+    result.shape[d] = shape[d + 1];
+    result.strides[d] = strides[d + 1];
+  }
+  return result;
+}
+
+Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
+  if (rank == 0 || begin < 0 || end < begin || end > shape[0]) {
+    fail(Status::invalid_argument, "tensor {}: rows {} to {} are out of range", describe(), begin,
+         end);
+  }
+  Tensor result = *this;
+  result.data = static_cast<char*>(data) + begin * strides[0] * bits(dtype) / 8;
+  result.shape[0] = end - begin;
+  return result;
+}
+
+Tensor Tensor::transposed(int a, int b) const {
+  if (a < 0 || b < 0 || a >= rank || b >= rank) {
+    fail(Status::invalid_argument, "tensor {}: dimensions {} and {} are not both below its rank",
+         describe(), a, b);
+  }
+  Tensor result = *this;
+  std::swap(result.shape[static_cast<std::size_t>(a)], result.shape[static_cast<std::size_t>(b)]);
+  std::swap(result.strides[static_cast<std::size_t>(a)],
+            result.strides[static_cast<std::size_t>(b)]);
+  return result;
+}
+
+std::string Tensor::describe() const {
+  if (!*this) return "(none)";
+  return fmt::format("{} [{}]", to_string(dtype),
+                     fmt::join(shape.begin(), shape.begin() + rank, ", "));
+}
+
+Tensor view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+            Device device) {
+  if (shape.size() > static_cast<std::size_t>(max_rank)) {
+    fail(Status::invalid_argument, "view: rank {} is over {}", shape.size(), max_rank);
+  }
+  Tensor result;
+  result.data = const_cast<void*>(data);
+  result.dtype = dtype;
+  result.device = device;
+  result.rank = static_cast<int>(shape.size());
+  std::size_t d = 0;
+  for (const std::int64_t size : shape) {
+    if (size < 0) fail(Status::invalid_argument, "view: dimension {} is {}, below 0", d, size);
+    result.shape[d++] = size;
+  }
+  std::int64_t stride = 1;
+  for (; d-- > 0;) {
+    result.strides[d] = stride;
+    stride = checked_product("view: elements", stride, result.shape[d]);
+  }
+  bytes(dtype, stride);
+  return result;
+}
+
+void require(const Support& support, std::string_view what) {
+  if (!support) fail(Status::unsupported, "{}: {}", what, support.reason);
+}
+
+namespace {
+
+std::string list(std::initializer_list<DType> dtypes) {
+  std::string text;
+  for (const DType dtype : dtypes) {
+    text += (text.empty() ? "" : " | ") + std::string(to_string(dtype));
+  }
+  return text;
+}
+
+std::string list(std::initializer_list<std::int64_t> shape) {
+  std::string text;
+  for (const std::int64_t size : shape) {
+    text += (text.empty() ? "" : ", ") + (size == any_size ? "any" : std::to_string(size));
+  }
+  return text;
+}
+
+}  // namespace
+
+void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule& rule,
+                  Device device) {
+  const auto wrong = [&](std::string_view what) {
+    fail(Status::invalid_argument, "{} is {}: {}; legal is {} [{}]", name, tensor.describe(), what,
+         list(rule.dtypes), list(rule.shape));
+  };
+  if (!tensor) wrong("it is missing");
+  bool known = false;
+  for (const DType dtype : rule.dtypes) known |= dtype == tensor.dtype;
+  if (!known) wrong("wrong dtype");
+  if (tensor.rank != static_cast<int>(rule.shape.size())) wrong("wrong rank");
+  std::size_t d = 0;
+  for (const std::int64_t size : rule.shape) {
+    if (tensor.shape[d] < 0 || (size != any_size && tensor.shape[d] != size)) wrong("wrong shape");
+    ++d;
+  }
+  if (!(tensor.device == device)) wrong("it is on another device than the context");
+  if (tensor.elements() == 0) return;
+  if (tensor.data == nullptr) wrong("its data is null");
+  if (rule.dense && !tensor.contiguous()) wrong("it must be dense, row-major");
+  if (rule.rows_dense && d > 0 && tensor.shape[d - 1] > 1 && tensor.strides[d - 1] != 1) {
+    wrong("its last dimension must be dense (stride 1)");
+  }
+}
+
+bool check_given(std::string_view name, const Tensor& tensor, bool wanted, std::string_view why) {
+  if (wanted && !tensor) fail(Status::invalid_argument, "{} is missing: {} asks for it", name, why);
+  if (!wanted && tensor) {
+    fail(Status::invalid_argument, "{} is given ({}), but {} does not use it", name,
+         tensor.describe(), why);
+  }
+  return wanted;
+}
+
+void check_workspace(std::string_view what, Workspace workspace, std::size_t needed) {
+  if (needed == 0) return;
+  if (workspace.data == nullptr || workspace.bytes < needed) {
+    fail(Status::invalid_argument, "{}: workspace has {} bytes, {} are needed", what,
+         workspace.data == nullptr ? 0 : workspace.bytes, needed);
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0) {
+    fail(Status::invalid_argument, "{}: workspace is not 64-byte aligned", what);
+  }
+}
+
+std::int64_t checked_product(std::string_view what, std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    fail(Status::invalid_argument, "{}: {} * {} overflows 64 bits", what, a, b);
+  }
+  return product;
+}
+
+}  // namespace shunt

@@ -1,0 +1,119 @@
+#include "cpu/pool.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "core/check.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace shunt {
+
+void advise_huge_pages(void* data, std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  if (bytes >= (std::size_t{2} << 20)) madvise(data, bytes, MADV_HUGEPAGE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
+namespace cpu_engine {
+
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+// About 20 us of spinning: longer than the gaps between the stages of a layer, far shorter than a
+// time slice.
+Pool::Pool(int threads) : threads_(threads), spins_(threads <= available_cores() ? 2000 : 0) {
+  workers_.reserve(static_cast<std::size_t>(threads - 1));
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    stop();
+    fail(Status::out_of_memory, "threads: only {} of {} could be started: {}", workers_.size() + 1,
+         threads, error.what());
+  }
+}
+
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
+  stop_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old) const {
+  for (int i = 0; i < spins_; ++i) {
+    if (word.load(std::memory_order_acquire) != old) return;
+    relax();
+  }
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+void Pool::run_erased(Erased fn, void* object) {
+  if (threads_ == 1) {
+    fn(object, 0);
+    return;
+  }
+  fn_ = fn;
+  object_ = object;
+  running_.store(static_cast<std::uint32_t>(threads_ - 1), std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  fn(object, 0);
+  for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
+       left = running_.load(std::memory_order_acquire)) {
+    wait_change(running_, left);
+  }
+}
+
+void Pool::work(int thread) {
+  std::uint32_t seen = 0;
+  for (;;) {
+    wait_change(epoch_, seen);
+    ++seen;
+    if (stop_.load(std::memory_order_relaxed)) return;
+    fn_(object_, thread);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+  }
+}
+
+void Pool::barrier() {
+  if (threads_ == 1) return;
+  const std::uint32_t phase = phase_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+      static_cast<std::uint32_t>(threads_)) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.fetch_add(1, std::memory_order_release);
+    phase_.notify_all();
+  } else {
+    wait_change(phase_, phase);
+  }
+}
+
+}  // namespace cpu_engine
+}  // namespace shunt

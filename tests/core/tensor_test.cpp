@@ -1,0 +1,78 @@
+#include "shunt/tensor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "core/check.hpp"
+
+namespace shunt {
+namespace {
+
+TEST(Tensor, ViewsAreRowMajor) {
+  std::vector<float> data(24);
+  const Tensor tensor = view(data.data(), {2, 3, 4});
+  EXPECT_TRUE(tensor.contiguous());
+  EXPECT_EQ(tensor.elements(), 24);
+  EXPECT_EQ(tensor.bytes(), 96);
+  EXPECT_EQ(tensor[1].as<float>(), data.data() + 12);
+  EXPECT_EQ(tensor[1].rank, 2);
+  EXPECT_EQ(tensor[1].rows(1, 3).as<float>(), data.data() + 16);
+  const Tensor turned = tensor[0].transposed();
+  EXPECT_EQ(turned.shape[0], 4);
+  EXPECT_EQ(turned.strides[0], 1);
+  EXPECT_FALSE(turned.contiguous());
+  EXPECT_EQ(tensor.describe(), "f32 [2, 3, 4]");
+  EXPECT_EQ(Tensor{}.describe(), "(none)");
+  EXPECT_FALSE(Tensor{});
+  EXPECT_TRUE(view(data.data(), {0, 4}));
+}
+
+TEST(Tensor, SizesAreChecked) {
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(view(nullptr, DType::f32, {huge, 2}), Error);
+  EXPECT_THROW(view(nullptr, DType::f32, {huge / 2}), Error);
+  EXPECT_THROW(view(nullptr, DType::f32, {-1}), Error);
+  EXPECT_THROW(view(nullptr, DType::f32, {1, 1, 1, 1, 1}), Error);
+  const Tensor tensor = view(nullptr, DType::f32, {2, 2});
+  EXPECT_THROW(tensor[2], Error);
+  EXPECT_THROW(tensor.rows(1, 3), Error);
+  EXPECT_THROW(tensor.transposed(0, 2), Error);
+}
+
+TEST(Tensor, ChecksNameWhatIsWrong) {
+  std::vector<float> data(12);
+  const auto message = [](const Tensor& tensor, const TensorRule& rule) -> std::string {
+    try {
+      check_tensor("route: logits", tensor, rule, Device{});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const Tensor tensor = view(data.data(), {3, 4});
+  EXPECT_EQ(message(tensor, {.dtypes = float_dtypes, .shape = {any_size, 4}}), "");
+  EXPECT_EQ(message(tensor, {.dtypes = float_dtypes, .shape = {any_size, 5}}),
+            "route: logits is f32 [3, 4]: wrong shape; legal is f32 | bf16 | f16 [any, 5]");
+  EXPECT_EQ(message(tensor, {.dtypes = {DType::i32}, .shape = {3, 4}}),
+            "route: logits is f32 [3, 4]: wrong dtype; legal is i32 [3, 4]");
+  EXPECT_NE(message({}, {.dtypes = float_dtypes, .shape = {3}}).find("missing"), std::string::npos);
+  EXPECT_NE(message(tensor.transposed(), {.dtypes = float_dtypes, .shape = {4, 3}, .dense = true})
+                .find("dense"),
+            std::string::npos);
+  EXPECT_NE(
+      message(tensor.transposed(), {.dtypes = float_dtypes, .shape = {4, 3}, .rows_dense = true})
+          .find("last dimension"),
+      std::string::npos);
+  Tensor null = tensor;
+  null.data = nullptr;
+  EXPECT_NE(message(null, {.dtypes = float_dtypes, .shape = {3, 4}}).find("null"),
+            std::string::npos);
+  Tensor elsewhere = tensor;
+  elsewhere.device = {DeviceType::cuda, 0};
+  EXPECT_NE(message(elsewhere, {.dtypes = float_dtypes, .shape = {3, 4}}).find("device"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shunt
