@@ -15,10 +15,11 @@
 
 namespace shunt {
 
-// E experts, each down(act(gate x, up x)) with gate, up [I, H] and down [H, I].
+// The experts that a grouped GEMM computes, each down(act(gate x, up x)) with gate, up [I, H] and
+// down [H, I].
 struct ExpertSpec {
-  int experts = 0;
-  std::int64_t hidden = 0;        // H
+  int experts = 0;                // route.experts - zero_experts + route.shared.count
+  std::int64_t hidden = 0;        // H; the latent width where the layer has one
   std::int64_t intermediate = 0;  // I
   ActivationSpec activation{};
   bool gate_up_bias = false;
@@ -33,6 +34,7 @@ struct SharedExpertSpec {
   bool gate_up_bias = false;
   bool down_bias = false;
   bool sigmoid_gate = false;  // its output times sigmoid(g . x), Qwen2-MoE
+  float scale = 1;            // its output times this, Cohere's 'average'
   bool operator==(const SharedExpertSpec&) const = default;
 };
 
