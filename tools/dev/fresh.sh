@@ -37,6 +37,7 @@ read_sources
 [[ -n $mirror ]] || { echo "apt here knows no mirror of $release" >&2 && exit 1; }
 
 system=$(mktemp -d /var/tmp/shunt-fresh.XXXXXX)
+chmod 755 "$system"
 leave() {
   local code=$?
   trap - EXIT
