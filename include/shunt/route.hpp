@@ -48,6 +48,9 @@ enum class SharedWeight : std::int32_t {
   inverse_scale = 1,   // 1 / scale: where the caller scales the whole output by `scale`
   sum_over_scale = 2,  // (sum of the selected p) / scale, before renormalisation
   sigmoid_gate = 3,    // sigmoid(shared_logits[t, i]), Qwen2-MoE and Qwen3-Next
+  // The router has a row for each shared expert too (logits [T, E + count]); they are never
+  // selected but weighed like the others, p / (sum over selected and shared of p + eps): Inkling.
+  joint = 4,
 };
 
 struct Groups {
@@ -85,6 +88,10 @@ struct RouteSpec {
 
   bool operator==(const RouteSpec&) const = default;
   int slots() const { return top_k + shared.count; }  // ids a token gets
+  // C: columns of the logits, rows of the router
+  int columns() const {
+    return shared.weight == SharedWeight::joint ? experts + shared.count : experts;
+  }
 };
 
 // Compact JSON with every field, and its reverse. from_json refuses an unknown key, a missing
@@ -94,14 +101,14 @@ RouteSpec route_spec_from_json(const std::string& json);
 // The rule in words, one line.
 std::string describe(const RouteSpec& spec);
 
-// Logits, or hidden states and the router's weights. T = rows. All on the context's device.
+// Logits, or hidden states and the router's weights. T = rows, C = spec.columns(). All on the context's device.
 struct RouteInputs {
   Tensor logits{};  // [T, E] f32 | bf16 | f16; the last stride must be 1, rows may be strided
   Tensor hidden{};  // [T, H] f32 | bf16 | f16, likewise; never rounded
   Tensor router_weight{};     // [E, H] f32 | bf16 | f16, likewise
   Tensor router_bias{};       // [E] f32 | bf16 | f16; iff spec.router_bias
   Tensor selection_bias{};    // [E] f32 | bf16 | f16; iff spec.selection_bias
-  Tensor per_expert_scale{};  // [E] f32 | bf16 | f16; iff spec.per_expert_scale
+  Tensor per_expert_scale{};  // [C] f32 | bf16 | f16; iff spec.per_expert_scale
   Tensor token_ids{};         // [T] i32 | i64; iff spec.hashed
   Tensor hash_table{};        // [V, k] i32 | i64, values in [0, E); iff spec.hashed
   Tensor shared_logits{};     // [T, shared.count] f32; iff SharedWeight::sigmoid_gate
@@ -113,7 +120,7 @@ struct RouteOutputs {
   Tensor ids{};      // [T, S] i32, best first, then the shared slots
   Tensor weights{};  // [T, S] f32
   Tensor dense{};    // [T, E + shared.count] f32: weights at their experts, 0 elsewhere
-  Tensor logits{};   // [T, E] f32: logits with bias and soft cap, as selection saw them
+  Tensor logits{};   // [T, C] f32: logits with bias and soft cap, as selection saw them
 };
 
 // NaN and -inf in logits (or in q) count as -FLT_MAX and +inf as FLT_MAX, so that ids are always
