@@ -101,7 +101,8 @@ RouteSpec route_spec_from_json(const std::string& json);
 // The rule in words, one line.
 std::string describe(const RouteSpec& spec);
 
-// Logits, or hidden states and the router's weights. T = rows, C = spec.columns(). All on the context's device.
+// Logits, or hidden states and the router's weights. T = rows, C = spec.columns(). All on the
+// context's device.
 struct RouteInputs {
   Tensor logits{};  // [T, E] f32 | bf16 | f16; the last stride must be 1, rows may be strided
   Tensor hidden{};  // [T, H] f32 | bf16 | f16, likewise; never rounded
