@@ -1,9 +1,7 @@
 #include "cpu/pool.hpp"
 
-#include <sched.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <system_error>
 
 #include "core/check.hpp"
@@ -37,16 +35,16 @@ void relax() {
 
 }  // namespace
 
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 // About 20 us of spinning: longer than the gaps between the stages of a layer, far shorter than a
 // time slice.
-Pool::Pool(int threads) : threads_(threads), spins_(threads <= available_cores() ? 2000 : 0) {
+Pool::Pool(int threads, Isa isa)
+    : threads_(threads),
+      isa_(isa),
+      spins_(threads <= available_cores() ? 2000 : 0),
+      parts_(std::make_unique<Part[]>(static_cast<std::size_t>(threads))) {
+  if (!supported(isa)) {
+    fail(Status::unsupported, "this CPU does not run the instruction set {}", to_string(isa));
+  }
   workers_.reserve(static_cast<std::size_t>(threads - 1));
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -75,8 +73,9 @@ void Pool::wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old
 }
 
 void Pool::run_erased(Erased fn, void* object) {
+  Team team(*this, 0);
   if (threads_ == 1) {
-    fn(object, 0);
+    fn(object, team);
     return;
   }
   fn_ = fn;
@@ -84,7 +83,7 @@ void Pool::run_erased(Erased fn, void* object) {
   running_.store(static_cast<std::uint32_t>(threads_ - 1), std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
-  fn(object, 0);
+  fn(object, team);
   for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
        left = running_.load(std::memory_order_acquire)) {
     wait_change(running_, left);
@@ -92,13 +91,32 @@ void Pool::run_erased(Erased fn, void* object) {
 }
 
 void Pool::work(int thread) {
+  Team team(*this, thread);
   std::uint32_t seen = 0;
   for (;;) {
     wait_change(epoch_, seen);
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
-    fn_(object_, thread);
+    fn_(object_, team);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+  }
+}
+
+std::size_t Pool::take(std::uint32_t loop, std::size_t owner, std::size_t size) {
+  std::atomic<std::uint64_t>& taken = parts_[owner].taken;
+  std::uint64_t seen = taken.load(std::memory_order_relaxed);
+  for (;;) {
+    const auto age = static_cast<std::int32_t>(loop - static_cast<std::uint32_t>(seen >> 32));
+    // Somebody is in a later loop already: every task of this one is taken.
+    if (age < 0) return size;
+    const std::uint64_t at = age > 0 ? 0 : seen & 0xffffffffu;
+    const std::uint64_t start = std::uint64_t{loop} << 32;
+    if (at >= size) {
+      // Marked even if empty, lest a part fall behind by half of the counter's span.
+      if (age > 0) taken.compare_exchange_strong(seen, start, std::memory_order_relaxed);
+      return size;
+    }
+    if (taken.compare_exchange_weak(seen, start | (at + 1), std::memory_order_relaxed)) return at;
   }
 }
 

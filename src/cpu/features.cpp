@@ -1,0 +1,193 @@
+#include "cpu/features.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "core/check.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace shunt::cpu_engine {
+namespace {
+
+#if defined(__x86_64__)
+struct Leaf {
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+Leaf cpuid(std::uint32_t leaf, std::uint32_t subleaf = 0) {
+  Leaf r;
+  if (!__get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d)) return {};
+  return r;
+}
+bool bit(std::uint32_t word, int index) { return (word >> index) & 1U; }
+
+// Register state that the operating system saves (XCR0).
+std::uint64_t saved_state() {
+  std::uint32_t low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (std::uint64_t{high} << 32) | low;
+}
+
+std::string text(std::initializer_list<std::uint32_t> words) {
+  std::string s;
+  for (const std::uint32_t word : words) {
+    char bytes[4];
+    std::memcpy(bytes, &word, 4);
+    s.append(bytes, 4);
+  }
+  s.erase(std::find(s.begin(), s.end(), '\0'), s.end());
+  const auto first = s.find_first_not_of(' ');
+  if (first == std::string::npos) return {};
+  return s.substr(first, s.find_last_not_of(' ') - first + 1);
+}
+
+Features detect() {
+  Features f;
+  const Leaf id = cpuid(0);
+  f.vendor = text({id.b, id.d, id.c});
+  if (cpuid(0x80000000U).a >= 0x80000004U) {
+    const Leaf x = cpuid(0x80000002U), y = cpuid(0x80000003U), z = cpuid(0x80000004U);
+    f.brand = text({x.a, x.b, x.c, x.d, y.a, y.b, y.c, y.d, z.a, z.b, z.c, z.d});
+  }
+  const Leaf one = cpuid(1);
+  const std::uint32_t base_family = (one.a >> 8) & 15, base_model = (one.a >> 4) & 15;
+  f.family = static_cast<int>(base_family == 15 ? 15 + ((one.a >> 20) & 255) : base_family);
+  f.model = static_cast<int>(base_family == 6 || base_family == 15
+                                 ? base_model + (((one.a >> 16) & 15) << 4)
+                                 : base_model);
+  f.stepping = static_cast<int>(one.a & 15);
+
+  const std::uint64_t saved = bit(one.c, 27) ? saved_state() : 0;
+  const bool ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6;
+  const bool tiles = (saved & 0x60000) == 0x60000;
+  const Leaf seven = cpuid(7), seven_one = cpuid(7, 1);
+  f.avx2 = ymm && bit(seven.b, 5);
+  f.fma = ymm && bit(one.c, 12);
+  f.f16c = ymm && bit(one.c, 29);
+  f.avx_vnni = ymm && bit(seven_one.a, 4);
+  f.gfni = bit(seven.c, 8);
+  f.avx512f = zmm && bit(seven.b, 16);
+  f.avx512dq = zmm && bit(seven.b, 17);
+  f.avx512bw = zmm && bit(seven.b, 30);
+  f.avx512vl = zmm && bit(seven.b, 31);
+  f.avx512_vbmi = zmm && bit(seven.c, 1);
+  f.avx512_vbmi2 = zmm && bit(seven.c, 6);
+  f.avx512_vnni = zmm && bit(seven.c, 11);
+  f.avx512_fp16 = zmm && bit(seven.d, 23);
+  f.avx512_bf16 = zmm && bit(seven_one.a, 5);
+  f.amx_bf16 = tiles && bit(seven.d, 22);
+  f.amx_tile = tiles && bit(seven.d, 24);
+  f.amx_int8 = tiles && bit(seven.d, 25);
+
+  // AMD family 0x19 (Zen 4) and later: two multiplications where FMA has one, measured. Intel:
+  // family 6 model 207 measured at half of FMA's; its neighbours are taken to be alike.
+  f.fast_bf16_dot = f.avx512_bf16 && f.vendor == "AuthenticAMD" && f.family >= 0x19;
+  return f;
+}
+#else
+Features detect() { return {}; }
+#endif
+
+// cgroup v2, then v1; 0 when there is no quota.
+int quota_cpus() {
+  double quota = -1, period = 0;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
+    std::string word;
+    if (v2 >> word >> period && word != "max") quota = std::atof(word.c_str());
+  } else {
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  if (quota <= 0 || period <= 0) return 0;
+  return std::max(1, static_cast<int>(quota / period + 0.5));
+}
+
+}  // namespace
+
+const char* to_string(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
+  }
+  return "?";
+}
+
+std::vector<std::string> Features::flags() const {
+  std::vector<std::string> names;
+  const auto add = [&](bool set, const char* name) {
+    if (set) names.emplace_back(name);
+  };
+  add(avx2, "avx2"), add(fma, "fma"), add(f16c, "f16c"), add(avx512f, "avx512f");
+  add(avx512bw, "avx512bw"), add(avx512dq, "avx512dq"), add(avx512vl, "avx512vl");
+  add(avx512_vnni, "avx512_vnni"), add(avx512_bf16, "avx512_bf16");
+  add(avx512_fp16, "avx512_fp16"), add(avx512_vbmi, "avx512_vbmi");
+  add(avx512_vbmi2, "avx512_vbmi2"), add(avx_vnni, "avx_vnni"), add(gfni, "gfni");
+  add(amx_tile, "amx_tile"), add(amx_bf16, "amx_bf16"), add(amx_int8, "amx_int8");
+  return names;
+}
+
+const Features& features() {
+  static const Features found = detect();
+  return found;
+}
+
+bool supported(Isa isa) {
+  const Features& f = features();
+  const bool avx2 = f.avx2 && f.fma && f.f16c;
+  const bool avx512 = avx2 && f.avx512f && f.avx512bw && f.avx512dq && f.avx512vl;
+  switch (isa) {
+    case Isa::scalar:
+      return true;
+    case Isa::avx2:
+      return avx2;
+    case Isa::avx512:
+      return avx512;
+    case Isa::avx512_bf16:
+      return avx512 && f.avx512_bf16;
+  }
+  return false;
+}
+
+Isa best_isa() {
+  if (supported(Isa::avx512_bf16) && features().fast_bf16_dot) return Isa::avx512_bf16;
+  if (supported(Isa::avx512)) return Isa::avx512;
+  if (supported(Isa::avx2)) return Isa::avx2;
+  return Isa::scalar;
+}
+
+Isa selected_isa() {
+  const char* wanted = std::getenv("SHUNT_ISA");
+  if (wanted == nullptr || *wanted == '\0') return best_isa();
+  std::string have;
+  for (int i = 0; i < isa_count; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (!supported(isa)) continue;
+    if (std::strcmp(wanted, to_string(isa)) == 0) return isa;
+    have += (have.empty() ? "" : ", ") + std::string(to_string(isa));
+  }
+  fail(Status::unsupported, "SHUNT_ISA is '{}': this CPU runs {}", wanted, have);
+}
+
+int available_cores() {
+  int cpus = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+  if (const int quota = quota_cpus(); quota > 0) cpus = std::min(cpus, quota);
+  return std::max(cpus, 1);
+}
+
+}  // namespace shunt::cpu_engine

@@ -1,0 +1,48 @@
+// What this CPU can do, and which of our instruction sets to use on it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace shunt::cpu_engine {
+
+// The sets that kernels are compiled for. Each needs those before it.
+enum class Isa : int {
+  scalar = 0,       // the compiler's baseline
+  avx2 = 1,         // + FMA, F16C
+  avx512 = 2,       // F, BW, DQ, VL
+  avx512_bf16 = 3,  // + the bf16 dot product
+};
+inline constexpr int isa_count = 4;
+const char* to_string(Isa isa);
+
+struct Features {
+  std::string brand;   // "AMD EPYC 9654 96-Core Processor"
+  std::string vendor;  // "AuthenticAMD"
+  int family = 0, model = 0, stepping = 0;
+  // A flag is set when both the CPU and the operating system (saved registers) provide it.
+  bool avx2 = false, fma = false, f16c = false;
+  bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false;
+  bool avx512_vnni = false, avx512_bf16 = false, avx512_fp16 = false, avx512_vbmi = false,
+       avx512_vbmi2 = false;
+  bool avx_vnni = false, gfni = false, amx_tile = false, amx_bf16 = false, amx_int8 = false;
+  // vdpbf16ps multiplies more a second than FMA does. By family, not by the flag: Intel's
+  // implementations up to Emerald Rapids run it at a quarter of FMA's rate.
+  bool fast_bf16_dot = false;
+
+  std::vector<std::string> flags() const;  // the names of those that are set
+};
+
+const Features& features();
+
+bool supported(Isa isa);
+// The best set for this CPU, by features() alone.
+Isa best_isa();
+// best_isa(), or what the environment variable SHUNT_ISA names. Throws Error when that is no name
+// of a set, or a set that this CPU lacks.
+Isa selected_isa();
+
+// CPUs that this process may use: its affinity mask, bounded by its control group's quota.
+int available_cores();
+
+}  // namespace shunt::cpu_engine

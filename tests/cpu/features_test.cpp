@@ -1,0 +1,68 @@
+#include "cpu/features.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cpu/pool.hpp"
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+
+namespace shunt::cpu_engine {
+namespace {
+
+struct IsaVariable {
+  explicit IsaVariable(const char* value) { setenv("SHUNT_ISA", value, 1); }
+  ~IsaVariable() { unsetenv("SHUNT_ISA"); }
+};
+
+TEST(Features, EachSetNeedsThoseBeforeIt) {
+  EXPECT_TRUE(supported(Isa::scalar));
+  for (int i = 1; i < isa_count; ++i) {
+    if (supported(static_cast<Isa>(i))) {
+      EXPECT_TRUE(supported(static_cast<Isa>(i - 1)));
+    }
+  }
+  EXPECT_TRUE(supported(best_isa()));
+}
+
+TEST(Features, BestIsTheSameEveryTime) {
+  const Isa first = best_isa();
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(best_isa(), first);
+}
+
+TEST(Features, TheVariableNamesALesserSet) {
+  for (int i = 0; i < isa_count; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    const IsaVariable variable(to_string(isa));
+    if (supported(isa)) {
+      EXPECT_EQ(selected_isa(), isa);
+      EXPECT_EQ(cpu({.threads = 1}).pool().isa(), isa);
+    } else {
+      EXPECT_THROW(selected_isa(), Error);
+    }
+  }
+}
+
+TEST(Features, AnUnknownSetIsRefusedByName) {
+  const IsaVariable variable("sse9");
+  try {
+    selected_isa();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_NE(std::string(error.what()).find("sse9"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("scalar"), std::string::npos);
+  }
+}
+
+TEST(Features, AnEmptyVariableIsNone) {
+  const IsaVariable variable("");
+  EXPECT_EQ(selected_isa(), best_isa());
+}
+
+TEST(Features, AtLeastOneCore) { EXPECT_GE(available_cores(), 1); }
+
+}  // namespace
+}  // namespace shunt::cpu_engine
