@@ -8,9 +8,13 @@
 //           in it, keep the best `keep`; q of the others is -inf
 //   ids = the k best q, best first, ties to the lower id
 //   w = p[ids]                      unbiased, or score(l[ids]) when the score comes after the top-k
-//   w = w / (sum w + eps)           renormalise
+//   w = w / (sum w + eps)           renormalise; 0 where that divides by 0
 //   w = w * scale * per_expert_scale[ids]
 //   shared slots: ids E, E+1, .. appended to each row, with weights by SharedWeight
+//
+// Every score grows with l. Without a selection bias the order of q is therefore that of l, and
+// selection compares l itself: a p that has saturated or underflowed makes no ties. With the score
+// after the top-k, q = l + b_selection.
 //
 // Every published rule is a point of this space: docs/routing-rules.md lists them.
 #pragma once
@@ -31,8 +35,8 @@ enum class Score : std::int32_t {
   softmax = 1,        // over the E experts; over the k selected logits when after the top-k
   sigmoid = 2,        // 1 / (1 + exp(-l))
   sqrt_softplus = 3,  // sqrt(log(1 + exp(l))), DeepSeek-V4
-  // Phi-3.5-MoE (arXiv:2409.12136, eq. 3-6): k rounds; a round takes the best l not yet taken and
-  // weighs it by the softmax over the experts l_j not yet taken with
+  // Phi-3.5-MoE (arXiv:2409.12136): k rounds; a round takes the best l not yet taken, call it max,
+  // and weighs it by its softmax over the experts j not yet taken with
   // (max - l_j) / max(|l_j|, max) <= 2 jitter.
   sparsemixer = 4,
 };
@@ -46,10 +50,11 @@ enum class EpsilonRule : std::int32_t {
 enum class SharedWeight : std::int32_t {
   one = 0,
   inverse_scale = 1,   // 1 / scale: where the caller scales the whole output by `scale`
-  sum_over_scale = 2,  // (sum of the selected p) / scale, before renormalisation
+  sum_over_scale = 2,  // (sum of the selected p) / scale; renormalisation changes neither
   sigmoid_gate = 3,    // sigmoid(shared_logits[t, i]), Qwen2-MoE and Qwen3-Next
   // The router has a row for each shared expert too (logits [T, E + count]); they are never
   // selected but weighed like the others, p / (sum over selected and shared of p + eps): Inkling.
+  // Needs renormalize, and the score sigmoid or sqrt_softplus.
   joint = 4,
 };
 
@@ -102,32 +107,38 @@ RouteSpec route_spec_from_json(const std::string& json);
 std::string describe(const RouteSpec& spec);
 
 // Logits, or hidden states and the router's weights. T = rows, C = spec.columns(). All on the
-// context's device.
+// context's device. The last stride of a matrix must be 1, its rows may be strided.
 struct RouteInputs {
-  Tensor logits{};  // [T, E] f32 | bf16 | f16; the last stride must be 1, rows may be strided
-  Tensor hidden{};  // [T, H] f32 | bf16 | f16, likewise; never rounded
-  Tensor router_weight{};     // [E, H] f32 | bf16 | f16, likewise
-  Tensor router_bias{};       // [E] f32 | bf16 | f16; iff spec.router_bias
+  Tensor logits{};            // [T, C] f32 | bf16 | f16
+  Tensor hidden{};            // [T, H] f32 | bf16 | f16, never rounded
+  Tensor router_weight{};     // [C, H] f32 | bf16 | f16
+  Tensor router_bias{};       // [C] f32 | bf16 | f16; iff spec.router_bias
   Tensor selection_bias{};    // [E] f32 | bf16 | f16; iff spec.selection_bias
   Tensor per_expert_scale{};  // [C] f32 | bf16 | f16; iff spec.per_expert_scale
   Tensor token_ids{};         // [T] i32 | i64; iff spec.hashed
   Tensor hash_table{};        // [V, k] i32 | i64, values in [0, E); iff spec.hashed
   Tensor shared_logits{};     // [T, shared.count] f32; iff SharedWeight::sigmoid_gate
-  Tensor valid_tokens{};      // [1] i32, optional: rows at or past it get id -1 and weight 0
+  Tensor valid_tokens{};      // [1] i32, optional; below 0 it counts as 0, above T as T
 };
 
-// Any subset, at least one. S = spec.slots().
+// Any subset, at least one. S = spec.slots(). Rows may be strided. Rows at or past valid_tokens get
+// ids -1 and zeros.
 struct RouteOutputs {
-  Tensor ids{};      // [T, S] i32, best first, then the shared slots
+  Tensor ids{};      // [T, S] i32, best first (hashed: as the table has them), then shared slots
   Tensor weights{};  // [T, S] f32
   Tensor dense{};    // [T, E + shared.count] f32: weights at their experts, 0 elsewhere
   Tensor logits{};   // [T, C] f32: logits with bias and soft cap, as selection saw them
 };
 
 // NaN and -inf in logits (or in q) count as -FLT_MAX and +inf as FLT_MAX, so that ids are always
-// k different ones in [0, E) and weights are finite.
+// k different ones in [0, E) and weights are finite. (A hash table's ids are taken as they are: a
+// repeated one stays, and its weights add up in `dense`.)
+//
+// A logit's sum over H has a fixed order of its own, whatever T, the other rows and the number of
+// threads. From the same logits the same build gives the same bits on every instruction set.
 Support supports(const RouteSpec& spec, Device device);
-// Bytes of workspace for T tokens of width H (0: from logits).
+// Bytes of workspace for up to `tokens` tokens of width `hidden` (0: from logits). Throws Error for
+// a spec that supports() refuses.
 std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
                                   std::int64_t tokens, std::int64_t hidden);
 // Throws Error for a spec that supports() refuses, a missing, superfluous or misshapen tensor, a
