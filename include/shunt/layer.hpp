@@ -38,11 +38,31 @@ struct SharedExpertSpec {
   bool operator==(const SharedExpertSpec&) const = default;
 };
 
+// RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight * multiplier, in f32.
+struct NormSpec {
+  bool enabled = false;
+  float epsilon = 1e-6f;
+  bool weight = false;  // a weight [H]; else 1
+  float multiplier = 1;
+  bool operator==(const NormSpec&) const = default;
+};
+
+//   r = router_norm(x);  ids, w = route(r)
+//   u = input_norm(x);   u = latent_down u          where latent > 0
+//   y = sum over slots of w * expert(u)             zero-compute experts return x
+//   y = latent_up y                                 where latent > 0
+//   y = output_norm(y + shared.scale * sigmoid(g . x) * shared(x) + output_bias)
 struct LayerSpec {
+  std::int64_t hidden = 0;  // H of x and y; experts.hidden unless latent > 0
   RouteSpec route{};
-  ExpertSpec experts{};  // experts.experts + zero_experts = route.experts
-  SharedExpertSpec shared{};
-  int zero_experts = 0;  // the last ids stand for experts that return their input: LongCat
+  ExpertSpec experts{};
+  SharedExpertSpec shared{};  // of x, H wide
+  int zero_experts = 0;       // the last ids of route.experts return their input: LongCat
+  std::int64_t latent = 0;    // experts live in this width, between two projections: Nemotron-3
+  bool output_bias = false;   // [H], once a token: JetMoE
+  NormSpec router_norm{};     // Gemma 4
+  NormSpec input_norm{};      // of the routed experts' input: Gemma 4
+  NormSpec output_norm{};     // A.X K1
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -61,14 +81,20 @@ struct ExpertWeights {
 };
 
 struct LayerWeights {
-  Tensor router{};            // [E, H]
-  Tensor router_bias{};       // [E]
+  Tensor router{};            // [C, H], C = route.columns()
+  Tensor router_bias{};       // [C]
   Tensor selection_bias{};    // [E]
-  Tensor per_expert_scale{};  // [E]
+  Tensor per_expert_scale{};  // [C]
   Tensor hash_table{};        // [V, k]
   ExpertWeights experts;
   ExpertWeights shared;  // one 'expert', or none
   Tensor shared_gate{};  // [H] or [1, H]
+  Tensor latent_down{};  // [L, H]
+  Tensor latent_up{};    // [H, L]
+  Tensor output_bias{};  // [H]
+  Tensor router_norm{};  // [H]
+  Tensor input_norm{};   // [H]
+  Tensor output_norm{};  // [H]
 };
 
 struct LayerOptions {
