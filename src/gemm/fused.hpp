@@ -1,0 +1,38 @@
+// The two GEMMs of an expert as the layer calls them: gather and scale on the way in, activation on
+// the way out. Arguments are checked by the layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "shunt/activate.hpp"
+#include "shunt/gemm.hpp"
+
+namespace shunt {
+
+struct MlpInput {
+  Tensor rows{};                          // [T, K] f32 | bf16 | f16, rows may be strided
+  const std::int32_t* offsets = nullptr;  // [groups + 1]
+  // Row r reads rows[permutation[r] / slots]; null: rows[r].
+  const std::int32_t* permutation = nullptr;
+  int slots = 1;
+  const float* row_scale = nullptr;  // row r times row_scale[r], in f32 before rounding; may be null
+  const float* bias = nullptr;       // [groups, n] f32, gate's columns before up's; may be null
+};
+
+// out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x).
+void mlp_gate_up(const Context& context, const PreparedWeights& weights,
+                 const ActivationSpec& activation, const MlpInput& in, Tensor out,
+                 Workspace workspace);
+// out [R, n], f32 | bf16 | f16.
+void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
+              Tensor out, Workspace workspace);
+// Enough for either with up to `rows` rows.
+std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
+                                std::int64_t rows);
+// The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
+std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        int hit);
+
+}  // namespace shunt

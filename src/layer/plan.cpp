@@ -1,0 +1,113 @@
+#include "layer/plan.hpp"
+
+#include <cmath>
+
+namespace shunt {
+
+namespace {
+
+std::int64_t element(DType dtype) { return bits(dtype) / 8; }
+
+std::int64_t gate_up_columns(const ActivationSpec& activation, std::int64_t intermediate) {
+  return activation.gated ? 2 * intermediate : intermediate;
+}
+
+}  // namespace
+
+LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens,
+                   std::size_t stage_bytes, Workspace workspace) {
+  Carver carver = workspace.data == nullptr ? Carver() : Carver(workspace);
+  const std::int64_t pairs = tokens * spec.route.slots();
+  const std::int64_t width = element(options.dtype);
+  LayerScratch s;
+  s.ids = carver.take<std::int32_t>(pairs);
+  s.weights = carver.take<float>(pairs);
+  s.offsets = carver.take<std::int32_t>(spec.experts.experts + 1);
+  s.permutation = carver.take<std::int32_t>(pairs);
+  s.inverse = carver.take<std::int32_t>(pairs);
+  if (spec.route.weight_on_input) s.row_weights = carver.take<float>(pairs);
+  if (spec.router_norm.enabled) s.router_input = carver.take<float>(tokens * spec.hidden);
+  if (spec.input_norm.enabled) s.normed = carver.take<float>(tokens * spec.hidden);
+  if (spec.latent > 0) {
+    s.latent = carver.take<float>(tokens * spec.latent);
+    s.inner = carver.take<float>(tokens * spec.latent);
+  }
+  s.h = carver.take<char>(pairs * spec.experts.intermediate * width);
+  s.rows = carver.take<float>(pairs * spec.experts.hidden);
+  if (spec.shared.intermediate > 0) {
+    s.shared_h = carver.take<char>(tokens * spec.shared.intermediate * width);
+    s.shared = carver.take<float>(tokens * spec.hidden);
+    if (spec.shared.sigmoid_gate) s.shared_logits = carver.take<float>(tokens);
+  }
+  if (spec.output_bias || spec.output_norm.enabled || spec.latent > 0) {
+    s.wide = carver.take<float>(tokens * spec.hidden);
+  }
+  s.one_group = carver.take<std::int32_t>(2);
+  s.stage = carver.take_bytes(stage_bytes);
+  s.stage_bytes = stage_bytes;
+  s.total_bytes = carver.used();
+  return s;
+}
+
+OrderSpec order_spec(const LayerSpec& spec) {
+  return {.experts = spec.route.experts + spec.route.shared.count,
+          .slots = spec.route.slots(),
+          .local_experts = spec.experts.experts};
+}
+
+StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64_t tokens,
+                     DType hidden) {
+  return {held.router.bytes() + tokens * spec.hidden * element(hidden) +
+              tokens * spec.route.slots() * 8,
+          2 * tokens * spec.route.columns() * spec.hidden};
+}
+
+StageCost order_cost(const LayerSpec& spec, std::int64_t tokens) {
+  // ids read, permutation and inverse written
+  return {tokens * spec.route.slots() * 12 + spec.experts.experts * 4, 0};
+}
+
+StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, std::int64_t rows,
+                       int hit, DType hidden) {
+  const ExpertSpec& e = spec.experts;
+  const std::int64_t columns = gate_up_columns(e.activation, e.intermediate);
+  return {hit * columns * e.hidden * element(dtype) + tokens * e.hidden * element(hidden) +
+              rows * e.intermediate * element(dtype),
+          2 * rows * columns * e.hidden};
+}
+
+StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int hit) {
+  const ExpertSpec& e = spec.experts;
+  return {hit * e.intermediate * e.hidden * element(dtype) +
+              rows * (e.intermediate * element(dtype) + e.hidden * 4),
+          2 * rows * e.intermediate * e.hidden};
+}
+
+StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden) {
+  const std::int64_t matrices = gate_up_columns(spec.shared.activation, spec.shared.intermediate) +
+                                spec.shared.intermediate;
+  return {matrices * spec.hidden * element(dtype) +
+              tokens * spec.hidden * (element(hidden) + 4),
+          2 * tokens * matrices * spec.hidden};
+}
+
+StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens) {
+  return {spec.latent * spec.hidden * element(dtype) + tokens * (spec.latent + spec.hidden) * 4,
+          2 * tokens * spec.latent * spec.hidden};
+}
+
+StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows,
+                       DType output) {
+  const std::int64_t shared = spec.shared.intermediate > 0 ? tokens * spec.hidden * 4 : 0;
+  return {rows * spec.experts.hidden * 4 + shared + tokens * spec.hidden * element(output),
+          2 * rows * spec.experts.hidden};
+}
+
+double expected_hit(const LayerSpec& spec, std::int64_t tokens) {
+  const double experts = spec.route.experts;
+  const double missed = std::pow(1 - spec.route.top_k / experts, static_cast<double>(tokens));
+  return spec.route.shared.count * (tokens > 0 ? 1 : 0) +
+         (experts - spec.zero_experts) * (1 - missed);
+}
+
+}  // namespace shunt

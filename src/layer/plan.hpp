@@ -1,0 +1,64 @@
+// What a layer call needs and does: arrays in the workspace, and the cost of each stage. Pure
+// functions of the spec and sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/workspace.hpp"
+#include "shunt/layer.hpp"
+#include "shunt/order.hpp"
+
+namespace shunt {
+
+// Arrays of one call of T tokens, N = T * S pairs, in the workspace; absent ones are null.
+struct LayerScratch {
+  std::int32_t* ids = nullptr;          // [T, S]
+  float* weights = nullptr;             // [T, S]
+  std::int32_t* offsets = nullptr;      // [E + 1]
+  std::int32_t* permutation = nullptr;  // [N]
+  std::int32_t* inverse = nullptr;      // [T, S]
+  float* row_weights = nullptr;         // [N], weight on the input only
+  float* router_input = nullptr;        // [T, H], router norm only
+  float* normed = nullptr;              // [T, H], input norm only
+  float* latent = nullptr;              // [T, L], latent only
+  void* h = nullptr;                    // [N, I] of the layer's dtype
+  float* rows = nullptr;                // [N, experts.hidden]
+  float* inner = nullptr;               // [T, experts.hidden], latent only
+  void* shared_h = nullptr;             // [T, shared I] of the layer's dtype
+  float* shared = nullptr;              // [T, H], shared expert only
+  float* shared_logits = nullptr;       // [T], sigmoid gate only
+  float* wide = nullptr;                // [T, H]: output bias, norm or latent only
+  std::int32_t* one_group = nullptr;    // [2]: 0, T
+  void* stage = nullptr;                // what a stage asks for, one after the other
+  std::size_t stage_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+// With a null workspace: measures.
+LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens,
+                   std::size_t stage_bytes, Workspace workspace);
+
+// The order stage of a layer: computed experts only, zero-compute ids fall out of range.
+OrderSpec order_spec(const LayerSpec& spec);
+
+// Bytes that must cross memory and operations, a stage at a time. `hit`: experts with a token.
+struct StageCost {
+  std::int64_t bytes = 0;
+  std::int64_t flops = 0;
+};
+StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64_t tokens,
+                     DType hidden);
+StageCost order_cost(const LayerSpec& spec, std::int64_t tokens);
+StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, std::int64_t rows,
+                       int hit, DType hidden);
+StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int hit);
+StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden);
+StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens);
+StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows, DType output);
+
+// Experts that `tokens` tokens hit on average under uniform routing: E (1 - (1 - k/E)^T).
+double expected_hit(const LayerSpec& spec, std::int64_t tokens);
+
+}  // namespace shunt

@@ -1,0 +1,218 @@
+// LayerSpec: what is legal, its JSON, and its words.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+
+#include "core/check.hpp"
+#include "core/json.hpp"
+#include "shunt/layer.hpp"
+
+namespace shunt {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::int64_t max_width = std::int64_t{1} << 24;
+
+ordered_json expert_json(const ExpertSpec& spec) {
+  return {{"experts", spec.experts},
+          {"hidden", spec.hidden},
+          {"intermediate", spec.intermediate},
+          {"activation", ordered_json::parse(to_json(spec.activation))},
+          {"gate_up_bias", spec.gate_up_bias},
+          {"down_bias", spec.down_bias}};
+}
+
+ordered_json shared_json(const SharedExpertSpec& spec) {
+  return {{"intermediate", spec.intermediate},
+          {"activation", ordered_json::parse(to_json(spec.activation))},
+          {"gate_up_bias", spec.gate_up_bias},
+          {"down_bias", spec.down_bias},
+          {"sigmoid_gate", spec.sigmoid_gate},
+          {"scale", spec.scale}};
+}
+
+ordered_json norm_json(const NormSpec& spec) {
+  return {{"enabled", spec.enabled},
+          {"epsilon", spec.epsilon},
+          {"weight", spec.weight},
+          {"multiplier", spec.multiplier}};
+}
+
+ExpertSpec read_experts(const nlohmann::json& json) {
+  SpecReader reader("LayerSpec.experts", json);
+  ExpertSpec spec;
+  reader.read("experts", spec.experts, 1, 65536);
+  reader.read("hidden", spec.hidden, 1, max_width);
+  reader.read("intermediate", spec.intermediate, 1, max_width);
+  if (const auto* activation = reader.object("activation")) {
+    spec.activation = activation_spec_from_json(activation->dump());
+  }
+  reader.read("gate_up_bias", spec.gate_up_bias);
+  reader.read("down_bias", spec.down_bias);
+  reader.finish();
+  return spec;
+}
+
+SharedExpertSpec read_shared(const nlohmann::json& json) {
+  SpecReader reader("LayerSpec.shared", json);
+  SharedExpertSpec spec;
+  reader.read("intermediate", spec.intermediate, 0, max_width);
+  if (const auto* activation = reader.object("activation")) {
+    spec.activation = activation_spec_from_json(activation->dump());
+  }
+  reader.read("gate_up_bias", spec.gate_up_bias);
+  reader.read("down_bias", spec.down_bias);
+  reader.read("sigmoid_gate", spec.sigmoid_gate);
+  reader.read("scale", spec.scale);
+  reader.finish();
+  return spec;
+}
+
+NormSpec read_norm(const std::string& name, const nlohmann::json& json) {
+  SpecReader reader("LayerSpec." + name, json);
+  NormSpec spec;
+  reader.read("enabled", spec.enabled);
+  reader.read("epsilon", spec.epsilon);
+  reader.read("weight", spec.weight);
+  reader.read("multiplier", spec.multiplier);
+  reader.finish();
+  return spec;
+}
+
+Support check_norm(const char* name, const NormSpec& norm) {
+  if (!norm.enabled) return {};
+  if (!(norm.epsilon >= 0) || !std::isfinite(norm.epsilon)) {
+    return refuse("LayerSpec.{}.epsilon is {}: must be finite, 0 or above", name, norm.epsilon);
+  }
+  if (!std::isfinite(norm.multiplier)) {
+    return refuse("LayerSpec.{}.multiplier is {}: must be finite", name, norm.multiplier);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string to_json(const LayerSpec& spec) {
+  ordered_json json = {{"hidden", spec.hidden},
+                       {"route", ordered_json::parse(to_json(spec.route))},
+                       {"experts", expert_json(spec.experts)},
+                       {"shared", shared_json(spec.shared)},
+                       {"zero_experts", spec.zero_experts},
+                       {"latent", spec.latent},
+                       {"output_bias", spec.output_bias},
+                       {"router_norm", norm_json(spec.router_norm)},
+                       {"input_norm", norm_json(spec.input_norm)},
+                       {"output_norm", norm_json(spec.output_norm)}};
+  return json.dump();
+}
+
+LayerSpec layer_spec_from_json(const std::string& text) {
+  const nlohmann::json json = parse_json("LayerSpec", text);
+  SpecReader reader("LayerSpec", json);
+  LayerSpec spec;
+  for (const char* key : {"hidden", "route", "experts"}) reader.require(key);
+  reader.read("hidden", spec.hidden, 1, max_width);
+  spec.route = route_spec_from_json(reader.object("route")->dump());
+  spec.experts = read_experts(*reader.object("experts"));
+  if (const auto* shared = reader.object("shared")) spec.shared = read_shared(*shared);
+  reader.read("zero_experts", spec.zero_experts, 0, 4096);
+  reader.read("latent", spec.latent, 0, max_width);
+  reader.read("output_bias", spec.output_bias);
+  if (const auto* norm = reader.object("router_norm")) {
+    spec.router_norm = read_norm("router_norm", *norm);
+  }
+  if (const auto* norm = reader.object("input_norm")) {
+    spec.input_norm = read_norm("input_norm", *norm);
+  }
+  if (const auto* norm = reader.object("output_norm")) {
+    spec.output_norm = read_norm("output_norm", *norm);
+  }
+  reader.finish();
+  return spec;
+}
+
+std::string describe(const LayerSpec& spec) {
+  std::string text = describe(spec.route);
+  text += fmt::format("; experts {} x ({} -> {} -> {}), {}", spec.experts.experts,
+                      spec.experts.hidden, spec.experts.intermediate, spec.experts.hidden,
+                      describe(spec.experts.activation));
+  if (spec.experts.gate_up_bias || spec.experts.down_bias) text += ", with biases";
+  if (spec.shared.intermediate > 0) {
+    text += fmt::format("; shared expert {}", spec.shared.intermediate);
+    if (spec.shared.activation != spec.experts.activation) {
+      text += fmt::format(", {}", describe(spec.shared.activation));
+    }
+    if (spec.shared.sigmoid_gate) text += ", sigmoid-gated";
+    if (spec.shared.scale != 1) text += fmt::format(", times {:g}", spec.shared.scale);
+  }
+  if (spec.zero_experts > 0) text += fmt::format("; {} zero-compute experts", spec.zero_experts);
+  if (spec.latent > 0) text += fmt::format("; latent width {}", spec.latent);
+  if (spec.output_bias) text += "; output bias";
+  if (spec.router_norm.enabled) text += "; RMSNorm before the router";
+  if (spec.input_norm.enabled) text += "; RMSNorm before the experts";
+  if (spec.output_norm.enabled) text += "; RMSNorm of the output";
+  return text;
+}
+
+Support supports(const LayerSpec& spec, const LayerOptions& options, Device device) {
+  if (device.type != DeviceType::cpu) return refuse("the layer runs on the CPU engine only so far");
+  if (options.dtype != DType::f32 && options.dtype != DType::bf16 && options.dtype != DType::f16) {
+    return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
+  }
+  if (const Support route = supports(spec.route, device); !route) return route;
+  const auto width = [](const char* name, std::int64_t value, std::int64_t low) -> Support {
+    if (value >= low && value <= max_width) return {};
+    return refuse("LayerSpec.{} is {}: must be {} to {}", name, value, low, max_width);
+  };
+  const ExpertSpec& experts = spec.experts;
+  for (const Support& support :
+       {width("hidden", spec.hidden, 1), width("latent", spec.latent, 0),
+        width("experts.hidden", experts.hidden, 1),
+        width("experts.intermediate", experts.intermediate, 1),
+        width("shared.intermediate", spec.shared.intermediate, 0),
+        supports(experts.activation, device), supports(spec.shared.activation, device),
+        check_norm("router_norm", spec.router_norm), check_norm("input_norm", spec.input_norm),
+        check_norm("output_norm", spec.output_norm)}) {
+    if (!support) return support;
+  }
+  const std::int64_t inner = spec.latent > 0 ? spec.latent : spec.hidden;
+  if (experts.hidden != inner) {
+    return refuse("LayerSpec.experts.hidden is {}: must be {}, the {} width", experts.hidden, inner,
+                  spec.latent > 0 ? "latent" : "hidden");
+  }
+  if (spec.zero_experts < 0 || spec.zero_experts >= spec.route.experts) {
+    return refuse("LayerSpec.zero_experts is {}: must be 0 to {}, below route.experts",
+                  spec.zero_experts, spec.route.experts - 1);
+  }
+  if (spec.zero_experts > 0 && (spec.latent > 0 || spec.route.shared.count > 0 ||
+                                spec.input_norm.enabled || spec.route.weight_on_input)) {
+    return refuse(
+        "LayerSpec.zero_experts is {}: must be 0 with a latent width, shared slots, an input norm "
+        "or the weight on the input",
+        spec.zero_experts);
+  }
+  const int computed = spec.route.experts - spec.zero_experts + spec.route.shared.count;
+  if (experts.experts != computed) {
+    return refuse(
+        "LayerSpec.experts.experts is {}: must be {} = route.experts - zero_experts + "
+        "route.shared.count",
+        experts.experts, computed);
+  }
+  if (spec.route.shared.weight == SharedWeight::sigmoid_gate && spec.route.shared.count > 0) {
+    return refuse(
+        "LayerSpec.route.shared.weight is sigmoid_gate: in a layer that is "
+        "LayerSpec.shared.sigmoid_gate");
+  }
+  if (!spec.route.scale_in_weights) {
+    return refuse("LayerSpec.route.scale_in_weights is false: a layer applies the scale itself");
+  }
+  if (!std::isfinite(spec.shared.scale)) {
+    return refuse("LayerSpec.shared.scale is {}: must be finite", spec.shared.scale);
+  }
+  return {};
+}
+
+}  // namespace shunt
