@@ -17,8 +17,9 @@ struct MlpInput {
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;
-  const float* row_scale = nullptr;  // row r times row_scale[r], in f32 before rounding; may be null
-  const float* bias = nullptr;       // [groups, n] f32, gate's columns before up's; may be null
+  const float* row_scale =
+      nullptr;                  // row r times row_scale[r], in f32 before rounding; may be null
+  const float* bias = nullptr;  // [groups, n] f32, gate's columns before up's; may be null
 };
 
 // out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x).

@@ -148,13 +148,12 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->experts =
       PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts);
   if (spec.shared.intermediate > 0) {
-    impl_->shared =
-        PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
+    impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }
   if (spec.latent > 0) {
     const auto prepare_one = [&](const Tensor& matrix) {
-      impl_->latent_memory.push_back(context.allocate(shunt::prepared_bytes(
-          context, options.dtype, 1, matrix.shape[0], matrix.shape[1])));
+      impl_->latent_memory.push_back(context.allocate(
+          shunt::prepared_bytes(context, options.dtype, 1, matrix.shape[0], matrix.shape[1])));
       return prepare(context, options.dtype, {matrix}, impl_->latent_memory.back());
     };
     impl_->latent_down = prepare_one(weights.latent_down);
@@ -235,8 +234,8 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  {.dtypes = {DType::i32, DType::i64}, .shape = {tokens}, .dense = true}, device);
   }
   if (in.valid_tokens) {
-    check_tensor("forward: valid_tokens", in.valid_tokens,
-                 {.dtypes = {DType::i32}, .shape = {1}}, device);
+    check_tensor("forward: valid_tokens", in.valid_tokens, {.dtypes = {DType::i32}, .shape = {1}},
+                 device);
   }
   if (out.ids) {
     check_tensor("forward: ids", out.ids,
@@ -298,16 +297,17 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input);
           router_input = view(s.router_input, {tokens, spec.hidden});
         }
-        route(context, spec.route,
-              {.hidden = router_input,
-               .router_weight = w.router,
-               .router_bias = w.router_bias,
-               .selection_bias = w.selection_bias,
-               .per_expert_scale = w.per_expert_scale,
-               .token_ids = in.token_ids ? in.token_ids.rows(0, tokens) : Tensor{},
-               .hash_table = w.hash_table},
-              {.ids = i32_view(s.ids, {tokens, slots}), .weights = view(s.weights, {tokens, slots})},
-              stage);
+        route(
+            context, spec.route,
+            {.hidden = router_input,
+             .router_weight = w.router,
+             .router_bias = w.router_bias,
+             .selection_bias = w.selection_bias,
+             .per_expert_scale = w.per_expert_scale,
+             .token_ids = in.token_ids ? in.token_ids.rows(0, tokens) : Tensor{},
+             .hash_table = w.hash_table},
+            {.ids = i32_view(s.ids, {tokens, slots}), .weights = view(s.weights, {tokens, slots})},
+            stage);
       },
       [&] { return route_cost(spec, w, tokens, x.dtype); });
 
@@ -321,8 +321,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                              .permutation = i32_view(s.permutation, {pairs}),
                              .inverse = inverse};
         if (s.row_weights != nullptr) ordered.weights = view(s.row_weights, {pairs});
-        order(context, order_spec(spec), {.ids = ids, .weights = s.row_weights ? weights : Tensor{}},
-              ordered, stage);
+        order(context, order_spec(spec),
+              {.ids = ids, .weights = s.row_weights ? weights : Tensor{}}, ordered, stage);
       },
       [&] { return order_cost(spec, tokens); });
   const std::int64_t rows = s.offsets[spec.experts.experts];
@@ -335,7 +335,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   if (spec.input_norm.enabled) {
     clock(
         "norm", [&] { rms_norm(context, spec.input_norm, x, w.input_norm, s.normed); },
-        [&] { return StageCost{tokens * spec.hidden * 8, 0}; });
+        [&] {
+          return StageCost{tokens * spec.hidden * 8, 0};
+        });
     u = view(s.normed, {tokens, spec.hidden});
   }
   if (spec.latent > 0) {
@@ -379,16 +381,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "shared",
         [&] {
-          const Tensor shared_h = view(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
+          const Tensor shared_h =
+              view(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
           mlp_gate_up(context, shared.gate_up, spec.shared.activation,
-                      {.rows = x,
-                       .offsets = s.one_group,
-                       .bias = shared.gate_up_bias.as<float>()},
+                      {.rows = x, .offsets = s.one_group, .bias = shared.gate_up_bias.as<float>()},
                       shared_h, stage);
           mlp_gemm(context, shared.down,
-                   {.rows = shared_h,
-                    .offsets = s.one_group,
-                    .bias = shared.down_bias.as<float>()},
+                   {.rows = shared_h, .offsets = s.one_group, .bias = shared.down_bias.as<float>()},
                    shared_rows, stage);
           if (spec.shared.sigmoid_gate) gate_logits(context, x, w.shared_gate, s.shared_logits);
         },
@@ -482,18 +481,17 @@ std::string Layer::explain(std::int64_t tokens) const {
       "  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
       mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit)));
-  text += fmt::format("  down     f32 rows; {}\n",
-                      mlp_explain(impl_->context, impl_->experts.down, pairs,
-                                  static_cast<int>(hit)));
+  text += fmt::format("  down     f32 rows; {}\n", mlp_explain(impl_->context, impl_->experts.down,
+                                                               pairs, static_cast<int>(hit)));
   if (spec.shared.intermediate > 0) {
     text += fmt::format("  shared   {}\n",
                         mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1));
   }
   text += "  combine  per token, slots in order of selection, then the shared expert\n";
-  text += fmt::format("  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
-                      static_cast<double>(gate_up.bytes) / 1e6,
-                      static_cast<double>(gate_up.flops) / 1e9,
-                      static_cast<double>(workspace_bytes(tokens)) / 1e6);
+  text += fmt::format(
+      "  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
+      static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,
+      static_cast<double>(workspace_bytes(tokens)) / 1e6);
   return text;
 }
 

@@ -20,8 +20,7 @@ struct Row {
 };
 
 Row row_of(const Tensor& tensor, std::int64_t t) {
-  return {static_cast<const char*>(tensor.data) +
-              t * tensor.strides[0] * (bits(tensor.dtype) / 8),
+  return {static_cast<const char*>(tensor.data) + t * tensor.strides[0] * (bits(tensor.dtype) / 8),
           tensor.dtype};
 }
 
@@ -63,9 +62,8 @@ void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, fl
   context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const Row row = row_of(x, t);
-      logits[t] = lane_sum(x.shape[1], [&](std::int64_t i) {
-        return row[i] * load_f32(gate.data, gate.dtype, i);
-      });
+      logits[t] = lane_sum(
+          x.shape[1], [&](std::int64_t i) { return row[i] * load_f32(gate.data, gate.dtype, i); });
     }
   });
 }

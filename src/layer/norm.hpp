@@ -19,7 +19,8 @@ void scale_and_bias(const Context& context, float* data, std::int64_t rows, std:
                     float scale, const Tensor& bias);
 
 // A dense f32 array [T, W] into any float dtype, rows strided; plus `residual` where given.
-void store_rows(const Context& context, const float* from, const Tensor& residual, const Tensor& to);
+void store_rows(const Context& context, const float* from, const Tensor& residual,
+                const Tensor& to);
 
 // Rows [begin, end) of `to` become 0.
 void zero_rows(const Tensor& to, std::int64_t begin, std::int64_t end);

@@ -84,10 +84,9 @@ StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int h
 }
 
 StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden) {
-  const std::int64_t matrices = gate_up_columns(spec.shared.activation, spec.shared.intermediate) +
-                                spec.shared.intermediate;
-  return {matrices * spec.hidden * element(dtype) +
-              tokens * spec.hidden * (element(hidden) + 4),
+  const std::int64_t matrices =
+      gate_up_columns(spec.shared.activation, spec.shared.intermediate) + spec.shared.intermediate;
+  return {matrices * spec.hidden * element(dtype) + tokens * spec.hidden * (element(hidden) + 4),
           2 * tokens * matrices * spec.hidden};
 }
 

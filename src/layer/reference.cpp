@@ -12,7 +12,8 @@ namespace {
 using Vector = std::vector<double>;
 
 double at(const Tensor& tensor, std::int64_t i, std::int64_t j = 0) {
-  const std::int64_t offset = i * tensor.strides[0] + (tensor.rank == 2 ? j * tensor.strides[1] : 0);
+  const std::int64_t offset =
+      i * tensor.strides[0] + (tensor.rank == 2 ? j * tensor.strides[1] : 0);
   return static_cast<double>(load_f32(tensor.data, tensor.dtype, offset));
 }
 

@@ -58,8 +58,8 @@ void check_weights(const LayerSpec& spec, const LayerWeights& weights) {
                  {.dtypes = {DType::i32, DType::i64}, .shape = {any_size, route.top_k}}, Device{});
   }
   check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
-                spec.experts.intermediate, spec.experts.activation.gated,
-                spec.experts.gate_up_bias, spec.experts.down_bias);
+                spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
+                spec.experts.down_bias);
   const bool shared = spec.shared.intermediate > 0;
   check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
                 spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias);
