@@ -1,0 +1,124 @@
+// combine(): its spec, checks of everything it is given, then the engine.
+#include "shunt/combine.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "combine/engine.hpp"
+#include "core/check.hpp"
+#include "core/json.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr int max_slots = 128;
+constexpr std::int64_t max_id = std::numeric_limits<std::int32_t>::max();
+
+Support legal(const CombineSpec& spec) {
+  if (spec.slots < 1 || spec.slots > max_slots) {
+    return refuse("slots is {}: must be 1 to {}", spec.slots, max_slots);
+  }
+  if (spec.identity_from < -1) {
+    return refuse("identity_from is {}: must be an expert id, or -1 for none", spec.identity_from);
+  }
+  if (!std::isfinite(spec.shared_scale)) {
+    return refuse("shared_scale is {}: must be finite", spec.shared_scale);
+  }
+  return {};
+}
+
+}  // namespace
+
+Support supports(const CombineSpec& spec, Device device) {
+  if (Support support = legal(spec); !support) return support;
+  if (device.type != DeviceType::cpu) return refuse("combine has no CUDA engine yet");
+  return {};
+}
+
+std::string to_json(const CombineSpec& spec) {
+  return nlohmann::ordered_json{{"slots", spec.slots},
+                                {"weighted", spec.weighted},
+                                {"identity_from", spec.identity_from},
+                                {"shared_gate", spec.shared_gate},
+                                {"shared_scale", spec.shared_scale}}
+      .dump();
+}
+
+CombineSpec combine_spec_from_json(const std::string& json) {
+  const nlohmann::json parsed = parse_json("CombineSpec", json);
+  SpecReader reader("CombineSpec", parsed);
+  CombineSpec spec;
+  reader.require("slots");
+  reader.read("slots", spec.slots, 1, max_slots);
+  reader.read("weighted", spec.weighted);
+  reader.read("identity_from", spec.identity_from, -1, max_id);
+  reader.read("shared_gate", spec.shared_gate);
+  reader.read("shared_scale", spec.shared_scale);
+  reader.finish();
+  return spec;
+}
+
+void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out) {
+  const Device device = context.device();
+  require(supports(spec, device), "combine");
+  check_tensor("combine: out", out,
+               {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
+  const std::int64_t tokens = out.shape[0];
+  const std::int64_t width = out.shape[1];
+  if (tokens > 1 && out.strides[0] < width) {
+    fail(Status::invalid_argument, "combine: out has a row stride of {}: must be {} or more",
+         out.strides[0], width);
+  }
+  const auto per_token = [&](const char* name, const Tensor& tensor) {
+    check_tensor(name, tensor,
+                 {.dtypes = float_dtypes, .shape = {tokens, width}, .rows_dense = true}, device);
+  };
+  const auto per_pair = [&](const char* name, const Tensor& tensor, DType dtype) {
+    check_tensor(name, tensor, {.dtypes = {dtype}, .shape = {tokens, spec.slots}, .dense = true},
+                 device);
+  };
+
+  check_tensor("combine: rows", in.rows,
+               {.dtypes = float_dtypes, .shape = {any_size, width}, .rows_dense = true}, device);
+  per_pair("combine: inverse", in.inverse, i32);
+  const bool identity = spec.identity_from >= 0;
+  if (check_given("combine: weights", in.weights, spec.weighted || identity,
+                  "CombineSpec.weighted (or identity_from)")) {
+    per_pair("combine: weights", in.weights, f32);
+  }
+  if (check_given("combine: ids", in.ids, identity, "CombineSpec.identity_from")) {
+    per_pair("combine: ids", in.ids, i32);
+  }
+  if (check_given("combine: hidden", in.hidden, identity, "CombineSpec.identity_from")) {
+    per_token("combine: hidden", in.hidden);
+  }
+  if (check_given("combine: shared_gate", in.shared_gate, spec.shared_gate,
+                  "CombineSpec.shared_gate")) {
+    check_tensor("combine: shared_gate", in.shared_gate,
+                 {.dtypes = {f32}, .shape = {tokens}, .dense = true}, device);
+  }
+  if (in.shared) {
+    per_token("combine: shared", in.shared);
+  } else if (spec.shared_gate || spec.shared_scale != 1) {
+    fail(Status::invalid_argument, "combine: shared is missing: CombineSpec.{} asks for it",
+         spec.shared_gate ? "shared_gate" : "shared_scale");
+  }
+  if (in.residual) per_token("combine: residual", in.residual);
+  if (in.valid_tokens) {
+    check_tensor("combine: valid_tokens", in.valid_tokens, {.dtypes = {i32}, .shape = {1}}, device);
+  }
+
+  // Nothing is read through an index that was not checked.
+  const std::int32_t* inverse = in.inverse.as<std::int32_t>();
+  const std::int64_t rows = in.rows.shape[0];
+  for (std::int64_t pair = 0; pair < tokens * spec.slots; ++pair) {
+    if (inverse[pair] >= rows || inverse[pair] < -1) {
+      fail(Status::invalid_argument, "combine: inverse[{}, {}] is {}: must be -1 to {}",
+           pair / spec.slots, pair % spec.slots, inverse[pair], rows - 1);
+    }
+  }
+  combine_cpu(context, spec, in, out);
+}
+
+}  // namespace shunt

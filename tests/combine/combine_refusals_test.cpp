@@ -1,0 +1,122 @@
+// What combine() refuses, and that it says why.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "combine/combine_case.hpp"
+
+namespace shunt::test {
+namespace {
+
+std::string message(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  return "not refused";
+}
+
+void expect(const std::string& what, const std::string& words) {
+  EXPECT_NE(what.find(words), std::string::npos) << "no '" << words << "' in: " << what;
+}
+
+TEST(CombineSpecs, SupportsSaysWhyNot) {
+  const Device device{};
+  EXPECT_TRUE(supports(CombineSpec{.slots = 1}, device));
+  EXPECT_EQ(supports(CombineSpec{}, device).reason, "slots is 0: must be 1 to 128");
+  EXPECT_EQ(supports(CombineSpec{.slots = 129}, device).reason, "slots is 129: must be 1 to 128");
+  EXPECT_EQ(supports(CombineSpec{.slots = 1, .identity_from = -2}, device).reason,
+            "identity_from is -2: must be an expert id, or -1 for none");
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(supports(CombineSpec{.slots = 1, .shared_scale = infinity}, device).reason,
+            "shared_scale is inf: must be finite");
+  EXPECT_FALSE(supports(CombineSpec{.slots = 1}, Device{DeviceType::cuda, 0}));
+}
+
+TEST(CombineSpecs, Json) {
+  const CombineSpec spec{.slots = 12,
+                         .weighted = false,
+                         .identity_from = 512,
+                         .shared_gate = true,
+                         .shared_scale = 0.1F};
+  EXPECT_EQ(combine_spec_from_json(to_json(spec)), spec);
+  EXPECT_EQ(combine_spec_from_json(R"({"slots": 2})"), CombineSpec{.slots = 2});
+  const auto bad = [](const std::string& json, const std::string& words) {
+    expect(message([&] { combine_spec_from_json(json); }), words);
+  };
+  bad("{}", "CombineSpec.slots is missing");
+  bad(R"({"slots": 0})", "CombineSpec.slots is 0: must be an integer from 1 to 128");
+  bad(R"({"slots": 2, "weigthed": true})", "CombineSpec.weigthed is unknown");
+  bad(R"({"slots": 2, "weighted": "yes"})", "CombineSpec.weighted is \"yes\"");
+  bad(R"({"slots": 2, "shared_scale": 1e99})", "CombineSpec.shared_scale is");
+  bad(R"({"slots": 2, "identity_from": 3000000000})", "CombineSpec.identity_from is 3000000000");
+}
+
+TEST(Combine, RefusesBadArguments) {
+  const CombineShape shape{
+      .tokens = 3, .width = 4, .experts = 4, .slots = 2, .shared = true, .residual = true};
+  // `change` makes a legal call illegal.
+  const auto refused = [&](const std::string& words,
+                           const std::function<void(CombineCase&, CombineInputs&, Tensor&)>& change,
+                           CombineSpec spec = {}) {
+    CombineCase c = make_case(spec, shape);
+    Matrix out(f32, 3, 4);
+    CombineInputs in = c.inputs();
+    Tensor y = out.tensor();
+    change(c, in, y);
+    expect(message([&] { combine(cpu({.threads = 1}), c.spec, in, y); }), words);
+  };
+  const auto nothing = [](CombineCase&, CombineInputs&, Tensor&) {};
+  refused("not refused", nothing);
+  refused("not refused", nothing, {.identity_from = 4, .shared_gate = true});
+  std::vector<float> floats(64);
+  std::vector<std::int32_t> ints(64);
+
+  refused("combine: slots is 0", [](auto& c, auto&, auto&) { c.spec.slots = 0; });
+  refused("combine: out is (none)", [](auto&, auto&, auto& y) { y = {}; });
+  refused("combine: out is i32 [3, 4]", [](auto&, auto&, auto& y) { y.dtype = i32; });
+  refused("combine: out has a row stride of 3", [](auto&, auto&, auto& y) { y.strides[0] = 3; });
+  refused("combine: rows is (none)", [](auto&, auto& in, auto&) { in.rows = {}; });
+  refused("combine: rows is f32 [6, 3]", [&](auto&, auto& in, auto&) {
+    in.rows = view(floats.data(), {6, 3});
+  });
+  refused("combine: rows", [](auto&, auto& in, auto&) { in.rows.strides[1] = 2; });
+  refused("combine: inverse is i32 [3, 3]", [&](auto&, auto& in, auto&) {
+    in.inverse = view(ints.data(), {3, 3});
+  });
+  refused("combine: inverse[1, 0] is 6: must be -1 to 5",
+          [](auto& c, auto&, auto&) { c.inverse[2] = 6; });
+  refused("combine: inverse[2, 1] is -2", [](auto& c, auto&, auto&) { c.inverse[5] = -2; });
+  refused("combine: weights is missing", [](auto&, auto& in, auto&) { in.weights = {}; });
+  refused("combine: weights is given", [](auto& c, auto&, auto&) { c.spec.weighted = false; });
+  refused("combine: ids is missing", [](auto& c, auto&, auto&) { c.spec.identity_from = 4; });
+  refused("combine: ids is given", [&](auto&, auto& in, auto&) {
+    in.ids = view(ints.data(), {3, 2});
+  });
+  refused("combine: hidden is given",
+          [](auto& c, auto& in, auto&) { in.hidden = c.hidden.tensor(); });
+  refused("combine: hidden is missing", [](auto&, auto& in, auto&) { in.hidden = {}; },
+          {.identity_from = 4});
+  refused("combine: shared is f32 [2, 4]",
+          [](auto&, auto& in, auto&) { in.shared = in.shared.rows(0, 2); });
+  refused("combine: shared_gate is missing", [](auto&, auto& in, auto&) { in.shared_gate = {}; },
+          {.shared_gate = true});
+  refused("combine: shared_gate is given",
+          [&](auto&, auto& in, auto&) { in.shared_gate = view(floats.data(), {3}); });
+  refused("combine: shared is missing: CombineSpec.shared_gate",
+          [](auto&, auto& in, auto&) { in.shared = {}; }, {.shared_gate = true});
+  refused("combine: shared is missing: CombineSpec.shared_scale",
+          [](auto&, auto& in, auto&) { in.shared = {}; }, {.shared_scale = 2});
+  refused("combine: residual is f32 [3, 3]", [&](auto&, auto& in, auto&) {
+    in.residual = view(floats.data(), {3, 3});
+  });
+  refused("combine: valid_tokens is f32 [1]",
+          [&](auto&, auto& in, auto&) { in.valid_tokens = view(floats.data(), {1}); });
+  refused("another device", [](auto&, auto& in, auto&) { in.rows.device = {DeviceType::cuda, 1}; });
+}
+
+}  // namespace
+}  // namespace shunt::test
