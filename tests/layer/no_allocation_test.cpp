@@ -1,0 +1,49 @@
+// The hot path does not allocate: operator new is counted while a layer runs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "layer/random_layer.hpp"
+
+namespace {
+std::atomic<long> allocations{0};
+
+void* counted(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) { return counted(bytes); }
+void* operator new[](std::size_t bytes) { return counted(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace shunt {
+namespace {
+
+TEST(Layer, ForwardDoesNotAllocate) {
+  const Context context = cpu({.threads = 3});
+  for (const auto& named : testing::layer_specs()) {
+    testing::RandomLayer random(named.spec, 5);
+    const Layer layer(random.spec, random.weights, context);
+    for (const std::int64_t tokens : {1, 19, 150}) {
+      LayerInputs in{.hidden = random.hidden_states(tokens)};
+      if (named.spec.route.hashed) in.token_ids = random.token_ids(tokens);
+      std::vector<float> output(static_cast<std::size_t>(tokens * named.spec.hidden));
+      const Tensor y = view(output.data(), {tokens, named.spec.hidden});
+      const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+      const long before = allocations;
+      layer.forward(in, {.output = y}, workspace);
+      EXPECT_EQ(allocations - before, 0) << named.name << ", " << tokens << " tokens";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shunt

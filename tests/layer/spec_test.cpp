@@ -1,0 +1,137 @@
+// What LayerSpec allows, how it reads, and what a Layer refuses.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "layer/random_layer.hpp"
+#include "shunt/layer.hpp"
+
+namespace shunt {
+namespace {
+
+using testing::layer_specs;
+using testing::RandomLayer;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LayerSpec, JsonRoundTrips) {
+  for (const auto& named : layer_specs()) {
+    EXPECT_EQ(layer_spec_from_json(to_json(named.spec)), named.spec) << named.name;
+    EXPECT_FALSE(describe(named.spec).empty());
+  }
+}
+
+TEST(LayerSpec, JsonIsReadStrictly) {
+  const std::string good = to_json(layer_specs()[0].spec);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return error_of([&] { layer_spec_from_json(text); });
+  };
+  EXPECT_EQ(with("\"zero_experts\"", "\"zero_expert\""),
+            "LayerSpec.zero_expert is unknown; known are experts, hidden, input_norm, latent, "
+            "output_bias, output_norm, route, router_norm, shared, zero_experts");
+  EXPECT_NE(with("\"hidden\":48", "\"hidden\":-48").find("LayerSpec.hidden is -48"),
+            std::string::npos);
+  EXPECT_NE(with("\"hidden\":48", "\"hidden\":\"48\"").find("\"48\""), std::string::npos);
+  EXPECT_NE(error_of([] { layer_spec_from_json("{}"); }).find("LayerSpec.hidden is missing"),
+            std::string::npos);
+}
+
+TEST(LayerSpec, RefusesWhatDoesNotFitTogether) {
+  const auto reason = [](const std::function<void(LayerSpec&)>& change, LayerOptions options = {},
+                         Device device = {}) {
+    LayerSpec spec = layer_specs()[0].spec;
+    change(spec);
+    const Support support = supports(spec, options, device);
+    EXPECT_FALSE(support.supported);
+    return support.reason;
+  };
+  EXPECT_EQ(reason([](LayerSpec& s) { s.hidden = 0; }),
+            "LayerSpec.hidden is 0: must be 1 to 16777216");
+  EXPECT_NE(reason([](LayerSpec& s) { s.experts.experts = 9; }).find("experts.experts is 9"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) { s.latent = 3; }).find("must be 3"), std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) { s.zero_experts = 8; }).find("zero_experts is 8"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) { s.route.top_k = 9; }).find("top_k"), std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) { s.experts.activation.limit = -1; }).find("limit"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) {
+              s.output_norm = {.enabled = true, .epsilon = -1};
+            }).find("output_norm.epsilon"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec& s) { s.route.scale_in_weights = false; }).find("scale"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec&) {}, {.dtype = DType::i32}).find("dtype is i32"),
+            std::string::npos);
+  EXPECT_NE(reason([](LayerSpec&) {}, {}, {DeviceType::cuda, 0}).find("CPU"), std::string::npos);
+}
+
+TEST(Layer, RefusesWeightsThatDoNotFit) {
+  const Context context = cpu({.threads = 1});
+  RandomLayer random(layer_specs()[1].spec, 3);
+  const auto message = [&](const std::function<void(LayerWeights&)>& change) {
+    LayerWeights weights = random.weights;
+    change(weights);
+    return error_of([&] { Layer(random.spec, weights, context); });
+  };
+  EXPECT_EQ(message([](LayerWeights&) {}), "");
+  EXPECT_EQ(message([](LayerWeights& w) { w.router = w.router.transposed(); }),
+            "layer: weights.router is bf16 [64, 13]: wrong shape; legal is f32 | bf16 | f16 "
+            "[13, 64]");
+  EXPECT_NE(message([](LayerWeights& w) { w.experts.up.pop_back(); }).find("experts.up has 12"),
+            std::string::npos);
+  EXPECT_NE(message([](LayerWeights& w) {
+              w.experts.down[3].dtype = DType::i32;
+            }).find("experts.down[3]"),
+            std::string::npos);
+  EXPECT_NE(message([](LayerWeights& w) { w.shared_gate = {}; }).find("shared_gate is missing"),
+            std::string::npos);
+  EXPECT_NE(
+      message([](LayerWeights& w) { w.output_bias = w.router[0]; }).find("output_bias is given"),
+      std::string::npos);
+  EXPECT_NE(message([](LayerWeights& w) { w.experts.gate[0].data = nullptr; }).find("null"),
+            std::string::npos);
+}
+
+TEST(Layer, RefusesCallsThatDoNotFit) {
+  const Context context = cpu({.threads = 1});
+  RandomLayer random(layer_specs()[0].spec, 4);
+  const Layer layer(random.spec, random.weights, context);
+  const Buffer workspace = context.allocate(layer.workspace_bytes(4));
+  const Tensor x = random.hidden_states(4);
+  std::vector<float> output(4 * 48);
+  const Tensor y = view(output.data(), {4, 48});
+  const auto message = [&](LayerInputs in, LayerOutputs out, Workspace space) {
+    return error_of([&] { layer.forward(in, out, space); });
+  };
+  EXPECT_EQ(message({.hidden = x}, {.output = y}, workspace), "");
+  EXPECT_NE(message({}, {.output = y}, workspace).find("hidden"), std::string::npos);
+  EXPECT_NE(message({.hidden = x}, {}, workspace).find("output"), std::string::npos);
+  EXPECT_NE(message({.hidden = x}, {.output = y.rows(0, 3)}, workspace).find("[4, 48]"),
+            std::string::npos);
+  EXPECT_NE(message({.hidden = x}, {.output = y}, {}).find("workspace has 0 bytes"),
+            std::string::npos);
+  EXPECT_NE(message({.hidden = x, .token_ids = random.token_ids(4)}, {.output = y}, workspace)
+                .find("token_ids is given"),
+            std::string::npos);
+  EXPECT_NE(message({.hidden = x.transposed()}, {.output = y}, workspace).find("wrong shape"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { layer.workspace_bytes(-1); }).find("max_tokens is -1"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shunt
