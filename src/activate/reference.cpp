@@ -16,9 +16,9 @@ double act(const ActivationSpec& spec, double x) {
     case Activation::silu: return x / (1 + std::exp(-static_cast<double>(spec.alpha) * x));
     // Hendrycks and Gimpel, arXiv:1606.08415
     case Activation::gelu: return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
+    // (1 + tanh z) / 2 = 1 / (1 + e^(-2z)), without the cancellation.
     case Activation::gelu_tanh:
-      return 0.5 * x *
-             (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+      return x / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
   }
   return std::nan("");
 }

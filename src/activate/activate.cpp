@@ -1,0 +1,108 @@
+#include "shunt/activate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "activate/cpu_engine.hpp"
+#include "core/check.hpp"
+#include "cpu/pool.hpp"
+
+namespace shunt {
+namespace cpu_engine {
+
+const ActivateKernels& activate_kernels([[maybe_unused]] Isa isa) {
+#if SHUNT_X86
+  switch (isa) {
+    case Isa::avx512_bf16:
+    case Isa::avx512:
+      return avx512::activate_kernels;
+    case Isa::avx2:
+      return avx2::activate_kernels;
+    case Isa::scalar:
+      break;
+  }
+#endif
+  return scalar::activate_kernels;
+}
+
+ActivationRule activation_rule(const ActivationSpec& spec) {
+  return {.kind = static_cast<ActivationRule::Kind>(spec.kind),
+          .gated = spec.gated,
+          .limit_output = spec.limit_on == LimitOn::output,
+          .alpha = spec.alpha,
+          .limit = spec.limit > 0 ? spec.limit : std::numeric_limits<float>::infinity(),
+          .up_offset = spec.up_offset};
+}
+
+}  // namespace cpu_engine
+
+Support supports(const ActivationSpec& spec, Device device) {
+  const auto kind = static_cast<std::int32_t>(spec.kind);
+  if (kind < 0 || kind > static_cast<std::int32_t>(Activation::gelu_tanh)) {
+    return refuse("activation: kind is {}: must be 0 (identity) to 5 (gelu_tanh)", kind);
+  }
+  if (spec.limit_on != LimitOn::input && spec.limit_on != LimitOn::output) {
+    return refuse("activation: limit_on is {}: must be 0 (input) or 1 (output)",
+                  static_cast<std::int32_t>(spec.limit_on));
+  }
+  if (!std::isfinite(spec.alpha) || spec.alpha <= 0) {
+    return refuse("activation: alpha is {}: must be finite and > 0", spec.alpha);
+  }
+  if (spec.alpha != 1 && spec.kind != Activation::silu) {
+    return refuse("activation: alpha is {}: only silu has one", spec.alpha);
+  }
+  if (!std::isfinite(spec.limit) || spec.limit < 0) {
+    return refuse("activation: limit is {}: must be 0 (none) or finite and > 0", spec.limit);
+  }
+  if (!std::isfinite(spec.up_offset)) {
+    return refuse("activation: up_offset is {}: must be finite", spec.up_offset);
+  }
+  if (spec.up_offset != 0 && !spec.gated) {
+    return refuse("activation: up_offset is {}: only a gated form has one", spec.up_offset);
+  }
+  if (device.type != DeviceType::cpu) {
+    return refuse("activation: no engine for this device yet; the CPU engine computes it");
+  }
+  return {};
+}
+
+void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
+              Tensor out, Tensor rows) {
+  require(supports(spec, context.device()), "activate");
+  const Device device = context.device();
+  check_tensor("activate: up", up,
+               {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
+  const std::int64_t width = up.shape[1];
+  std::int64_t count = up.shape[0];
+  const TensorRule same{.dtypes = float_dtypes, .shape = {count, width}, .rows_dense = true};
+  if (check_given("activate: gate", gate, spec.gated, "the spec's gated")) {
+    check_tensor("activate: gate", gate, same, device);
+  }
+  check_tensor("activate: out", out, same, device);
+  if (rows) {
+    check_tensor("activate: rows", rows, {.dtypes = {DType::i32}, .shape = {1}}, device);
+    count = std::clamp<std::int64_t>(*rows.as<std::int32_t>(), 0, count);
+  }
+
+  using cpu_engine::Form;
+  const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
+  cpu_engine::Pool& pool = context.pool();
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(pool.isa());
+  const auto row = [](const Tensor& t, std::int64_t r) {
+    return t.as<char>() + bytes(t.dtype, r * t.strides[0]);
+  };
+  const auto form = [](const Tensor& t) { return static_cast<Form>(t.dtype); };
+  // A part worth starting a thread for: some ten microseconds.
+  const std::int64_t grain = std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width));
+  pool.split(count, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      kernels.row(rule, spec.gated ? row(gate, r) : nullptr, form(gate), row(up, r), form(up),
+                  row(out, r), form(out), static_cast<std::size_t>(width));
+    }
+  });
+}
+
+}  // namespace shunt

@@ -1,0 +1,75 @@
+// ActivationSpec: JSON, and in words.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/json.hpp"
+#include "shunt/activate.hpp"
+
+namespace shunt {
+namespace {
+
+const std::vector<std::string_view> kinds = {"identity", "relu", "relu2",
+                                             "silu",     "gelu", "gelu_tanh"};
+const std::vector<std::string_view> sides = {"input", "output"};
+
+std::string_view name(const std::vector<std::string_view>& names, int index) {
+  return index >= 0 && index < static_cast<int>(names.size())
+             ? names[static_cast<std::size_t>(index)]
+             : "?";
+}
+
+}  // namespace
+
+std::string to_json(const ActivationSpec& spec) {
+  return nlohmann::ordered_json{{"kind", name(kinds, static_cast<int>(spec.kind))},
+                                {"gated", spec.gated},
+                                {"alpha", spec.alpha},
+                                {"limit", spec.limit},
+                                {"limit_on", name(sides, static_cast<int>(spec.limit_on))},
+                                {"up_offset", spec.up_offset}}
+      .dump();
+}
+
+ActivationSpec activation_spec_from_json(const std::string& text) {
+  const nlohmann::json json = parse_json("ActivationSpec", text);
+  SpecReader reader("ActivationSpec", json);
+  ActivationSpec spec;
+  reader.read("kind", spec.kind, kinds);
+  reader.read("gated", spec.gated);
+  reader.read("alpha", spec.alpha);
+  reader.read("limit", spec.limit);
+  reader.read("limit_on", spec.limit_on, sides);
+  reader.read("up_offset", spec.up_offset);
+  reader.finish();
+  if (const Support support = supports(spec, Device{}); !support) {
+    fail(Status::invalid_argument, "ActivationSpec: {}", support.reason);
+  }
+  return spec;
+}
+
+std::string describe(const ActivationSpec& spec) {
+  static const std::vector<std::string_view> gated = {
+      "GLU without activation", "ReGLU", "ReLU^2 GLU", "SwiGLU", "GeGLU (erf)", "GeGLU (tanh)"};
+  static const std::vector<std::string_view> plain = {"identity", "ReLU",       "ReLU^2",
+                                                      "SiLU",     "GELU (erf)", "GELU (tanh)"};
+  std::string text;
+  if (spec.limit > 0) text += "clamped ";
+  text += name(spec.gated ? gated : plain, static_cast<int>(spec.kind));
+  std::string details;
+  const auto add = [&](const std::string& detail) {
+    details += (details.empty() ? "" : ", ") + detail;
+  };
+  if (spec.alpha != 1) add(fmt::format("alpha {}", spec.alpha));
+  if (spec.limit > 0) {
+    add(fmt::format("limit {} on the {}", spec.limit,
+                    spec.limit_on == LimitOn::input ? "input" : "output"));
+  }
+  if (spec.up_offset != 0) add(fmt::format("up {:+}", spec.up_offset));
+  return details.empty() ? text : fmt::format("{} ({})", text, details);
+}
+
+}  // namespace shunt

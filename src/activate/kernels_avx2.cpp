@@ -1,0 +1,23 @@
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "activate/kernels.hpp"
+
+namespace shunt::cpu_engine::avx2 {
+namespace {
+
+#include "cpu/simd_avx2.hpp"
+// In this order.
+#include "cpu/simd_rows.hpp"
+// The functions of one vector.
+#include "cpu/simd_math.hpp"
+// The kernels.
+#include "activate/kernels.inl"
+
+}  // namespace
+
+const ActivateKernels activate_kernels{activate_row, activate_tile};
+
+}  // namespace shunt::cpu_engine::avx2

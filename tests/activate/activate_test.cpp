@@ -1,0 +1,272 @@
+#include "shunt/activate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "activate/cpu_engine.hpp"
+#include "activate/reference.hpp"
+#include "core/convert.hpp"
+#include "cpu/test_isa.hpp"
+#include "shunt/error.hpp"
+
+namespace shunt {
+namespace {
+
+using cpu_engine::Isa;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<ActivationSpec> all_forms() {
+  std::vector<ActivationSpec> forms;
+  for (const bool gated : {true, false}) {
+    for (int kind = 0; kind <= 5; ++kind) {
+      forms.push_back({.kind = static_cast<Activation>(kind), .gated = gated});
+    }
+    forms.push_back({.gated = gated, .limit = 2.5F, .limit_on = LimitOn::output});
+  }
+  forms.push_back({.alpha = 1.702F, .limit = 7, .up_offset = 1});  // gpt-oss
+  forms.push_back({.limit = 1.25F});
+  forms.push_back({.kind = Activation::gelu, .limit = 3, .up_offset = -0.5F});
+  return forms;
+}
+
+std::vector<float> interesting_values() {
+  std::vector<float> values = {0,   -0.0F, 1e-30F, -1e-30F, 1e-5F, -1e-5F, 0.5F,   -0.5F, 1,
+                               -1,  2.5F,  -2.5F,  7,       -7,    88,     -88,    89,    -89,
+                               104, -104,  1e4F,   -1e4F,   1e18F, -1e18F, 1e-44F, 200,   -200};
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 3);
+  for (int i = 0; i < 4000; ++i) values.push_back(normal(random));
+  for (float x = -12; x <= 12; x += 0.0103F) values.push_back(x);
+  return values;
+}
+
+class ActivateIsa : public testing::TestWithParam<Isa> {};
+
+// The exponent that act takes: its rounding is a relative error of the result.
+double exponent(const ActivationSpec& spec, double x) {
+  switch (spec.kind) {
+    case Activation::silu:
+      return std::abs(static_cast<double>(spec.alpha) * x);
+    case Activation::gelu:
+      return x * x / 2;
+    case Activation::gelu_tanh:
+      return std::abs(1.6 * x + 0.0714 * x * x * x);
+    default:
+      return 0;
+  }
+}
+
+// The bound: act() within 6 + 2 |exponent| half units of the last place (as long as e^-exponent is
+// a normal number), the product with up adds two roundings.
+TEST_P(ActivateIsa, AgreesWithTheReference) {
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+  const std::vector<float> gate = interesting_values();
+  std::vector<float> up(gate.rbegin(), gate.rend());
+  std::vector<float> out(gate.size());
+  for (const ActivationSpec& spec : all_forms()) {
+    const auto rule = cpu_engine::activation_rule(spec);
+    kernels.row(rule, gate.data(), cpu_engine::Form::f32, up.data(), cpu_engine::Form::f32,
+                out.data(), cpu_engine::Form::f32, out.size());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto g = static_cast<double>(gate[i]), u = static_cast<double>(up[i]);
+      const double want = activate_reference(spec, g, u);
+      ActivationSpec alone = spec;
+      alone.gated = false;
+      alone.up_offset = 0;
+      const double act = activate_reference(alone, 0, spec.gated ? g : u);
+      const double factor = spec.gated && act != 0 ? std::abs(want / act) : 1;
+      const double x = std::min(spec.gated ? g : u, spec.limit > 0 ? 100.0 : 1e30);
+      const double units = 6 + 2 * std::min(exponent(spec, x), 100.0);
+      const double bound =
+          (units * std::abs(act) * 0x1p-24 + 1e-36) * factor + 2 * std::abs(want) * 0x1p-24 + 1e-36;
+      if (std::abs(want) > 3.4e38) {
+        EXPECT_TRUE(std::isinf(out[i]) || std::abs(out[i]) > 3.3e38F);
+      } else {
+        ASSERT_NEAR(static_cast<double>(out[i]), want, bound)
+            << describe(spec) << " gate " << gate[i] << " up " << up[i];
+      }
+    }
+  }
+}
+
+// The same value whatever its place in the row: in a full vector or in the tail.
+TEST_P(ActivateIsa, TailsAreLikeFullVectors) {
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+  const std::vector<float> x = interesting_values();
+  for (const ActivationSpec& spec : all_forms()) {
+    const auto rule = cpu_engine::activation_rule(spec);
+    std::vector<float> whole(64), part(64);
+    kernels.row(rule, x.data() + 50, cpu_engine::Form::f32, x.data() + 500, cpu_engine::Form::f32,
+                whole.data(), cpu_engine::Form::f32, 64);
+    for (std::size_t n = 0; n < 40; ++n) {
+      std::fill(part.begin(), part.end(), 77.0F);
+      kernels.row(rule, x.data() + 50, cpu_engine::Form::f32, x.data() + 500, cpu_engine::Form::f32,
+                  part.data(), cpu_engine::Form::f32, n);
+      for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(part[i], i < n ? whole[i] : 77.0F);
+    }
+  }
+}
+
+// A GEMM's epilogue gives what the row kernel gives, bit for bit.
+TEST_P(ActivateIsa, TileIsTheRowKernel) {
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+  const std::vector<float> x = interesting_values();
+  for (const ActivationSpec& spec : all_forms()) {
+    const auto rule = cpu_engine::activation_rule(spec);
+    const std::size_t most = spec.gated ? 32 : 64;
+    for (const std::size_t columns :
+         {std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{31}, most}) {
+      alignas(64) float sums[3 * 64];
+      std::copy_n(x.begin() + 100, 3 * 64, sums);
+      std::vector<std::uint16_t> out(3 * 100, 0xdead), want(3 * 100, 0xdead);
+      void* rows[3];
+      for (std::size_t r = 0; r < 3; ++r) {
+        rows[r] = out.data() + 100 * r;
+        std::vector<float> gate(columns), up(columns);
+        for (std::size_t i = 0; i < columns; ++i) {
+          const float* row = sums + 64 * r;
+          gate[i] = row[i / 16 * 32 % 64 + i % 16];
+          up[i] = spec.gated ? row[i / 16 * 32 + 16 + i % 16] : row[i];
+        }
+        kernels.row(rule, gate.data(), cpu_engine::Form::f32, up.data(), cpu_engine::Form::f32,
+                    want.data() + 100 * r + 7, cpu_engine::Form::bf16, columns);
+      }
+      kernels.tile(rule, sums, 3, rows, cpu_engine::Form::bf16, 7, columns);
+      EXPECT_EQ(out, want) << describe(spec) << " " << columns;
+    }
+  }
+}
+
+TEST_P(ActivateIsa, NanComesThroughAndInfinityMeansItsLimit) {
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+  const auto one = [&](const ActivationSpec& spec, float gate, float up) {
+    float out = 0;
+    kernels.row(cpu_engine::activation_rule(spec), &gate, cpu_engine::Form::f32, &up,
+                cpu_engine::Form::f32, &out, cpu_engine::Form::f32, 1);
+    return out;
+  };
+  for (const ActivationSpec& spec : all_forms()) {
+    EXPECT_TRUE(std::isnan(one(spec, nan, nan))) << describe(spec);
+    if (spec.gated) {
+      EXPECT_TRUE(std::isnan(one(spec, nan, 1))) << describe(spec);
+      EXPECT_TRUE(std::isnan(one(spec, 1, nan))) << describe(spec);
+    }
+  }
+  EXPECT_EQ(one({}, infinity, 2), infinity);
+  EXPECT_EQ(one({.kind = Activation::gelu}, infinity, 2), infinity);
+  EXPECT_EQ(one({.limit = 7}, infinity, infinity), one({.limit = 7}, 7, 7));
+  EXPECT_EQ(one({.kind = Activation::relu, .gated = false}, 0, -infinity), 0.0F);
+}
+
+TEST_P(ActivateIsa, EveryDtypeIsRoundedOnceAndF16Saturates) {
+  const Context context = test::context_of(GetParam(), 2);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 2);
+  const std::int64_t rows = 5, width = 37, stride = 50;
+  for (const DType in : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
+      std::vector<std::uint32_t> gate(rows * stride), up(rows * stride), out(rows * stride);
+      for (std::int64_t i = 0; i < rows * stride; ++i) {
+        store_f32(gate.data(), in, i, normal(random));
+        store_f32(up.data(), in, i, normal(random));
+      }
+      const auto tensor = [&](std::vector<std::uint32_t>& data, DType dtype) {
+        Tensor t = view(data.data(), dtype, {rows, width});
+        t.strides[0] = stride;
+        return t;
+      };
+      const ActivationSpec spec{.alpha = 1.702F, .limit = 7, .up_offset = 1};
+      activate(context, spec, tensor(gate, in), tensor(up, in), tensor(out, to));
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < width; ++i) {
+          const std::int64_t at = r * stride + i;
+          const double want =
+              activate_reference(spec, static_cast<double>(load_f32(gate.data(), in, at)),
+                                 static_cast<double>(load_f32(up.data(), in, at)));
+          const double unit = to == DType::f32    ? 0x1p-21
+                              : to == DType::bf16 ? 0x1.01p-8
+                                                  : 0x1.01p-11;
+          EXPECT_NEAR(static_cast<double>(load_f32(out.data(), to, at)), want,
+                      unit * std::abs(want) + 1e-7);
+        }
+      }
+    }
+  }
+  float big[2] = {300, -300}, up[2] = {300, 300};
+  std::uint16_t half[2];
+  activate(context, {.kind = Activation::identity}, view(big, {1, 2}), view(up, {1, 2}),
+           view(half, DType::f16, {1, 2}));
+  EXPECT_EQ(half[0], 0x7bff);
+  EXPECT_EQ(half[1], 0xfbff);
+}
+
+TEST_P(ActivateIsa, SameBitsForAnyNumberOfThreadsAndInPlace) {
+  const std::int64_t rows = 300, width = 211;
+  std::vector<float> gate(rows * width), up(rows * width), first;
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal(0, 2);
+  for (float& x : gate) x = normal(random);
+  for (float& x : up) x = normal(random);
+  for (const int threads : {1, 2, 3, 4}) {
+    std::vector<float> data = gate;
+    const Tensor t = view(data.data(), {rows, width});
+    activate(test::context_of(GetParam(), threads), {}, t, view(up.data(), {rows, width}), t);
+    if (first.empty()) first = data;
+    EXPECT_EQ(data, first);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ActivateIsa, testing::ValuesIn(test::all_isas()),
+                         [](const auto& set) { return test::isa_name(set.param); });
+
+TEST(Activate, LeavesRowsPastTheCountAlone) {
+  const Context context = cpu({.threads = 1});
+  std::vector<float> up(6, 2.0F), out(6, 9.0F);
+  const std::int32_t count = 2;
+  activate(context, {.kind = Activation::relu2, .gated = false}, {}, view(up.data(), {3, 2}),
+           view(out.data(), {3, 2}), view(&count, {1}));
+  EXPECT_EQ(out, (std::vector<float>{4, 4, 4, 4, 9, 9}));
+}
+
+TEST(Activate, NoRowsAndNoColumnsAreLegal) {
+  const Context context = cpu({.threads = 2});
+  float none = 0;
+  activate(context, {}, view(&none, {0, 5}), view(&none, {0, 5}), view(&none, {0, 5}));
+  activate(context, {}, view(&none, {5, 0}), view(&none, {5, 0}), view(&none, {5, 0}));
+}
+
+TEST(Activate, RefusesWhatDoesNotFitByName) {
+  const Context context = cpu({.threads = 1});
+  std::vector<float> data(12);
+  const Tensor t = view(data.data(), {3, 4});
+  const auto refused = [&](const ActivationSpec& spec, Tensor gate, Tensor up, Tensor out,
+                           const char* word) {
+    try {
+      activate(context, spec, gate, up, out);
+      ADD_FAILURE() << "accepted: " << word;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  };
+  refused({}, {}, t, t, "gate");
+  refused({.gated = false}, t, t, t, "gate");
+  refused({}, t, {}, t, "up");
+  refused({}, view(data.data(), {3, 3}), t, t, "gate");
+  refused({}, t, t, view(data.data(), {4, 3}), "out");
+  refused({}, t, t, t.transposed(), "out");
+  refused({}, view(data.data(), DType::i32, {3, 4}), t, t, "gate");
+  refused({.alpha = 0}, t, t, t, "alpha");
+  refused({.kind = Activation::gelu, .alpha = 2}, t, t, t, "alpha");
+  refused({.limit = -1}, t, t, t, "limit");
+  refused({.limit = nan}, t, t, t, "limit");
+  refused({.kind = static_cast<Activation>(17)}, t, t, t, "17");
+}
+
+}  // namespace
+}  // namespace shunt
