@@ -75,7 +75,7 @@ void order_reference(const OrderSpec& spec, const OrderInputs& in, const OrderOu
 void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor rows) {
   for (std::int64_t r = 0; r < *in.rows.as<std::int32_t>(); ++r) {
     const Tensor from = in.hidden[in.permutation.as<std::int32_t>()[r] / spec.slots];
-    const double weight = spec.scale_by_weight ? double{in.weights.as<float>()[r]} : 1;
+    const double weight = spec.scale_by_weight ? static_cast<double>(in.weights.as<float>()[r]) : 1;
     for (std::int64_t h = 0; h < from.shape[0]; ++h) {
       const double product = weight * static_cast<double>(load_f32(from.data, from.dtype, h));
       store_f32(rows[r].data, rows.dtype, h, static_cast<float>(product));
