@@ -1,0 +1,120 @@
+#include "shunt/checkpoint.hpp"
+
+#include <array>
+
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/model.hpp"
+#include "checkpoint/read_weights.hpp"
+#include "checkpoint/tensor_store.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr std::size_t max_config_bytes = 64u << 20;
+
+// What stands before "layers." in the names of tensors, and in transformers' names of modules.
+struct Prefix {
+  std::string_view tensors, modules;
+};
+constexpr std::array<Prefix, 9> prefixes = {{{"model.", "model."},
+                                             {"model.language_model.", "model.language_model."},
+                                             {"language_model.model.", "language_model.model."},
+                                             {"thinker.model.", "thinker.model."},
+                                             {"transformer.", "transformer."},
+                                             {"backbone.", "model."},
+                                             {"language_model.", "language_model."},
+                                             {"", "model."},
+                                             {"model.text_model.", "model.text_model."}}};
+
+std::string layer_name(std::string_view prefix, const TensorNames& names, int layer) {
+  return fmt::format("{}{}.{}.", prefix, names.stack, layer);
+}
+
+// The prefix under which the router of `layer` is there.
+const Prefix& find_prefix(const TensorStore& store, const TensorNames& names, int layer) {
+  for (const Prefix& prefix : prefixes) {
+    for (const Source& source : names.router) {
+      if (store.contains(layer_name(prefix.tensors, names, layer) + source.name)) return prefix;
+    }
+  }
+  fail(Status::bad_file,
+       "{}: has no tensor '{}{}', with or without a prefix: no router in layer {}", store.folder(),
+       layer_name("model.", names, layer), names.router.front().name, layer);
+}
+
+}  // namespace
+
+struct Checkpoint::Impl {
+  std::string folder;
+  std::string family;
+  Model model;
+  TensorStore store;
+  std::string prefix;  // of tensors
+  std::vector<CheckpointLayer> layers;
+  int first_moe = -1;
+};
+
+Checkpoint Checkpoint::open(const std::string& folder) {
+  const auto impl = std::make_shared<Impl>();
+  impl->folder = folder;
+  const std::string config = folder + "/config.json";
+  impl->model = read_model(config, read_text(config, max_config_bytes));
+  impl->family = impl->model.family->type;
+  impl->store = TensorStore::open(folder);
+  const Plan& plan = impl->model.plan;
+  const int count = static_cast<int>(plan.layers.size());
+  for (int i = 0; i < count && impl->first_moe < 0; ++i) {
+    if (impl->model.moe(i)) impl->first_moe = i;
+  }
+  std::string module_prefix = "model.";
+  if (impl->first_moe >= 0) {
+    const Prefix& prefix = find_prefix(impl->store, plan.names, impl->first_moe);
+    impl->prefix = prefix.tensors;
+    module_prefix = prefix.modules;
+  }
+  for (int i = 0; i < count; ++i) {
+    const LayerKind& kind = plan.layers[static_cast<std::size_t>(i)];
+    impl->layers.push_back(
+        {.index = i,
+         .moe = kind.moe,
+         .note = kind.note,
+         .module = layer_name(module_prefix, plan.names, i) + plan.names.module});
+  }
+  Checkpoint checkpoint;
+  checkpoint.impl_ = impl;
+  return checkpoint;
+}
+
+const std::string& Checkpoint::folder() const { return impl_->folder; }
+const std::string& Checkpoint::family() const { return impl_->family; }
+const std::string& Checkpoint::model_name() const { return impl_->model.name; }
+const std::vector<CheckpointLayer>& Checkpoint::layers() const { return impl_->layers; }
+int Checkpoint::first_moe_layer() const { return impl_->first_moe; }
+
+std::string Checkpoint::summary() const {
+  const Plan& plan = impl_->model.plan;
+  int moe = 0;
+  for (const LayerKind& kind : plan.layers) moe += kind.moe ? 1 : 0;
+  std::string text =
+      fmt::format("{} ({}), {} of {} layers with experts", impl_->model.family->title,
+                  impl_->family, moe, plan.layers.size());
+  if (impl_->first_moe >= 0) text += "; " + describe(impl_->model.spec(impl_->first_moe));
+  if (!plan.beside.empty()) text += "; not in the block: " + plan.beside;
+  return text;
+}
+
+LayerSpec Checkpoint::spec(int layer) const { return impl_->model.spec(layer); }
+
+LayerWeights Checkpoint::weights(int layer) const {
+  const TensorNames& names = impl_->model.plan.names;
+  return read_weights(impl_->store, names, impl_->model.spec(layer),
+                      layer_name(impl_->prefix, names, layer));
+}
+
+std::vector<std::string> Checkpoint::tensor_names() const { return impl_->store.names(); }
+bool Checkpoint::contains(const std::string& name) const { return impl_->store.contains(name); }
+Tensor Checkpoint::tensor(const std::string& name) const { return impl_->store.get(name); }
+
+}  // namespace shunt

@@ -1,0 +1,265 @@
+#include "checkpoint/config.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+std::string join(const Config::Names& names) {
+  std::string result;
+  for (const std::string_view name : names) {
+    if (!result.empty()) result += " or ";
+    result += name;
+  }
+  return result;
+}
+
+bool is_integer(const nlohmann::json& value, std::int64_t low, std::int64_t high) {
+  if (!value.is_number_integer()) return false;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{1} << 62) {
+    return false;
+  }
+  const auto number = value.get<std::int64_t>();
+  return number >= low && number <= high;
+}
+
+bool is_number(const nlohmann::json& value, double low, double high) {
+  if (!value.is_number()) return false;
+  const double number = value.get<double>();
+  return std::isfinite(number) && number >= low && number <= high;
+}
+
+std::string integer_rule(std::int64_t low, std::int64_t high) {
+  return fmt::format("an integer from {} to {}", low, high);
+}
+
+std::string number_rule(double low, double high) {
+  return fmt::format("a finite number from {:g} to {:g}", low, high);
+}
+
+// A name that sounds like experts or routing.
+bool suspicious(std::string_view name) {
+  static constexpr std::array<std::string_view, 25> parts = {
+      "expert",      "moe",         "router",     "routed",   "routing", "route_",    "topk",
+      "top_k",       "score_",      "scoring",    "swiglu",   "n_group", "num_group", "shared_in",
+      "group_limit", "sparse_step", "correction", "capacity", "latent",  "hash",      "hidden_act",
+      "activation",  "ffn_",        "mlp_",       "dense"};
+  // Of attention, vision, state-space and multi-token-prediction parts.
+  static constexpr std::array<std::string_view, 13> others = {
+      "index_", "indexer_", "attention_", "attn_",    "mamba_", "mtp_",         "vision_",
+      "audio_", "rope_",    "linear_",    "kv_lora_", "ngram_", "num_attention"};
+  for (const std::string_view other : others) {
+    if (name.substr(0, other.size()) == other) return false;
+  }
+  for (const std::string_view part : parts) {
+    if (name.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Config::Config(std::string where, const nlohmann::json& object)
+    : where_(std::move(where)), json_(object) {
+  if (!object.is_object()) {
+    fail(Status::bad_file, "{} is {}: must be an object", where_, shown(object));
+  }
+}
+
+bool Config::has(std::string_view name) const {
+  const auto found = json_.find(std::string(name));
+  return found != json_.end() && !found->is_null();
+}
+
+const nlohmann::json* Config::find(const Names& names) {
+  const nlohmann::json* result = nullptr;
+  std::string_view first;
+  for (const std::string_view name : names) {
+    known_.emplace(name);
+    if (!has(name)) continue;
+    const nlohmann::json& value = json_[std::string(name)];
+    if (result == nullptr) {
+      result = &value;
+      first = name;
+    } else if (*result != value) {
+      fail(Status::bad_file, "{}: {} is {} but {} is {}: both name the same, and must be equal",
+           where_, first, shown(*result), name, shown(value));
+    }
+  }
+  return result;
+}
+
+void Config::refuse(std::string_view name, std::string_view legal) const {
+  const auto found = json_.find(std::string(name));
+  if (found == json_.end()) {
+    fail(Status::bad_file, "{}: {} is missing: must be {}", where_, name, legal);
+  }
+  fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name, shown(*found), legal);
+}
+
+std::int64_t Config::integer(const Names& names, std::int64_t low, std::int64_t high) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) {
+    fail(Status::bad_file, "{}: {} is missing: must be {}", where_, join(names),
+         integer_rule(low, high));
+  }
+  if (!is_integer(*value, low, high)) {
+    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, join(names), shown(*value),
+         integer_rule(low, high));
+  }
+  return value->get<std::int64_t>();
+}
+
+std::int64_t Config::integer_or(const Names& names, std::int64_t absent, std::int64_t low,
+                                std::int64_t high) {
+  return find(names) == nullptr ? absent : integer(names, low, high);
+}
+
+double Config::number_or(const Names& names, double absent, double low, double high) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return absent;
+  if (!is_number(*value, low, high)) {
+    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, join(names), shown(*value),
+         number_rule(low, high));
+  }
+  return value->get<double>();
+}
+
+bool Config::flag_or(const Names& names, bool absent) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return absent;
+  if (!value->is_boolean()) {
+    fail(Status::bad_file, "{}: {} is {}: must be true or false", where_, join(names),
+         shown(*value));
+  }
+  return value->get<bool>();
+}
+
+std::string Config::text_or(const Names& names, std::string_view absent) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return std::string(absent);
+  if (!value->is_string()) {
+    fail(Status::bad_file, "{}: {} is {}: must be a string", where_, join(names), shown(*value));
+  }
+  return value->get<std::string>();
+}
+
+std::optional<std::vector<std::int64_t>> Config::integers(const Names& names, std::int64_t low,
+                                                          std::int64_t high) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return std::nullopt;
+  std::vector<std::int64_t> result;
+  bool legal = value->is_array();
+  if (legal) {
+    for (const nlohmann::json& element : *value) {
+      legal = legal && is_integer(element, low, high);
+      if (legal) result.push_back(element.get<std::int64_t>());
+    }
+  }
+  if (!legal) {
+    fail(Status::bad_file, "{}: {} is {}: must be a list, each {}", where_, join(names),
+         shown(*value), integer_rule(low, high));
+  }
+  return result;
+}
+
+std::optional<std::vector<std::string>> Config::texts(const Names& names) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return std::nullopt;
+  std::vector<std::string> result;
+  bool legal = value->is_array();
+  if (legal) {
+    for (const nlohmann::json& element : *value) {
+      legal = legal && element.is_string();
+      if (legal) result.push_back(element.get<std::string>());
+    }
+  }
+  if (!legal) {
+    fail(Status::bad_file, "{}: {} is {}: must be a list of strings", where_, join(names),
+         shown(*value));
+  }
+  return result;
+}
+
+std::optional<std::vector<double>> Config::numbers(const Names& names, double absent, double low,
+                                                   double high) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr) return std::nullopt;
+  std::vector<double> result;
+  bool legal = value->is_array();
+  if (legal) {
+    for (const nlohmann::json& element : *value) {
+      legal = legal && (element.is_null() || is_number(element, low, high));
+      if (legal) result.push_back(element.is_null() ? absent : element.get<double>());
+    }
+  }
+  if (!legal) {
+    fail(Status::bad_file, "{}: {} is {}: must be a list, each null or {}", where_, join(names),
+         shown(*value), number_rule(low, high));
+  }
+  return result;
+}
+
+std::vector<std::int64_t> Config::integer_per_layer(const Names& names, std::int64_t layers,
+                                                    std::int64_t low, std::int64_t high) {
+  const nlohmann::json* value = find(names);
+  if (value == nullptr || !value->is_array()) {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(layers), integer(names, low, high));
+  }
+  std::vector<std::int64_t> result = *integers(names, low, high);
+  if (result.size() < static_cast<std::size_t>(layers)) {
+    fail(Status::bad_file, "{}: {} has {} entries: must have one for each of {} layers", where_,
+         join(names), result.size(), layers);
+  }
+  return result;
+}
+
+const nlohmann::json* Config::object(std::string_view name) {
+  const nlohmann::json* value = find({name});
+  if (value != nullptr && !value->is_object()) {
+    fail(Status::bad_file, "{}: {} is {}: must be an object", where_, name, shown(*value));
+  }
+  return value;
+}
+
+void Config::expect(std::string_view name, const std::vector<nlohmann::json>& legal) {
+  const nlohmann::json* value = find({name});
+  if (value == nullptr) return;
+  std::string words;
+  for (const nlohmann::json& one : legal) {
+    if (*value == one) return;
+    if (!words.empty()) words += " or ";
+    words += one.dump();
+  }
+  fail(Status::unsupported, "{}: {} is {}: only {} is understood", where_, name, shown(*value),
+       words);
+}
+
+void Config::expect_false(const Names& names) {
+  for (const std::string_view name : names) expect(name, {false});
+}
+
+bool Config::element_is(std::string_view name, std::size_t i, const nlohmann::json& value) {
+  const nlohmann::json* list = find({name});
+  return list != nullptr && list->is_array() && i < list->size() && (*list)[i] == value;
+}
+
+void Config::ignore(const Names& names) {
+  for (const std::string_view name : names) known_.emplace(name);
+}
+
+void Config::finish(std::string_view family) const {
+  for (const auto& item : json_.items()) {
+    if (item.value().is_null() || known_.contains(item.key()) || !suspicious(item.key())) continue;
+    fail(Status::unsupported,
+         "{}: {} is {}: not understood for {}, and it may change the mathematics", where_,
+         clean(item.key()), shown(item.value()), family);
+  }
+}
+
+}  // namespace shunt

@@ -1,0 +1,65 @@
+// Reading a config.json: numbers strictly, and nothing about experts left unread.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shunt {
+
+// One object of a config.json. A field that is null counts as absent. Every throw is
+// Error{bad_file} and names the file, the field, its value and what is legal.
+//
+// Readers take alternative names of one field: the first that is there is read, and others that are
+// there too must hold the same.
+class Config {
+ public:
+  using Names = std::vector<std::string_view>;
+
+  // `where` begins every message: "config.json".
+  Config(std::string where, const nlohmann::json& object);
+
+  bool has(std::string_view name) const;
+  std::int64_t integer(const Names& names, std::int64_t low, std::int64_t high);
+  std::int64_t integer_or(const Names& names, std::int64_t absent, std::int64_t low,
+                          std::int64_t high);
+  double number_or(const Names& names, double absent, double low, double high);
+  bool flag_or(const Names& names, bool absent);
+  std::string text_or(const Names& names, std::string_view absent);
+  std::optional<std::vector<std::int64_t>> integers(const Names& names, std::int64_t low,
+                                                    std::int64_t high);
+  std::optional<std::vector<std::string>> texts(const Names& names);
+  // A list of numbers in which null counts as `absent`.
+  std::optional<std::vector<double>> numbers(const Names& names, double absent, double low,
+                                             double high);
+  // One number, or a list of one a layer.
+  std::vector<std::int64_t> integer_per_layer(const Names& names, std::int64_t layers,
+                                              std::int64_t low, std::int64_t high);
+  const nlohmann::json* object(std::string_view name);
+
+  // A field that changes the mathematics and of which only these values are understood.
+  void expect(std::string_view name, const std::vector<nlohmann::json>& legal);
+  void expect_false(const Names& names);
+  // Whether element i of the list `name` is `value`.
+  bool element_is(std::string_view name, std::size_t i, const nlohmann::json& value);
+  // Fields that change nothing at inference.
+  void ignore(const Names& names);
+  // Throws Error{unsupported} for a field that sounds like experts or routing and that nothing has
+  // read: what it means is not known, and must not be guessed.
+  void finish(std::string_view family) const;
+
+  const std::string& where() const { return where_; }
+  [[noreturn]] void refuse(std::string_view name, std::string_view legal) const;
+
+ private:
+  const nlohmann::json* find(const Names& names);
+  std::string where_;
+  const nlohmann::json& json_;
+  std::set<std::string, std::less<>> known_;
+};
+
+}  // namespace shunt

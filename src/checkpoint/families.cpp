@@ -1,0 +1,244 @@
+// The table of model families: one row each. What a row's function reads of config.json, and what
+// it reads nothing of, is in families/*.cpp.
+#include "checkpoint/families.hpp"
+
+#include <algorithm>
+
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+const std::vector<Family>& family_table() {
+  namespace f = families;
+  static const std::vector<Family> table = {
+      // softmax over all experts
+      {"mixtral", "Mixtral", f::mixtral},
+      {"minimax", "MiniMax-Text-01, M1", f::minimax},
+      {"qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", f::qwen2_moe},
+      {"qwen3_moe", "Qwen3-MoE", f::qwen3_moe},
+      {"qwen3_next", "Qwen3-Next", f::qwen3_next},
+      {"qwen3_vl_moe_text", "Qwen3-VL-MoE", f::qwen3_vl_moe},
+      {"qwen3_5_moe_text", "Qwen3.5-MoE", f::qwen3_5_moe},
+      {"qwen4_exp_text", "Qwen4", f::qwen3_next},
+      {"qwen3_omni_moe_text", "Qwen3-Omni-MoE (thinker)", f::qwen3_omni_moe},
+      {"mellum", "Mellum", f::mellum},
+      {"olmoe", "OLMoE", f::olmoe},
+      {"flex_olmo", "FlexOlmo", f::olmoe},
+      {"deepseek_v2", "DeepSeek-V2", f::deepseek_v2},
+      {"deepseek_ocr2_text", "DeepSeek-OCR 2", f::deepseek_ocr2},
+      {"mistral4", "Mistral 4", f::mistral4},
+      {"hunyuan_v1_moe", "Hunyuan-A13B", f::hunyuan_v1_moe},
+      {"ernie4_5_moe", "ERNIE 4.5", f::ernie4_5_moe},
+      {"ernie4_5_vl_moe_text", "ERNIE 4.5 VL (text experts)", f::ernie4_5_vl_moe},
+      {"jamba", "Jamba", f::jamba},
+      {"dbrx", "DBRX", f::dbrx},
+      {"longcat_flash", "LongCat-Flash", f::longcat_flash},
+      {"gemma4_text", "Gemma 4", f::gemma4},
+      // softmax over the chosen ones
+      {"gpt_oss", "gpt-oss", f::gpt_oss},
+      {"openai_privacy_filter", "OpenAI privacy filter", f::openai_privacy_filter},
+      {"granitemoe", "Granite-MoE", f::granitemoe},
+      {"granitemoeshared", "Granite-MoE with a shared MLP", f::granitemoe},
+      {"granitemoehybrid", "Granite 4 hybrid", f::granitemoehybrid},
+      {"granitemoe_swa", "Granite-MoE with sliding windows", f::granitemoe},
+      {"jetmoe", "JetMoE", f::jetmoe},
+      {"aria_text", "Aria", f::aria},
+      {"cohere2_moe", "Cohere 2 MoE", f::cohere2_moe},
+      {"phimoe", "Phi-3.5-MoE", f::phimoe},
+      // sigmoid
+      {"llama4_text", "Llama 4", f::llama4},
+      {"deepseek_v3", "DeepSeek-V3, R1, V3.1", f::deepseek_v3},
+      {"kimi_k2", "Kimi K2", f::deepseek_v3},
+      {"deepseek_v32", "DeepSeek-V3.2", f::deepseek_v32},
+      {"deepseek_v4", "DeepSeek-V4", f::deepseek_v4},
+      {"glm4_moe", "GLM-4.5, 4.6, 4.7", f::glm4_moe},
+      {"glm4v_moe_text", "GLM-4.5V", f::glm4_moe},
+      {"glm4_moe_lite", "GLM-4.7-Flash", f::glm4_moe_lite},
+      {"glm_moe_dsa", "GLM-5", f::glm_moe_dsa},
+      {"glm5_next_text", "GLM-5 Next", f::glm5_next},
+      {"solar_open", "Solar Open", f::solar_open},
+      {"axk1", "A.X K1", f::axk1},
+      {"axk2", "A.X K2", f::axk2},
+      {"dots1", "dots.llm1", f::dots1},
+      {"mimo_v2_flash", "MiMo-V2-Flash", f::mimo_v2_flash},
+      {"exaone_moe", "K-EXAONE", f::exaone_moe},
+      {"kimi_linear", "Kimi Linear", f::kimi_linear},
+      {"hy_v3", "Hunyuan 3", f::hy_v3},
+      {"hy_v4", "Hunyuan 4", f::hy_v4},
+      {"minimax_m2", "MiniMax-M2", f::minimax_m2},
+      {"minimax_m3_vl_text", "MiniMax-M3", f::minimax_m3},
+      {"lfm2_moe", "LFM2-MoE", f::lfm2_moe},
+      {"afmoe", "Trinity (AFMoE)", f::afmoe},
+      {"laguna", "Laguna", f::laguna},
+      {"step3p5", "Step-3.5, 3.7", f::step3p5},
+      {"nemotron_h", "Nemotron-3", f::nemotron_h},
+      {"inkling_text", "Inkling", f::inkling},
+  };
+  return table;
+}
+
+const std::vector<Refusal>& refusal_table() {
+  static const std::vector<Refusal> table = {
+      {"doge", "its experts are single vectors found by product keys, not MLPs"},
+      {"zaya", "its router is a network that reads the router of the layer before"},
+      {"switch_transformers",
+       "its experts have a capacity: a token's result depends on the others"},
+      {"nllb_moe", "its experts have a capacity: a token's result depends on the others"},
+      {"qwen3_omni_moe_talker_text", "only the thinker is read"},
+      {"diffusion_gemma_text", "its MoE block is run inside a diffusion loop that is not read"},
+  };
+  return table;
+}
+
+// ---- what the rows are made of ----------------------------------------------------------------
+
+ActivationSpec activation_by_name(const Config& config, std::string_view field,
+                                  const std::string& name) {
+  ActivationSpec spec;
+  if (name == "silu" || name == "swish") return spec;
+  if (name == "gelu" || name == "gelu_python") {
+    spec.kind = Activation::gelu;
+  } else if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_python_tanh") {
+    spec.kind = Activation::gelu_tanh;
+  } else if (name == "quick_gelu") {
+    spec.alpha = 1.702f;
+  } else if (name == "relu") {
+    spec.kind = Activation::relu;
+  } else if (name == "relu2") {
+    spec.kind = Activation::relu2;
+  } else {
+    fail(Status::unsupported,
+         "{}: {} is '{}': only silu, swish, gelu, gelu_python, gelu_new, gelu_pytorch_tanh, "
+         "gelu_python_tanh, quick_gelu, relu and relu2 are understood",
+         config.where(), field, clean(name));
+  }
+  return spec;
+}
+
+Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int64_t top_k,
+           std::int64_t intermediate) {
+  Plan plan;
+  LayerSpec& spec = plan.spec;
+  spec.hidden = config.integer(basics.hidden, 1, max_width);
+  const std::int64_t layers = config.integer(basics.layers, 1, max_layers);
+  plan.layers.resize(static_cast<std::size_t>(layers));
+  if (top_k > experts) {
+    fail(Status::bad_file, "{}: {} is {}: must be at most the number of experts, {}",
+         config.where(), basics.top_k.front(), top_k, experts);
+  }
+  spec.route.experts = static_cast<int>(experts);
+  spec.route.top_k = static_cast<int>(top_k);
+  spec.experts.experts = static_cast<int>(experts);
+  spec.experts.hidden = spec.hidden;
+  spec.experts.intermediate = intermediate;
+  if (!basics.act_field.empty()) {
+    spec.experts.activation =
+        activation_by_name(config, basics.act_field, config.text_or({basics.act_field}, "silu"));
+  }
+  plan.names = standard_names();
+  config.ignore({"output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
+                 "router_jitter_noise", "input_jitter_noise", "router_dtype",
+                 "experts_implementation", "use_grouped_mm"});
+  // Of shared experts and dense layers only, where it means anything.
+  config.expect_false({"mlp_bias"});
+  return plan;
+}
+
+Plan start(Config& config, const Basics& basics) {
+  const std::int64_t experts = config.integer(basics.experts, 1, max_experts);
+  const std::int64_t top_k = config.integer(basics.top_k, 1, max_choices);
+  const std::int64_t intermediate = config.integer(basics.intermediate, 1, max_width);
+  return start(config, basics, experts, top_k, intermediate);
+}
+
+void add_shared(Plan& plan, std::int64_t width, const std::string& module) {
+  if (width == 0) return;
+  plan.spec.shared.intermediate = width;
+  plan.spec.shared.activation = plan.spec.experts.activation;
+  plan.names.shared.push_back(each_expert(module));
+}
+
+void add_shared_count(Plan& plan, Config& config, const Config::Names& count, std::int64_t absent,
+                      const std::string& module) {
+  const std::int64_t number = config.integer_or(count, absent, 0, max_experts);
+  add_shared(plan, number * plan.spec.experts.intermediate, module);
+}
+
+void route_softmax(Plan& plan, bool renormalize) {
+  plan.spec.route.score = Score::softmax;
+  plan.spec.route.renormalize = renormalize;
+}
+
+void route_top_k_softmax(Plan& plan) {
+  plan.spec.route.score = Score::softmax;
+  plan.spec.route.score_stage = ScoreStage::after_top_k;
+}
+
+void route_sigmoid_bias(Plan& plan, bool renormalize, double epsilon, double scale) {
+  RouteSpec& route = plan.spec.route;
+  route.score = Score::sigmoid;
+  route.selection_bias = true;
+  route.renormalize = renormalize;
+  route.renormalize_epsilon = static_cast<float>(epsilon);
+  route.scale = static_cast<float>(scale);
+}
+
+void layers_by(Plan& plan, const std::function<bool(int)>& sparse, const std::string& note) {
+  for (std::size_t i = 0; i < plan.layers.size(); ++i) {
+    if (!sparse(static_cast<int>(i))) plan.layers[i] = {false, note};
+  }
+}
+
+std::function<bool(int)> from(std::int64_t first) {
+  return [first](int i) { return i >= first; };
+}
+
+void layers_by_type(Plan& plan, Config& config, const std::function<bool(int)>& otherwise) {
+  const auto types = config.texts({"mlp_layer_types"});
+  if (!types) return layers_by(plan, otherwise, "dense MLP");
+  if (types->size() < plan.layers.size()) {
+    fail(Status::bad_file,
+         "{}: mlp_layer_types has {} entries: must have one for each of {} layers", config.where(),
+         types->size(), plan.layers.size());
+  }
+  for (const std::string& type : *types) {
+    if (type != "sparse" && type != "dense") {
+      fail(Status::bad_file, "{}: mlp_layer_types holds '{}': must be sparse or dense",
+           config.where(), clean(type));
+    }
+  }
+  layers_by(
+      plan, [&](int i) { return (*types)[static_cast<std::size_t>(i)] == "sparse"; }, "dense MLP");
+}
+
+void layers_from(Plan& plan, Config& config, std::int64_t absent) {
+  config.expect("moe_layer_freq", {1});
+  const std::int64_t first = config.integer_or({"first_k_dense_replace"}, absent, 0, max_layers);
+  layers_by(plan, from(first), "dense MLP");
+}
+
+ExpertNames each_expert(const std::string& prefix, const char* gate, const char* up,
+                        const char* down) {
+  return {.form = ExpertNames::Form::each,
+          .gate = fmt::format("{}.{}.weight", prefix, gate),
+          .up = fmt::format("{}.{}.weight", prefix, up),
+          .down = fmt::format("{}.{}.weight", prefix, down)};
+}
+
+ExpertNames merged_experts(const std::string& prefix, const char* up, const char* down) {
+  return {.form = ExpertNames::Form::merged,
+          .gate = {},
+          .up = fmt::format("{}.{}", prefix, up),
+          .down = fmt::format("{}.{}", prefix, down)};
+}
+
+TensorNames standard_names(const std::string& module) {
+  TensorNames names;
+  names.module = module;
+  names.router = {{module + ".gate.weight"}};
+  names.experts = {each_expert(module + ".experts.{}"), merged_experts(module + ".experts")};
+  return names;
+}
+
+}  // namespace shunt

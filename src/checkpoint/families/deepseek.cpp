@@ -1,0 +1,318 @@
+// DeepSeek's families and those that route as they do.
+#include "checkpoint/families.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt::families {
+
+namespace {
+
+struct Defaults {
+  double scale = 1;
+  bool renormalize = true;
+  std::int64_t groups = 1, keep = 1;
+  std::int64_t shared = 1;
+};
+
+struct FieldNames {
+  Basics basics = {.experts = {"n_routed_experts", "num_local_experts", "num_experts"}};
+  Config::Names shared = {"n_shared_experts", "num_shared_experts"};
+  Config::Names groups = {"n_group"};
+  Config::Names renormalize = {"norm_topk_prob"};
+};
+
+// n_group groups of which topk_group stay; ranked by `rank`.
+void add_groups(Plan& plan, Config& c, const Config::Names& count_names, const Defaults& absent,
+                GroupRank rank) {
+  RouteSpec& route = plan.spec.route;
+  const std::int64_t count = c.integer_or(count_names, absent.groups, 1, 64);
+  const std::int64_t keep = c.integer_or({"topk_group"}, absent.keep, 1, 64);
+  if (route.experts % count != 0) {
+    fail(Status::bad_file, "{}: {} is {}: must divide the number of experts, {}", c.where(),
+         count_names.front(), count, route.experts);
+  }
+  if (keep > count) {
+    fail(Status::bad_file, "{}: topk_group is {}: must be at most {}, the number of groups",
+         c.where(), keep, count);
+  }
+  if (count > 1) {
+    route.groups = {
+        .count = static_cast<int>(count), .keep = static_cast<int>(keep), .rank_by = rank};
+  }
+}
+
+// Sigmoid, e_score_correction_bias, groups by the sum of their two best, 1e-20 under the weights.
+Plan v3(Config& c, const Defaults& absent, const FieldNames& fields = {}) {
+  Plan plan = start(c, fields.basics);
+  route_sigmoid_bias(plan, c.flag_or(fields.renormalize, absent.renormalize), 1e-20,
+                     c.number_or({"routed_scaling_factor"}, absent.scale, -1e30, 1e30));
+  add_groups(plan, c, fields.groups, absent, GroupRank::sum_of_top_2);
+  plan.names.selection_bias = {{"mlp.gate.e_score_correction_bias"}};
+  add_shared_count(plan, c, fields.shared, absent.shared, "mlp.shared_experts");
+  c.expect("scoring_func", {"sigmoid"});
+  c.expect("topk_method", {"noaux_tc"});
+  return plan;
+}
+
+// mlp_layer_types, or first_k_dense_replace.
+void typed_layers(Plan& plan, Config& c, std::int64_t absent) {
+  c.expect("moe_layer_freq", {1});
+  layers_by_type(plan, c, from(c.integer_or({"first_k_dense_replace"}, absent, 0, max_layers)));
+}
+
+void clamp(ActivationSpec& activation, Config& c) {
+  activation.limit = static_cast<float>(c.number_or({"swiglu_limit"}, 10, 1e-6, 1e30));
+}
+
+// DeepSeek-V2: softmax, groups by their best, never renormalised.
+Plan v2(Config& c) {
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_experts"}});
+  route_softmax(plan, false);
+  plan.spec.route.scale =
+      static_cast<float>(c.number_or({"routed_scaling_factor"}, 1, -1e30, 1e30));
+  c.expect("scoring_func", {"softmax"});
+  c.expect("norm_topk_prob", {false});
+  const std::string method = c.text_or({"topk_method"}, "greedy");
+  if (method == "group_limited_greedy") {
+    if (!c.has("n_group") || !c.has("topk_group")) {
+      c.refuse(c.has("n_group") ? "topk_group" : "n_group",
+               "an integer, with topk_method group_limited_greedy");
+    }
+    add_groups(plan, c, {"n_group"}, {}, GroupRank::max);
+  } else if (method == "greedy") {
+    c.ignore({"n_group", "topk_group"});
+  } else {
+    c.refuse("topk_method", "greedy or group_limited_greedy");
+  }
+  add_shared_count(plan, c, {"n_shared_experts"}, 2, "mlp.shared_experts");
+  return plan;
+}
+
+}  // namespace
+
+Plan deepseek_v2(Config& c) {
+  Plan plan = v2(c);
+  layers_from(plan, c, 0);
+  return plan;
+}
+
+Plan deepseek_ocr2(Config& c) {
+  Plan plan = v2(c);
+  typed_layers(plan, c, 1);
+  return plan;
+}
+
+Plan mistral4(Config& c) {
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"}});
+  route_softmax(plan, c.flag_or({"norm_topk_prob"}, true));
+  plan.spec.route.scale =
+      static_cast<float>(c.number_or({"routed_scaling_factor"}, 1, -1e30, 1e30));
+  add_groups(plan, c, {"n_group"}, {}, GroupRank::sum_of_top_2);
+  add_shared_count(plan, c, {"n_shared_experts"}, 1, "mlp.shared_experts");
+  layers_from(plan, c, 0);
+  return plan;
+}
+
+Plan deepseek_v3(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4});
+  layers_from(plan, c, 3);
+  return plan;
+}
+
+Plan deepseek_v32(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4});
+  typed_layers(plan, c, 3);
+  return plan;
+}
+
+Plan glm4_moe(Config& c) {
+  Plan plan = v3(c, {});
+  layers_from(plan, c, 1);
+  return plan;
+}
+
+Plan glm4_moe_lite(Config& c) {
+  Plan plan = v3(c, {.scale = 1.8});
+  typed_layers(plan, c, 1);
+  return plan;
+}
+
+Plan glm_moe_dsa(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5});
+  typed_layers(plan, c, 3);
+  return plan;
+}
+
+Plan glm5_next(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5});
+  clamp(plan.spec.experts.activation, c);
+  plan.spec.shared.activation = plan.spec.experts.activation;
+  typed_layers(plan, c, 3);
+  return plan;
+}
+
+Plan solar_open(Config& c) {
+  Plan plan = v3(c, {});
+  c.expect("first_k_dense_replace", {0});
+  return plan;
+}
+
+Plan axk1(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4});
+  layers_from(plan, c, 1);
+  // Published at the decoder layer; transformers 5 has it in the block.
+  plan.spec.output_norm = {.enabled = true,
+                           .epsilon = static_cast<float>(c.number_or({"rms_norm_eps"}, 1e-6, 0, 1)),
+                           .weight = true,
+                           .multiplier = 1};
+  plan.names.output_norm = {{"post_mlp_layernorm.weight"}, {"mlp.post_mlp_layernorm.weight"}};
+  return plan;
+}
+
+Plan axk2(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5});
+  // Its code masks with 0 instead of -inf, which a negative bias makes another rule.
+  if (plan.spec.route.groups.count > 1) {
+    fail(Status::unsupported,
+         "{}: n_group is {}: groups of A.X K2 are not understood, only null or 1", c.where(),
+         plan.spec.route.groups.count);
+  }
+  typed_layers(plan, c, 1);
+  return plan;
+}
+
+Plan dots1(Config& c) {
+  c.expect("scoring_func", {"noaux_tc", "sigmoid"});
+  FieldNames fields;
+  Plan plan = start(c, fields.basics);
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, false), 1e-20,
+                     c.number_or({"routed_scaling_factor"}, 1, -1e30, 1e30));
+  add_groups(plan, c, {"n_group"}, {}, GroupRank::sum_of_top_2);
+  plan.names.selection_bias = {{"mlp.gate.e_score_correction_bias"}};
+  if (!c.has("n_shared_experts")) c.refuse("n_shared_experts", "an integer");
+  add_shared_count(plan, c, {"n_shared_experts"}, 0, "mlp.shared_experts");
+  c.expect("topk_method", {"noaux_tc"});
+  layers_from(plan, c, 0);
+  return plan;
+}
+
+Plan mimo_v2_flash(Config& c) {
+  Plan plan = v3(c, {.shared = 0});
+  if (plan.spec.shared.intermediate > 0) c.refuse("n_shared_experts", "null or 0");
+  // Published: a list of 0 and 1.
+  const auto sparse = c.integers({"moe_layer_freq"}, 0, 1);
+  if (sparse && sparse->size() < plan.layers.size()) {
+    c.refuse("moe_layer_freq", "a list with 0 or 1 for each layer");
+  }
+  layers_by_type(plan, c, [&](int i) {
+    return sparse ? (*sparse)[static_cast<std::size_t>(i)] == 1 : i >= 1;
+  });
+  return plan;
+}
+
+Plan exaone_moe(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5}, {.basics = {.experts = {"num_experts"}}});
+  typed_layers(plan, c, 1);
+  if (c.has("is_moe_layer")) {  // says the same once more
+    for (std::size_t i = 0; i < plan.layers.size(); ++i) {
+      const std::string words =
+          fmt::format("one flag a layer; {} in layer {}", plan.layers[i].moe, i);
+      const nlohmann::json flag = plan.layers[i].moe;
+      if (!c.element_is("is_moe_layer", i, flag)) c.refuse("is_moe_layer", words);
+    }
+  }
+  plan.names.selection_bias = {{"mlp.e_score_correction_bias"},
+                               {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+Plan kimi_linear(Config& c) {
+  Plan plan = v3(c, {.scale = 2.446},
+                 {.basics = {.experts = {"num_experts", "num_local_experts", "n_routed_experts"},
+                             .top_k = {"num_experts_per_token", "num_experts_per_tok"}},
+                  .shared = {"num_shared_experts", "n_shared_experts"},
+                  .groups = {"num_expert_group", "n_group"},
+                  .renormalize = {"moe_renormalize", "norm_topk_prob"}});
+  c.expect("moe_router_activation_func", {"sigmoid"});
+  if (plan.spec.route.groups.count > 1) {
+    c.expect("use_grouped_topk", {true});
+  } else {
+    c.ignore({"use_grouped_topk"});
+  }
+  typed_layers(plan, c, 1);
+  TensorNames& names = plan.names;
+  names = {};
+  for (const char* module : {"block_sparse_moe", "mlp"}) {
+    const std::string m = module;
+    names.router.push_back({m + ".gate.weight"});
+    names.selection_bias.push_back({m + ".gate.e_score_correction_bias"});
+    names.experts.push_back(each_expert(m + ".experts.{}", "w1", "w3", "w2"));
+    names.experts.push_back(merged_experts(m + ".experts"));
+    if (plan.spec.shared.intermediate > 0) {
+      names.shared.push_back(each_expert(m + ".shared_experts"));
+    }
+  }
+  return plan;
+}
+
+Plan hy_v4(Config& c) {
+  Plan plan = v3(c, {.scale = 2.827});
+  clamp(plan.spec.experts.activation, c);  // the routed experts only
+  typed_layers(plan, c, 1);
+  return plan;
+}
+
+Plan deepseek_v4(Config& c) {
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"},
+                        .intermediate = {"moe_intermediate_size", "intermediate_size"}});
+  RouteSpec& route = plan.spec.route;
+  route_sigmoid_bias(plan, true, 1e-20, c.number_or({"routed_scaling_factor"}, 1.5, -1e30, 1e30));
+  const std::string score = c.text_or({"scoring_func"}, "sqrtsoftplus");
+  if (score == "sqrtsoftplus") {
+    route.score = Score::sqrt_softplus;
+  } else if (score != "sigmoid") {
+    c.refuse("scoring_func", "sqrtsoftplus or sigmoid");
+  }
+  clamp(plan.spec.experts.activation, c);
+  c.expect("n_shared_experts", {1});
+  c.expect("norm_topk_prob", {true});
+  c.expect("topk_method", {"noaux_tc"});
+  c.expect("expert_dtype", {"bf16", "bfloat16"});
+  add_shared(plan, plan.spec.experts.intermediate, "mlp.shared_experts");
+
+  std::vector<bool> hashed(plan.layers.size());
+  if (const auto types = c.texts({"mlp_layer_types"})) {
+    for (std::size_t i = 0; i < hashed.size(); ++i) {
+      if (i >= types->size() || ((*types)[i] != "moe" && (*types)[i] != "hash_moe")) {
+        c.refuse("mlp_layer_types", "a list with moe or hash_moe for each layer");
+      }
+      hashed[i] = (*types)[i] == "hash_moe";
+    }
+    c.ignore({"num_hash_layers", "n_hash_layers"});
+  } else {
+    const std::int64_t first = c.integer_or({"num_hash_layers", "n_hash_layers"}, 3, 0, max_layers);
+    for (std::size_t i = 0; i < hashed.size(); ++i)
+      hashed[i] = static_cast<std::int64_t>(i) < first;
+  }
+  plan.per_layer = [hashed](int layer, LayerSpec& spec) {
+    spec.route.hashed = hashed[static_cast<std::size_t>(layer)];
+    spec.route.selection_bias = !spec.route.hashed;
+  };
+
+  TensorNames& names = plan.names;
+  names = {};
+  names.shared.clear();
+  for (const char* module : {"ffn", "mlp"}) {
+    const std::string m = module;
+    names.router.push_back({m + ".gate.weight"});
+    names.hash_table.push_back({m + ".gate.tid2eid"});
+    names.experts.push_back(each_expert(m + ".experts.{}", "w1", "w3", "w2"));
+    names.experts.push_back(merged_experts(m + ".experts"));
+    names.shared.push_back(each_expert(m + ".shared_experts", "w1", "w3", "w2"));
+    names.shared.push_back(each_expert(m + ".shared_experts"));
+  }
+  names.selection_bias = {{"ffn.gate.bias"}, {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+}  // namespace shunt::families

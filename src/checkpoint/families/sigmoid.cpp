@@ -1,0 +1,315 @@
+// Other families that score each expert by itself with a sigmoid.
+#include <algorithm>
+#include <set>
+
+#include "checkpoint/families.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt::families {
+
+namespace {
+
+double scale_of(Config& c, const char* name, double absent) {
+  return c.number_or({name}, absent, -1e30, 1e30);
+}
+
+}  // namespace
+
+Plan hy_v3(Config& c) {
+  Plan plan = start(c, {});
+  route_sigmoid_bias(plan, true, 1e-20, scale_of(c, "router_scaling_factor", 2.826));
+  add_shared_count(plan, c, {"num_shared_experts"}, 1, "mlp.shared_mlp");
+  if (plan.spec.shared.intermediate > 0) {
+    plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+  }
+  c.expect("moe_router_use_sigmoid", {true});
+  c.expect("moe_router_enable_expert_bias", {true});
+  c.expect("route_norm", {true});
+  c.ignore({"enable_moe_fp32_combine"});
+  layers_by_type(plan, c, from(c.integer_or({"first_k_dense_replace"}, 1, 0, max_layers)));
+  plan.names.router = {{"mlp.router.gate.weight"}, {"mlp.gate.weight"}};
+  plan.names.selection_bias = {{"mlp.expert_bias"}, {"mlp.e_score_correction_bias"}};
+  return plan;
+}
+
+Plan minimax_m2(Config& c) {
+  Plan plan = start(
+      c, {.experts = {"num_local_experts", "num_experts"}, .intermediate = {"intermediate_size"}});
+  route_sigmoid_bias(plan, true, 0, 1);
+  c.expect("scoring_func", {"sigmoid"});
+  c.expect("use_routing_bias", {true});
+  c.expect("shared_intermediate_size", {0});
+  c.ignore({"shared_moe_mode", "mlp_intermediate_size"});
+  TensorNames& names = plan.names;
+  names = {};
+  for (const char* module : {"block_sparse_moe", "mlp"}) {
+    const std::string m = module;
+    names.router.push_back({m + ".gate.weight"});
+    names.selection_bias.push_back({m + ".e_score_correction_bias"});
+    names.experts.push_back(each_expert(m + ".experts.{}", "w1", "w3", "w2"));
+    names.experts.push_back(merged_experts(m + ".experts"));
+  }
+  return plan;
+}
+
+Plan minimax_m3(Config& c) {
+  // hidden_act says swigluoai: what that is, swiglu_alpha and swiglu_limit say.
+  c.expect("hidden_act", {"silu", "swigluoai"});
+  Plan plan = start(c, {.experts = {"num_local_experts", "num_experts"},
+                        .intermediate = {"intermediate_size"},
+                        .act_field = ""});
+  route_sigmoid_bias(plan, true, 0, scale_of(c, "routed_scaling_factor", 2));
+  plan.spec.experts.activation = {
+      .alpha = static_cast<float>(c.number_or({"swiglu_alpha"}, 1.702, 1e-6, 1e30)),
+      .limit = static_cast<float>(c.number_or({"swiglu_limit"}, 7, 1e-6, 1e30)),
+      .up_offset = 1};
+  c.expect("swiglu_beta", {1, 1.0});
+  c.expect("scoring_func", {"sigmoid"});
+  c.expect("use_routing_bias", {true});
+  c.expect("n_shared_experts", {1});
+  c.expect("num_shared_experts", {1});
+  c.ignore({"dense_intermediate_size", "shared_moe_mode"});
+  const std::int64_t shared = c.integer_or({"shared_intermediate_size"}, 3072, 1, max_width);
+  plan.spec.shared = {.intermediate = shared, .activation = plan.spec.experts.activation};
+  const auto sparse = c.integers({"moe_layer_freq"}, 0, 1);
+  if (sparse && sparse->size() < plan.layers.size()) {
+    c.refuse("moe_layer_freq", "a list with 0 or 1 for each layer");
+  }
+  layers_by_type(plan, c,
+                 [&](int i) { return !sparse || (*sparse)[static_cast<std::size_t>(i)] == 1; });
+  TensorNames& names = plan.names;
+  names = {};
+  for (const char* module : {"block_sparse_moe", "mlp"}) {
+    const std::string m = module;
+    names.router.push_back({m + ".gate.weight"});
+    names.experts.push_back(each_expert(m + ".experts.{}", "w1", "w3", "w2"));
+    names.experts.push_back(merged_experts(m + ".experts"));
+    names.shared.push_back(each_expert(m + ".shared_experts"));
+    names.shared.push_back(
+        merged_experts(m + ".shared_experts", "gate_up_proj.weight", "down_proj.weight"));
+  }
+  names.selection_bias = {{"block_sparse_moe.e_score_correction_bias"},
+                          {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+Plan lfm2_moe(Config& c) {
+  Plan plan = start(c, {.act_field = ""});  // SiLU whatever hidden_act says
+  c.ignore({"hidden_act"});
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, true), 1e-6,
+                     scale_of(c, "routed_scaling_factor", 1));
+  plan.spec.route.selection_bias = c.flag_or({"use_expert_bias"}, true);
+  layers_by(plan, from(c.integer_or({"num_dense_layers"}, 2, 0, max_layers)), "dense MLP");
+  TensorNames& names = plan.names;
+  names = standard_names("feed_forward");
+  names.experts[0] = each_expert("feed_forward.experts.{}", "w1", "w3", "w2");
+  names.selection_bias = {{"feed_forward.expert_bias"}};
+  return plan;
+}
+
+Plan afmoe(Config& c) {
+  Plan plan = start(c, {});
+  route_sigmoid_bias(plan, true, 1e-20, scale_of(c, "route_scale", 1));
+  add_shared_count(plan, c, {"num_shared_experts"}, 2, "mlp.shared_experts");
+  c.expect("score_func", {"sigmoid"});
+  c.expect("route_norm", {true});
+  for (const char* name : {"n_group", "topk_group", "num_expert_groups", "num_limited_groups"}) {
+    c.expect(name, {1});
+  }
+  layers_by(plan, from(c.integer_or({"num_dense_layers"}, 1, 0, max_layers)), "dense MLP");
+  plan.names.router = {{"mlp.router.gate.weight"}};
+  plan.names.selection_bias = {{"mlp.expert_bias"}};
+  return plan;
+}
+
+Plan laguna(Config& c) {
+  Plan plan = start(c, {});
+  route_sigmoid_bias(plan, true, 0, scale_of(c, "moe_routed_scaling_factor", 1));
+  plan.spec.route.soft_cap =
+      static_cast<float>(c.number_or({"moe_router_logit_softcapping"}, 0, 0, 1e30));
+  c.expect_false({"moe_apply_router_weight_on_input"});
+  c.expect("norm_topk_prob", {true});
+  c.expect("moe_router_use_sigmoid", {true});
+  add_shared(plan, c.integer({"shared_expert_intermediate_size"}, 1, max_width),
+             "mlp.shared_expert");
+  plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+  layers_by_type(plan, c, from(1));
+  plan.names.selection_bias = {{"mlp.experts.e_score_correction_bias"},
+                               {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+Plan step3p5(Config& c) {
+  c.expect("hidden_act", {"silu"});
+  // num_local_experts is a default of the class that means nothing here.
+  c.ignore({"num_local_experts", "num_attention_groups"});
+  Plan plan = start(c, {.experts = {"moe_num_experts", "n_routed_experts"},
+                        .top_k = {"moe_top_k", "num_experts_per_tok"}});
+  route_sigmoid_bias(plan, true, 0, scale_of(c, "moe_router_scaling_factor", 1));
+  c.expect("moe_router_activation", {"sigmoid"});
+  c.expect("norm_expert_weight", {true});
+  c.expect("use_moe_router_bias", {true});
+  c.expect("use_moe", {true});
+  c.expect("moe_every_n_layer", {1});
+  c.expect("moe_layer_offset", {0});
+  c.ignore({"need_fp32_gate"});
+  add_shared(plan, c.integer({"share_expert_dim", "share_expert_dims"}, 1, max_width),
+             "share_expert");
+  plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+
+  // "3,4,5": the layers with experts.
+  std::set<std::int64_t> listed;
+  const bool has_list = c.has("moe_layers_enum");
+  if (has_list) {
+    const std::string text = c.text_or({"moe_layers_enum"}, "");
+    std::int64_t number = -1;
+    for (const char digit : text + ",") {
+      if (digit >= '0' && digit <= '9' && number < max_layers) {
+        number = std::max<std::int64_t>(number, 0) * 10 + (digit - '0');
+      } else if (digit == ',') {
+        if (number >= 0) listed.insert(number);
+        number = -1;
+      } else if (digit != ' ') {
+        c.refuse("moe_layers_enum", "layer numbers, separated by commas");
+      }
+    }
+  }
+  layers_by_type(plan, c, [&](int i) { return has_list ? listed.contains(i) : i >= 3; });
+
+  // Limits a layer; 0 and null are none.
+  const auto limits = c.numbers({"swiglu_limits"}, 0, 0, 1e30);
+  const auto shared = c.numbers({"swiglu_limits_shared"}, 0, 0, 1e30);
+  for (const auto& [name, list] :
+       {std::pair("swiglu_limits", &limits), std::pair("swiglu_limits_shared", &shared)}) {
+    if (*list && (*list)->size() < plan.layers.size()) c.refuse(name, "a number for each layer");
+  }
+  plan.per_layer = [limits, shared](int layer, LayerSpec& spec) {
+    const auto i = static_cast<std::size_t>(layer);
+    spec.experts.activation.limit_on = LimitOn::output;
+    spec.shared.activation.limit_on = LimitOn::output;
+    spec.experts.activation.limit = limits ? static_cast<float>((*limits)[i]) : 0;
+    spec.shared.activation.limit = shared ? static_cast<float>((*shared)[i]) : 0;
+  };
+  TensorNames& names = plan.names;
+  names.router = {{"moe.gate.weight"}, {"mlp.gate.weight"}};
+  names.selection_bias = {{"moe.router_bias"}, {"mlp.gate.e_score_correction_bias"}};
+  names.experts = {{.form = ExpertNames::Form::apart,
+                    .gate = "moe.gate_proj.weight",
+                    .up = "moe.up_proj.weight",
+                    .down = "moe.down_proj.weight"},
+                   merged_experts("mlp.experts")};
+  return plan;
+}
+
+Plan nemotron_h(Config& c) {
+  // One mixer a layer: M (state space), * (attention), - (MLP), E (experts).
+  std::vector<LayerKind> kinds;
+  const auto add = [&](const std::string& word) {
+    if (word == "E" || word == "moe") {
+      kinds.push_back({true, {}});
+    } else if (word == "M" || word == "mamba" || word == "linear_attention") {
+      kinds.push_back({false, "state-space layer"});
+    } else if (word == "*" || word == "attention" || word == "full_attention") {
+      kinds.push_back({false, "attention"});
+    } else if (word == "-" || word == "mlp") {
+      kinds.push_back({false, "dense MLP"});
+    } else {
+      return false;
+    }
+    return true;
+  };
+  if (const auto types = c.texts({"layers_block_type", "layer_types"})) {
+    for (const std::string& type : *types) {
+      if (!add(type)) c.refuse("layers_block_type", "a list of mamba, attention, mlp and moe");
+    }
+    c.ignore({"hybrid_override_pattern"});
+  } else {
+    for (const char letter : c.text_or({"hybrid_override_pattern"}, "")) {
+      if (!add(std::string(1, letter))) {
+        c.refuse("hybrid_override_pattern", "a string of M, *, - and E");
+      }
+    }
+  }
+  if (kinds.empty()) c.refuse("layers_block_type", "a list with a word for each layer");
+  c.ignore({"num_hidden_layers", "n_groups", "moe_shared_expert_overlap", "mamba_num_groups"});
+  const bool any = std::any_of(kinds.begin(), kinds.end(), [](const auto& k) { return k.moe; });
+  if (!any) {  // Nemotron-H before experts
+    Plan plan;
+    plan.spec.hidden = c.integer({"hidden_size"}, 1, max_width);
+    plan.layers = kinds;
+    plan.names = standard_names("mixer");
+    c.ignore({"n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+              "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size",
+              "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob", "mlp_hidden_act",
+              "mlp_bias"});
+    return plan;
+  }
+  Plan plan = start(
+      c, {.experts = {"n_routed_experts", "num_local_experts"}, .act_field = "mlp_hidden_act"});
+  plan.layers = kinds;
+  LayerSpec& spec = plan.spec;
+  if (!c.has("mlp_hidden_act")) spec.experts.activation = {.kind = Activation::relu2};
+  spec.experts.activation.gated = false;
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, true), 1e-20,
+                     scale_of(c, "routed_scaling_factor", 1));
+  const std::int64_t groups = c.integer_or({"n_group"}, 1, 1, 64);
+  const std::int64_t keep = c.integer_or({"topk_group"}, 1, 1, groups);
+  if (spec.route.experts % groups != 0) c.refuse("n_group", "a divisor of n_routed_experts");
+  if (groups > 1) {
+    spec.route.groups = {.count = static_cast<int>(groups),
+                         .keep = static_cast<int>(keep),
+                         .rank_by = GroupRank::sum_of_top_2};
+  }
+  c.expect("n_shared_experts", {1});
+  add_shared(plan, c.integer({"moe_shared_expert_intermediate_size"}, 1, max_width), "");
+  spec.latent = c.integer_or({"moe_latent_size"}, 0, 0, max_width);
+  if (spec.latent > 0) spec.experts.hidden = spec.latent;
+
+  TensorNames& names = plan.names;
+  names = {};
+  names.module = "mixer";
+  names.router = {{"mixer.gate.weight"}};
+  names.selection_bias = {{"mixer.gate.e_score_correction_bias"}};
+  names.experts = {
+      {.up = "mixer.experts.{}.up_proj.weight", .down = "mixer.experts.{}.down_proj.weight"},
+      {.form = ExpertNames::Form::apart,
+       .up = "mixer.experts.up_proj",
+       .down = "mixer.experts.down_proj"}};
+  names.shared = {{.up = "mixer.shared_experts.up_proj.weight",
+                   .down = "mixer.shared_experts.down_proj.weight"}};
+  if (spec.latent > 0) {
+    names.latent_down = {{"mixer.fc1_latent_proj.weight"}};
+    names.latent_up = {{"mixer.fc2_latent_proj.weight"}};
+  }
+  return plan;
+}
+
+Plan inkling(Config& c) {
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"}});
+  LayerSpec& spec = plan.spec;
+  route_sigmoid_bias(plan, true, 0, scale_of(c, "route_scale", 8));
+  const std::int64_t shared = c.integer_or({"n_shared_experts"}, 2, 1, 64);
+  spec.route.shared = {.count = static_cast<int>(shared), .weight = SharedWeight::joint};
+  spec.experts.experts += static_cast<int>(shared);
+  spec.route.per_expert_scale = true;  // one number for all: gate.global_scale
+  c.expect("shared_expert_sink", {true});
+  c.ignore({"rms_norm_eps_moe_gate", "dense_intermediate_size", "dense_mlp_idx"});
+  layers_by_type(plan, c, from(c.integer_or({"dense_mlp_idx"}, 0, 0, max_layers)));
+  TensorNames& names = plan.names;
+  names.selection_bias = {{"mlp.gate.bias"}, {"mlp.gate.e_score_correction_bias"}};
+  names.per_expert_scale = {{"mlp.gate.global_scale"}};
+  names.experts = {merged_experts("mlp.experts", "w13_weight", "w2_weight"),
+                   merged_experts("mlp.experts")};
+  names.experts[0].interleaved = true;
+  names.slots = {merged_experts("mlp.shared_experts", "shared_w13_weight", "shared_w2_weight"),
+                 {.form = ExpertNames::Form::apart,
+                  .gate = "mlp.shared_experts.gate_proj",
+                  .up = "mlp.shared_experts.up_proj",
+                  .down = "mlp.shared_experts.down_proj"}};
+  names.slots[0].interleaved = true;
+  plan.beside = "the short convolution behind the block";
+  return plan;
+}
+
+}  // namespace shunt::families

@@ -1,0 +1,137 @@
+#include "checkpoint/model.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+#include "shunt/checkpoint.hpp"
+
+namespace shunt {
+
+namespace {
+
+// Where models of several modalities keep their text model.
+constexpr std::array<std::string_view, 4> nested_keys = {"text_config", "thinker_config",
+                                                         "llm_config", "language_config"};
+
+// A null says no more than absence.
+const nlohmann::json* child(const nlohmann::json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string model_type(const std::string& where, const nlohmann::json& object) {
+  const nlohmann::json* type = child(object, "model_type");
+  if (type == nullptr) return {};
+  if (!type->is_string()) {
+    fail(Status::bad_file, "{}: model_type is {}: must be a string", where, shown(*type));
+  }
+  return type->get<std::string>();
+}
+
+void refuse_quantised(const std::string& where, const nlohmann::json& object) {
+  const nlohmann::json* quantised = child(object, "quantization_config");
+  if (quantised == nullptr) return;
+  const nlohmann::json* method =
+      quantised->is_object() ? child(*quantised, "quant_method") : nullptr;
+  fail(Status::unsupported,
+       "{}: quantization_config.quant_method is {}: quantised checkpoints are not read yet, only "
+       "f32, bf16 and f16",
+       where, method == nullptr ? "missing" : shown(*method));
+}
+
+const Family* find_family(const std::string& type) {
+  for (const Family& family : family_table()) {
+    if (family.type == type) return &family;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Model read_model(const std::string& where, const std::string& text) {
+  const nlohmann::json root = parse_object(where, text);
+  const nlohmann::json* object = &root;
+  std::string path = where;
+  std::string type = model_type(path, root);
+  refuse_quantised(path, root);
+  for (bool descended = true; descended;) {
+    descended = false;
+    for (const std::string_view key : nested_keys) {
+      const nlohmann::json* inner = child(*object, key);
+      if (inner == nullptr) continue;
+      path += fmt::format("{}{}", object == &root ? ": " : ".", key);
+      if (!inner->is_object()) {
+        fail(Status::bad_file, "{} is {}: must be an object", path, shown(*inner));
+      }
+      object = inner;
+      refuse_quantised(path, *object);
+      const std::string inner_type = model_type(path, *object);
+      if (!inner_type.empty()) {
+        type = inner_type;
+      } else if (find_family(type + "_text") != nullptr) {
+        type += "_text";
+      }
+      descended = true;
+      break;
+    }
+  }
+  if (type.empty()) {
+    fail(Status::bad_file, "{}: model_type is missing: must name the model's family", path);
+  }
+  for (const Refusal& refusal : refusal_table()) {
+    if (refusal.type == type) {
+      fail(Status::unsupported, "{}: model_type is '{}': not supported, {}", path, type,
+           refusal.reason);
+    }
+  }
+  Model model;
+  model.family = find_family(type);
+  if (model.family == nullptr) {
+    std::string list;
+    for (const std::string& known : known_families()) list += (list.empty() ? "" : " ") + known;
+    fail(Status::unsupported, "{}: model_type is '{}': unknown; known are {}", path, clean(type),
+         list);
+  }
+  Config config(path, *object);
+  model.plan = model.family->plan(config);
+  config.finish(type);
+
+  const nlohmann::json* names = child(root, "architectures");
+  const bool named =
+      names != nullptr && names->is_array() && !names->empty() && names->front().is_string();
+  model.name = named ? clean(names->front().get_ref<const std::string&>()) : type;
+  return model;
+}
+
+bool Model::moe(int layer) const {
+  return layer >= 0 && static_cast<std::size_t>(layer) < plan.layers.size() &&
+         plan.layers[static_cast<std::size_t>(layer)].moe;
+}
+
+LayerSpec Model::spec(int layer) const {
+  if (layer < 0 || static_cast<std::size_t>(layer) >= plan.layers.size()) {
+    fail(Status::invalid_argument, "layer is {}: must be 0 to {}", layer, plan.layers.size() - 1);
+  }
+  if (!moe(layer)) {
+    fail(Status::invalid_argument, "layer {} has no experts: {}", layer,
+         plan.layers[static_cast<std::size_t>(layer)].note);
+  }
+  LayerSpec spec = plan.spec;
+  if (plan.per_layer) plan.per_layer(layer, spec);
+  return spec;
+}
+
+std::vector<std::string> known_families() {
+  std::vector<std::string> result;
+  for (const Family& family : family_table()) result.emplace_back(family.type);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+LayerSpec layer_spec_from_config(const std::string& config_json, int layer) {
+  return read_model("config.json", config_json).spec(layer);
+}
+
+}  // namespace shunt

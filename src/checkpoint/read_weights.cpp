@@ -1,0 +1,284 @@
+#include "checkpoint/read_weights.hpp"
+
+#include <vector>
+
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+std::string words(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+bool has_shape(const Tensor& tensor, const Shape& shape) {
+  if (static_cast<std::size_t>(tensor.rank) != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (tensor.shape[d] != shape[d]) return false;
+  }
+  return true;
+}
+
+class Reader {
+ public:
+  Reader(const TensorStore& store, const LayerSpec& spec, std::string prefix)
+      : store_(store), spec_(spec), prefix_(std::move(prefix)) {}
+
+  // The first of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
+  Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
+    for (const Source& source : sources) {
+      const std::string name = prefix_ + source.name;
+      if (!store_.contains(name)) continue;
+      Tensor tensor = floats(name);
+      if (source.row >= 0) {
+        if (tensor.rank < 2 || tensor.shape[0] <= source.row) mismatch(name, tensor, words(shape));
+        tensor = tensor[source.row];
+      }
+      if (source.transposed && tensor.rank == 2) tensor = tensor.transposed();
+      if (static_cast<std::size_t>(tensor.rank) == shape.size() + 1 && tensor.shape[0] == 1) {
+        tensor = tensor[0];
+      }
+      if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
+      return tensor;
+    }
+    missing(sources);
+  }
+
+  // A vector, or one number that stands for all of it.
+  Tensor broadcast(const std::vector<Source>& sources, std::int64_t size) const {
+    for (const Source& source : sources) {
+      const std::string name = prefix_ + source.name;
+      if (!store_.contains(name)) continue;
+      Tensor tensor = floats(name);
+      if (tensor.elements() != 1) break;
+      tensor.rank = 1;
+      tensor.shape[0] = size;
+      tensor.strides[0] = 0;
+      return tensor;
+    }
+    return one(sources, {size});
+  }
+
+  Tensor hash_table(const std::vector<Source>& sources, std::int64_t top_k) const {
+    for (const Source& source : sources) {
+      const std::string name = prefix_ + source.name;
+      if (!store_.contains(name)) continue;
+      const Tensor tensor = store_.get(name);
+      if (tensor.rank != 2 || tensor.shape[1] != top_k ||
+          (tensor.dtype != DType::i32 && tensor.dtype != DType::i64)) {
+        mismatch(name, tensor, fmt::format("i64 or i32 [vocabulary, {}]", top_k));
+      }
+      return tensor;
+    }
+    missing(sources);
+  }
+
+  // Appends `count` experts, `hidden` wide. `zero` more may stand behind them in a merged tensor.
+  void experts(const std::vector<ExpertNames>& alternatives, int count, std::int64_t hidden,
+               std::int64_t intermediate, bool gated, bool biased, std::int64_t zero, bool single,
+               ExpertWeights& out) const {
+    for (const ExpertNames& names : alternatives) {
+      if (!store_.contains(prefix_ + numbered(names.up, 0))) continue;
+      switch (names.form) {
+        case ExpertNames::Form::each:
+          return each(names, count, hidden, intermediate, gated, out);
+        case ExpertNames::Form::merged:
+          return merged(names, count, hidden, intermediate, biased, zero, single, out);
+        case ExpertNames::Form::apart:
+          return apart(names, count, hidden, intermediate, gated, out);
+        case ExpertNames::Form::flat:
+          return flat(names, count, hidden, intermediate, out);
+      }
+    }
+    std::vector<Source> sources;
+    for (const ExpertNames& names : alternatives) sources.push_back({numbered(names.up, 0)});
+    missing(sources);
+  }
+
+ private:
+  static std::string numbered(const std::string& name, int expert) {
+    const std::size_t at = name.find("{}");
+    if (at == std::string::npos) return name;
+    return name.substr(0, at) + std::to_string(expert) + name.substr(at + 2);
+  }
+
+  Tensor floats(const std::string& name) const {
+    const Tensor tensor = store_.get(name);
+    if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
+      fail(Status::unsupported,
+           "{}: tensor '{}' is {}: only f32, bf16 and f16 weights are read yet",
+           store_.file_of(name), name, tensor.describe());
+    }
+    return tensor;
+  }
+
+  Tensor exact(const std::string& relative, const Shape& shape) const {
+    const std::string name = prefix_ + relative;
+    if (!store_.contains(name)) missing({{relative}});
+    const Tensor tensor = floats(name);
+    if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
+    return tensor;
+  }
+
+  [[noreturn]] void mismatch(const std::string& name, const Tensor& tensor,
+                             const std::string& wanted) const {
+    fail(Status::bad_file, "{}: tensor '{}' is {}: config.json asks for {}", store_.file_of(name),
+         name, tensor.describe(), wanted);
+  }
+
+  [[noreturn]] void missing(const std::vector<Source>& sources) const {
+    std::string list;
+    for (const Source& source : sources) {
+      if (!list.empty()) list += " or ";
+      list += "'" + prefix_ + source.name + "'";
+    }
+    fail(Status::bad_file, "{}: has no tensor {}", store_.folder(), list);
+  }
+
+  void each(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+            bool gated, ExpertWeights& out) const {
+    for (int e = 0; e < count; ++e) {
+      if (gated) out.gate.push_back(exact(numbered(names.gate, e), {intermediate, hidden}));
+      out.up.push_back(exact(numbered(names.up, e), {intermediate, hidden}));
+      out.down.push_back(exact(numbered(names.down, e), {hidden, intermediate}));
+    }
+  }
+
+  // gate and up of a matrix [2I, W], or of a vector [2I].
+  static std::pair<Tensor, Tensor> split(const Tensor& both, bool interleaved) {
+    const std::int64_t half = both.shape[0] / 2;
+    if (!interleaved) return {both.rows(0, half), both.rows(half, 2 * half)};
+    Tensor gate = both.rows(0, half);
+    gate.strides[0] *= 2;
+    Tensor up = gate;
+    up.data = static_cast<char*>(up.data) + both.strides[0] * bits(both.dtype) / 8;
+    return {gate, up};
+  }
+
+  void merged(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+              bool biased, std::int64_t zero, bool single, ExpertWeights& out) const {
+    const std::string up_name = prefix_ + names.up;
+    const std::string down_name = prefix_ + names.down;
+    if (!store_.contains(down_name)) missing({{names.down}});
+    Tensor up = floats(up_name);
+    Tensor down = floats(down_name);
+    if (single) {  // one expert, stored without its dimension
+      for (Tensor* tensor : {&up, &down}) {
+        if (tensor->rank != 2) continue;
+        *tensor = view(tensor->data, tensor->dtype, {1, tensor->shape[0], tensor->shape[1]});
+      }
+    }
+    // The tensors of zero-compute experts are padding.
+    if (zero > 0 && up.rank == 3 && up.shape[0] == count + zero) up = up.rows(0, count);
+    const Shape up_last = {count, 2 * intermediate, hidden};
+    const Shape down_last = {count, hidden, intermediate};
+    const Shape up_first = {count, hidden, 2 * intermediate};
+    const Shape down_first = {count, intermediate, hidden};
+    bool first = names.inner == ExpertNames::Inner::first;
+    if (names.inner == ExpertNames::Inner::either) {
+      // Of the two tensors one tells always: they are both square only if I were H and 2I were H.
+      first = has_shape(up, up_first) && has_shape(down, down_first);
+    }
+    if (!has_shape(up, first ? up_first : up_last)) {
+      mismatch(up_name, up, words(first ? up_first : up_last));
+    }
+    if (!has_shape(down, first ? down_first : down_last)) {
+      mismatch(down_name, down, words(first ? down_first : down_last));
+    }
+    const bool up_bias = biased && !names.up_bias.empty();
+    const bool down_bias = biased && !names.down_bias.empty();
+    const Tensor up_biases = up_bias ? exact(names.up_bias, {count, 2 * intermediate}) : Tensor{};
+    const Tensor down_biases = down_bias ? exact(names.down_bias, {count, hidden}) : Tensor{};
+    for (int e = 0; e < count; ++e) {
+      const auto [gate, up_part] = split(first ? up[e].transposed() : up[e], names.interleaved);
+      out.gate.push_back(gate);
+      out.up.push_back(up_part);
+      out.down.push_back(first ? down[e].transposed() : down[e]);
+      if (up_bias) {
+        const auto [gate_bias, up_bias_part] = split(up_biases[e], names.interleaved);
+        out.gate_bias.push_back(gate_bias);
+        out.up_bias.push_back(up_bias_part);
+      }
+      if (down_bias) out.down_bias.push_back(down_biases[e]);
+    }
+  }
+
+  void apart(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+             bool gated, ExpertWeights& out) const {
+    const Tensor gate = gated ? exact(names.gate, {count, intermediate, hidden}) : Tensor{};
+    const Tensor up = exact(names.up, {count, intermediate, hidden});
+    const Tensor down = exact(names.down, {count, hidden, intermediate});
+    for (int e = 0; e < count; ++e) {
+      if (gated) out.gate.push_back(gate[e]);
+      out.up.push_back(up[e]);
+      out.down.push_back(down[e]);
+    }
+  }
+
+  void flat(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+            ExpertWeights& out) const {
+    const Shape shape = {count * intermediate, hidden};
+    const Tensor gate = exact(names.gate, shape);
+    const Tensor up = exact(names.up, shape);
+    const Tensor down = exact(names.down, shape);
+    for (int e = 0; e < count; ++e) {
+      const std::int64_t begin = e * intermediate, end = begin + intermediate;
+      out.gate.push_back(gate.rows(begin, end));
+      out.up.push_back(up.rows(begin, end));
+      out.down.push_back(down.rows(begin, end).transposed());
+    }
+  }
+
+  const TensorStore& store_;
+  const LayerSpec& spec_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+LayerWeights read_weights(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
+                          const std::string& prefix) {
+  const Reader reader(store, spec, prefix);
+  const RouteSpec& route = spec.route;
+  const std::int64_t hidden = spec.hidden;
+  LayerWeights out;
+  out.router = reader.one(names.router, {route.columns(), hidden});
+  if (route.router_bias) out.router_bias = reader.one(names.router_bias, {route.columns()});
+  if (route.selection_bias) {
+    out.selection_bias = reader.one(names.selection_bias, {route.experts});
+  }
+  if (route.per_expert_scale) {
+    out.per_expert_scale = reader.broadcast(names.per_expert_scale, route.columns());
+  }
+  if (route.hashed) out.hash_table = reader.hash_table(names.hash_table, route.top_k);
+
+  const ExpertSpec& experts = spec.experts;
+  const int slots = route.shared.count;
+  const bool biased = experts.gate_up_bias || experts.down_bias;
+  reader.experts(names.experts, experts.experts - slots, experts.hidden, experts.intermediate,
+                 experts.activation.gated, biased, spec.zero_experts, false, out.experts);
+  if (slots > 0) {
+    reader.experts(names.slots, slots, experts.hidden, experts.intermediate,
+                   experts.activation.gated, biased, 0, false, out.experts);
+  }
+  if (spec.shared.intermediate > 0) {
+    reader.experts(names.shared, 1, hidden, spec.shared.intermediate, spec.shared.activation.gated,
+                   spec.shared.gate_up_bias || spec.shared.down_bias, 0, true, out.shared);
+    if (spec.shared.sigmoid_gate) out.shared_gate = reader.one(names.shared_gate, {hidden});
+  }
+  if (spec.latent > 0) {
+    out.latent_down = reader.one(names.latent_down, {spec.latent, hidden});
+    out.latent_up = reader.one(names.latent_up, {hidden, spec.latent});
+  }
+  if (spec.output_bias) out.output_bias = reader.one(names.output_bias, {hidden});
+  const auto norm = [&](const NormSpec& norm_spec, const std::vector<Source>& sources) {
+    return norm_spec.enabled && norm_spec.weight ? reader.one(sources, {hidden}) : Tensor{};
+  };
+  out.router_norm = norm(spec.router_norm, names.router_norm);
+  out.input_norm = norm(spec.input_norm, names.input_norm);
+  out.output_norm = norm(spec.output_norm, names.output_norm);
+  return out;
+}
+
+}  // namespace shunt

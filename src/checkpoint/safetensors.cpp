@@ -1,0 +1,67 @@
+#include "shunt/safetensors.hpp"
+
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/safetensors_header.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+struct SafetensorsFile::Impl {
+  explicit Impl(const std::string& file)
+      : path(file),
+        mapped(file),
+        header(read_safetensors_header(file, mapped.data(), mapped.size())) {}
+  std::string path;
+  MappedFile mapped;
+  SafetensorsHeader header;
+};
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  SafetensorsFile file;
+  file.impl_ = std::make_shared<const Impl>(path);
+  return file;
+}
+
+const std::string& SafetensorsFile::path() const { return impl_->path; }
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> result;
+  result.reserve(impl_->header.tensors.size());
+  for (const auto& [name, entry] : impl_->header.tensors) result.push_back(name);
+  return result;
+}
+
+bool SafetensorsFile::contains(const std::string& name) const {
+  return impl_->header.tensors.contains(name);
+}
+
+Tensor SafetensorsFile::get(const std::string& name) const {
+  const auto found = impl_->header.tensors.find(name);
+  if (found == impl_->header.tensors.end()) {
+    fail(Status::bad_file, "{}: has no tensor '{}'", impl_->path, clean(name));
+  }
+  const TensorEntry& entry = found->second;
+  if (entry.shape.size() > static_cast<std::size_t>(max_rank)) {
+    fail(Status::bad_file, "{}: tensor '{}' has {} dimensions: must be at most {}", impl_->path,
+         clean(name), entry.shape.size(), max_rank);
+  }
+  Tensor tensor;
+  // Views of inputs are never written through.
+  tensor.data = const_cast<unsigned char*>(impl_->mapped.data()) + entry.begin;
+  tensor.dtype = entry.dtype;
+  tensor.rank = static_cast<int>(entry.shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = entry.shape.size(); d-- > 0;) {
+    tensor.shape[d] = entry.shape[d];
+    tensor.strides[d] = stride;
+    stride *= entry.shape[d] == 0 ? 1 : entry.shape[d];
+  }
+  return tensor;
+}
+
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
+  return impl_->header.metadata;
+}
+
+}  // namespace shunt

@@ -1,0 +1,99 @@
+#include "checkpoint/strict_json.hpp"
+
+#include <array>
+#include <set>
+#include <vector>
+
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr int max_depth = 64;
+
+// Walks the text outside strings: bounds the nesting, on which the parser recurses when it frees
+// what it built, and quotes Python's non-numbers. Returns what to parse.
+std::string prepare(std::string_view what, std::string_view text) {
+  static constexpr std::array<std::string_view, 3> words = {"-Infinity", "Infinity", "NaN"};
+  std::string result;
+  result.reserve(text.size());
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\' && i + 1 < text.size()) result += text[i++];
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > max_depth) {
+        fail(Status::bad_file, "{}: JSON nests deeper than {}", what, max_depth);
+      }
+    } else if (c == ']' || c == '}') {
+      --depth;
+    } else if (c == '-' || c == 'I' || c == 'N') {
+      bool replaced = false;
+      for (const std::string_view word : words) {
+        if (text.substr(i, word.size()) != word) continue;
+        result += '"';
+        result += word;
+        result += '"';
+        i += word.size();
+        replaced = true;
+        break;
+      }
+      if (replaced) continue;
+    }
+    result += text[i++];
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string shown(const nlohmann::json& value) {
+  std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+std::string clean(std::string_view text) {
+  std::string result(text.substr(0, 120));
+  for (char& c : result) {
+    const auto u = static_cast<unsigned char>(c);
+    if (u < 0x20 || u == 0x7f) c = '?';
+  }
+  if (text.size() > 120) result += "...";
+  return result;
+}
+
+nlohmann::json parse_object(std::string_view what, std::string_view text) {
+  const std::string prepared = prepare(what, text);
+  std::vector<std::set<std::string>> keys;
+  std::string duplicate;
+  const auto watch = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && duplicate.empty()) {
+      const auto& key = value.get_ref<const std::string&>();
+      if (!keys.back().insert(key).second) duplicate = key;
+    }
+    return true;
+  };
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(prepared, watch);
+  } catch (const nlohmann::json::exception& error) {
+    fail(Status::bad_file, "{}: not JSON: {}", what, clean(error.what()));
+  }
+  if (!duplicate.empty()) {
+    fail(Status::bad_file, "{}: key '{}' stands twice in one object", what, clean(duplicate));
+  }
+  if (!json.is_object()) fail(Status::bad_file, "{} is {}: must be an object", what, shown(json));
+  return json;
+}
+
+}  // namespace shunt

@@ -1,0 +1,86 @@
+#include "checkpoint/tensor_store.hpp"
+
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr std::size_t max_index_bytes = 512u << 20;
+
+// A shard is a file of the folder itself: an index must not reach anywhere else.
+bool plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.size() < 256 &&
+         name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+TensorStore TensorStore::open(const std::string& folder) {
+  TensorStore store;
+  store.folder_ = folder;
+  const std::string single = folder + "/model.safetensors";
+  const std::string index = folder + "/model.safetensors.index.json";
+  if (file_exists(single) || !file_exists(index)) {
+    store.files_.push_back(SafetensorsFile::open(single));
+    for (const std::string& name : store.files_[0].names()) store.files_of_.emplace(name, 0);
+    return store;
+  }
+  const nlohmann::json json = parse_object(index, read_text(index, max_index_bytes));
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !map->is_object()) {
+    fail(Status::bad_file, "{}: weight_map is {}: must be an object of tensor and file names",
+         index, map == json.end() ? "missing" : shown(*map));
+  }
+  std::map<std::string, std::size_t> opened;
+  for (const auto& item : map->items()) {
+    const std::string& tensor = item.key();
+    if (!item.value().is_string() || !plain_file_name(item.value().get<std::string>())) {
+      fail(Status::bad_file,
+           "{}: tensor '{}' is in {}: must be the name of a file of the same folder", index,
+           clean(tensor), shown(item.value()));
+    }
+    const auto file = item.value().get<std::string>();
+    auto found = opened.find(file);
+    if (found == opened.end()) {
+      const std::string path = folder + "/" + file;
+      if (!file_exists(path)) {
+        fail(Status::io, "{}: shard is missing; {} wants tensor '{}' from it", path, index,
+             clean(tensor));
+      }
+      store.files_.push_back(SafetensorsFile::open(path));
+      found = opened.emplace(file, store.files_.size() - 1).first;
+    }
+    if (!store.files_[found->second].contains(tensor)) {
+      fail(Status::bad_file, "{}: has no tensor '{}', which {} says it has",
+           store.files_[found->second].path(), clean(tensor), index);
+    }
+    store.files_of_.emplace(tensor, found->second);
+  }
+  return store;
+}
+
+Tensor TensorStore::get(const std::string& name) const {
+  const auto found = files_of_.find(name);
+  if (found == files_of_.end()) {
+    fail(Status::bad_file, "{}: has no tensor '{}'", folder_, clean(name));
+  }
+  return files_[found->second].get(name);
+}
+
+std::string TensorStore::file_of(const std::string& name) const {
+  const auto found = files_of_.find(name);
+  return found == files_of_.end() ? folder_ : files_[found->second].path();
+}
+
+std::vector<std::string> TensorStore::names() const {
+  std::vector<std::string> result;
+  result.reserve(files_of_.size());
+  for (const auto& [name, file] : files_of_) result.push_back(name);
+  return result;
+}
+
+}  // namespace shunt

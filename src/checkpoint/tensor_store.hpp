@@ -1,0 +1,30 @@
+// The tensors of a checkpoint folder, over all its files.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "shunt/safetensors.hpp"
+
+namespace shunt {
+
+// model.safetensors, or the shards that model.safetensors.index.json lists. Opening checks every
+// header, and that each shard has the tensors that the index says it has.
+class TensorStore {
+ public:
+  static TensorStore open(const std::string& folder);
+
+  bool contains(const std::string& name) const { return files_of_.contains(name); }
+  Tensor get(const std::string& name) const;           // throws Error{bad_file} when not there
+  std::string file_of(const std::string& name) const;  // for messages
+  std::vector<std::string> names() const;
+  const std::string& folder() const { return folder_; }
+
+ private:
+  std::string folder_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, std::size_t, std::less<>> files_of_;
+};
+
+}  // namespace shunt
