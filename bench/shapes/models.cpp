@@ -1,0 +1,191 @@
+// Shapes and rules as each model's config.json and its own code have them. To add a model, add a
+// line to models().
+#include "bench/shapes/models.hpp"
+
+#include <cctype>
+
+namespace shunt::bench {
+
+LayerSpec plain_layer(std::int64_t hidden, std::int64_t intermediate, int experts, int top_k) {
+  LayerSpec spec;
+  spec.hidden = hidden;
+  spec.route.experts = experts;
+  spec.route.top_k = top_k;
+  spec.route.renormalize = true;
+  spec.experts.experts = experts;
+  spec.experts.hidden = hidden;
+  spec.experts.intermediate = intermediate;
+  return spec;
+}
+
+namespace {
+
+// Every rule below starts from plain_layer.
+
+LayerSpec with_shared(LayerSpec spec, std::int64_t intermediate, bool sigmoid_gate = false) {
+  spec.shared.intermediate = intermediate;
+  spec.shared.activation = spec.experts.activation;
+  spec.shared.sigmoid_gate = sigmoid_gate;
+  return spec;
+}
+
+// Softmax over all, weights as they are: Qwen2-MoE, OLMoE, DeepSeek-V2-Lite.
+LayerSpec unnormalised(LayerSpec spec) {
+  spec.route.renormalize = false;
+  return spec;
+}
+
+// The k best logits, then a softmax over these.
+LayerSpec softmax_of_top_k(LayerSpec spec) {
+  spec.route.score_stage = ScoreStage::after_top_k;
+  spec.route.renormalize = false;
+  return spec;
+}
+
+// Sigmoid scores, selected with a bias, renormalised: DeepSeek-V3 and its kin.
+LayerSpec biased_sigmoid(LayerSpec spec, float scale, Groups groups = {}) {
+  spec.route.score = Score::sigmoid;
+  spec.route.selection_bias = true;
+  spec.route.groups = groups;
+  spec.route.scale = scale;
+  return spec;
+}
+
+LayerSpec deepseek_v2(LayerSpec spec) {
+  spec = unnormalised(spec);
+  spec.route.groups = {.count = 8, .keep = 3, .rank_by = GroupRank::max};
+  spec.route.scale = 16;
+  return spec;
+}
+
+LayerSpec gpt_oss(LayerSpec spec) {
+  spec = softmax_of_top_k(spec);
+  spec.route.router_bias = true;
+  spec.experts.activation = {.alpha = 1.702f, .limit = 7, .up_offset = 1};
+  spec.experts.gate_up_bias = true;
+  spec.experts.down_bias = true;
+  return spec;
+}
+
+LayerSpec llama4(LayerSpec spec) {
+  spec.route.score = Score::sigmoid;
+  spec.route.score_stage = ScoreStage::after_top_k;
+  spec.route.renormalize = false;
+  spec.route.weight_on_input = true;
+  return spec;
+}
+
+LayerSpec ernie(LayerSpec spec) {
+  spec.route.selection_bias = true;
+  spec.route.renormalize_epsilon = 1e-12f;
+  spec.route.epsilon_rule = EpsilonRule::floor;
+  return spec;
+}
+
+LayerSpec phi(LayerSpec spec) {
+  spec.route.score = Score::sparsemixer;
+  spec.route.jitter = 0.01f;
+  spec.route.renormalize = false;
+  return spec;
+}
+
+LayerSpec grok(LayerSpec spec) {
+  spec = unnormalised(spec);
+  spec.route.soft_cap = 30;
+  spec.experts.activation.kind = Activation::gelu_tanh;
+  return spec;
+}
+
+LayerSpec longcat(LayerSpec spec, int zero_experts) {
+  spec = unnormalised(spec);
+  spec.route.experts += zero_experts;
+  spec.route.selection_bias = true;
+  spec.route.scale = 6;
+  spec.zero_experts = zero_experts;
+  return spec;
+}
+
+std::vector<Model> make_models() {
+  const auto& layer = plain_layer;
+  constexpr Groups v3_groups = {.count = 8, .keep = 4, .rank_by = GroupRank::sum_of_top_2};
+  return {
+      // name, title, MoE layers, layer(hidden, intermediate, experts, top_k)
+      {"mixtral-8x7b", "Mixtral 8x7B", 32, layer(4096, 14336, 8, 2)},
+      {"mixtral-8x22b", "Mixtral 8x22B", 56, layer(6144, 16384, 8, 2)},
+
+      {"qwen1.5-moe-a2.7b", "Qwen1.5-MoE-A2.7B", 24,
+       with_shared(unnormalised(layer(2048, 1408, 60, 4)), 5632, true)},
+      {"qwen2-57b-a14b", "Qwen2-57B-A14B", 28,
+       with_shared(unnormalised(layer(3584, 2560, 64, 8)), 20480, true)},
+      {"qwen3-30b-a3b", "Qwen3-30B-A3B", 48, layer(2048, 768, 128, 8)},
+      {"qwen3-235b-a22b", "Qwen3-235B-A22B", 94, layer(4096, 1536, 128, 8)},
+      {"qwen3-coder-480b", "Qwen3-Coder-480B-A35B", 62, layer(6144, 2560, 160, 8)},
+      {"qwen3-next-80b-a3b", "Qwen3-Next-80B-A3B", 48,
+       with_shared(layer(2048, 512, 512, 10), 512, true)},
+      {"qwen3.5-397b-a17b", "Qwen3.5-397B-A17B", 60,
+       with_shared(layer(4096, 1024, 512, 10), 1024, true)},
+
+      {"deepseek-v2", "DeepSeek-V2", 59, with_shared(deepseek_v2(layer(5120, 1536, 160, 6)), 3072)},
+      {"deepseek-v2-lite", "DeepSeek-V2-Lite", 26,
+       with_shared(unnormalised(layer(2048, 1408, 64, 6)), 2816)},
+      {"deepseek-v3", "DeepSeek-V3", 58,
+       with_shared(biased_sigmoid(layer(7168, 2048, 256, 8), 2.5f, v3_groups), 2048)},
+      {"kimi-k2", "Kimi-K2", 60,
+       with_shared(biased_sigmoid(layer(7168, 2048, 384, 8), 2.827f), 2048)},
+      {"glm-4.5", "GLM-4.5", 89,
+       with_shared(biased_sigmoid(layer(5120, 1536, 160, 8), 2.5f), 1536)},
+      {"glm-4.5-air", "GLM-4.5-Air", 45,
+       with_shared(biased_sigmoid(layer(4096, 1408, 128, 8), 1), 1408)},
+      {"dots-llm1", "dots.llm1", 61,
+       with_shared(biased_sigmoid(layer(4096, 1408, 128, 6), 2.5f), 2816)},
+      {"minimax-m2", "MiniMax-M2", 62, biased_sigmoid(layer(3072, 1536, 256, 8), 1)},
+      {"minimax-text-01", "MiniMax-Text-01", 80, layer(6144, 9216, 32, 2)},
+
+      {"gpt-oss-20b", "gpt-oss-20b", 24, gpt_oss(layer(2880, 2880, 32, 4))},
+      {"gpt-oss-120b", "gpt-oss-120b", 36, gpt_oss(layer(2880, 2880, 128, 4))},
+      {"llama-4-scout", "Llama 4 Scout", 48, with_shared(llama4(layer(5120, 8192, 16, 1)), 8192)},
+      {"llama-4-maverick", "Llama 4 Maverick", 24,
+       with_shared(llama4(layer(5120, 8192, 128, 1)), 8192)},
+
+      {"olmoe-1b-7b", "OLMoE-1B-7B", 16, unnormalised(layer(2048, 1024, 64, 8))},
+      {"ernie-4.5-21b-a3b", "ERNIE-4.5-21B-A3B", 27,
+       with_shared(ernie(layer(2560, 1536, 64, 6)), 3072)},
+      {"ernie-4.5-300b-a47b", "ERNIE-4.5-300B-A47B", 51, ernie(layer(8192, 3584, 64, 8))},
+      {"hunyuan-a13b", "Hunyuan-A13B", 32, with_shared(layer(4096, 3072, 64, 8), 3072)},
+      {"granite-3.0-1b-a400m", "Granite-3.0-1B-A400M", 24,
+       softmax_of_top_k(layer(1024, 512, 32, 8))},
+      {"granite-3.0-3b-a800m", "Granite-3.0-3B-A800M", 32,
+       softmax_of_top_k(layer(1536, 512, 40, 8))},
+      {"phi-3.5-moe", "Phi-3.5-MoE", 32, phi(layer(4096, 6400, 16, 2))},
+      {"lfm2-8b-a1b", "LFM2-8B-A1B", 22, biased_sigmoid(layer(2048, 1792, 32, 4), 1)},
+      {"dbrx", "DBRX", 40, layer(6144, 10752, 16, 4)},
+      {"grok-1", "Grok-1", 64, grok(layer(6144, 32768, 8, 2))},
+      {"longcat-flash", "LongCat-Flash", 28, longcat(layer(6144, 2048, 512, 12), 256)},
+  };
+}
+
+std::string folded(const std::string& name) {
+  std::string out;
+  for (const char c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> all = make_models();
+  return all;
+}
+
+const Model* find_model(const std::string& name) {
+  for (const auto& model : models()) {
+    if (folded(model.name) == folded(name)) return &model;
+  }
+  return nullptr;
+}
+
+}  // namespace shunt::bench

@@ -1,0 +1,302 @@
+// shunt bench: a stage or the whole layer over a grid of token counts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "bench.hpp"
+#include "bench/shapes/models.hpp"
+#include "cost.hpp"
+#include "options.hpp"
+#include "shunt/checkpoint.hpp"
+#include "terminal.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+struct BenchOptions {
+  std::string stage = "layer";
+  std::string model;
+  std::optional<int> experts, top_k;
+  std::optional<std::int64_t> hidden, intermediate;
+  std::string tokens = "1,16,256";
+  DType dtype = DType::bf16;
+  std::string routing = "uniform";
+  std::string rotate = "1G";
+  double seconds = 1;
+  DeviceOptions device;
+  JsonOption json;
+  bool list_models = false;
+};
+
+struct Stage {
+  const char* name;
+  void (*run)(const BenchPlan&, const Context&, const Emit&);
+};
+constexpr Stage stages[] = {
+    {"route", bench_route}, {"order", bench_order},       {"gather", bench_gather},
+    {"gemm", bench_gemm},   {"activate", bench_activate}, {"combine", bench_combine},
+    {"layer", bench_layer},
+};
+
+std::string stage_names() {
+  std::string names;
+  for (const auto& stage : stages) names += std::string(stage.name) + ", ";
+  return names + "all";
+}
+
+int list_models() {
+  Table table("<>>>>>>><");
+  table.heading(
+      {"model", "hidden", "inter.", "experts", "top", "shared", "layers", "bf16", "rule"});
+  for (const auto& model : bench::models()) {
+    const auto& spec = model.spec;
+    // The rule's first words; `inspect` has room for all of them.
+    std::string rule = describe(spec.route);
+    constexpr int room = 34;
+    if (columns(rule) > room) {
+      std::size_t end = 0;
+      for (int shown = 0; shown < room - 2; ++end) shown += (rule[end] & 0xc0) != 0x80 ? 1 : 0;
+      while (end < rule.size() && (rule[end] & 0xc0) == 0x80) ++end;
+      rule = rule.substr(0, end) + "..";
+    }
+    table.row({{model.name, Style::bold},
+               std::to_string(spec.hidden),
+               std::to_string(spec.experts.intermediate),
+               std::to_string(spec.route.experts),
+               std::to_string(spec.route.top_k),
+               spec.shared.intermediate > 0 ? std::to_string(spec.shared.intermediate) : "-",
+               std::to_string(model.moe_layers),
+               size(spec.experts.experts * expert_bytes(spec, bf16) + shared_bytes(spec, bf16)),
+               rule});
+  }
+  fmt::print("{}{}", table.str(),
+             paint(Style::dim, "bf16: weights of one layer; layers: those with experts\n"));
+  return exit_done;
+}
+
+// The shape that was asked for: a known model, a checkpoint, or given numbers; numbers override.
+BenchPlan make_plan(const BenchOptions& options) {
+  BenchPlan plan;
+  const bool given = options.experts && options.top_k && options.hidden && options.intermediate;
+  if (!options.model.empty()) {
+    if (const bench::Model* model = bench::find_model(options.model)) {
+      plan.title = model->title;
+      plan.spec = model->spec;
+    } else if (std::filesystem::is_directory(options.model)) {
+      const Checkpoint checkpoint = Checkpoint::open(options.model);
+      if (checkpoint.first_moe_layer() < 0) {
+        throw Error(Status::bad_file, fmt::format("'{}' has no MoE layer", options.model));
+      }
+      plan.title = options.model;
+      plan.spec = checkpoint.spec(checkpoint.first_moe_layer());
+    } else {
+      throw Error(Status::invalid_argument,
+                  fmt::format("--model '{}' is neither a folder nor a known shape; "
+                              "shunt bench --list-models names those",
+                              options.model));
+    }
+  } else if (given) {
+    plan.title = "given shape";
+    plan.spec = bench::plain_layer(*options.hidden, *options.intermediate, *options.experts,
+                                   *options.top_k);
+  } else if (options.experts || options.top_k || options.hidden || options.intermediate) {
+    throw UsageError(
+        "without --model a shape is all of --experts, --top-k, --hidden and --intermediate");
+  } else {
+    const bench::Model* model = bench::find_model("qwen3-30b-a3b");
+    plan.title = model->title;
+    plan.spec = model->spec;
+  }
+  if (!options.model.empty()) {
+    LayerSpec& spec = plan.spec;
+    const auto override_with = [&](auto& field, const auto& value, const char* name) {
+      if (!value || field == *value) return;
+      field = *value;
+      plan.title += fmt::format(", {} {}", name, *value);
+    };
+    const int zero = spec.zero_experts;
+    override_with(spec.route.experts, options.experts, "experts");
+    spec.experts.experts = spec.route.experts - zero + spec.route.shared.count;
+    override_with(spec.route.top_k, options.top_k, "top");
+    override_with(spec.hidden, options.hidden, "hidden");
+    if (spec.latent == 0) spec.experts.hidden = spec.hidden;
+    override_with(spec.experts.intermediate, options.intermediate, "intermediate");
+  }
+  const Support routed = supports(plan.spec.route, Device{});
+  if (!routed) throw Error(Status::invalid_argument, routed.reason);
+  plan.dtype = options.dtype;
+  plan.spread = options.routing == "zipf"      ? Spread::zipf
+                : options.routing == "one-hot" ? Spread::one_hot
+                                               : Spread::uniform;
+  plan.tokens = parse_list("--tokens", options.tokens, 1, 1 << 20);
+  plan.rotate_bytes = parse_bytes("--rotate-bytes", options.rotate);
+  plan.seconds = options.seconds;
+  return plan;
+}
+
+// Columns are fixed, so that rows can be printed as they come.
+void print_heading() {
+  fmt::print("{}\n", paint(Style::dim,
+                           fmt::format("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6}", "case",
+                                       "time", "min", "max", "bytes", "ops", "floor", "share")));
+}
+void print_row(const Row& row) {
+  const Style style = row.share >= 0.8 ? Style::good : Style::plain;
+  // "1.21 GFLOP" -> "1.21 G": the heading says what they are.
+  std::string ops = row.flops > 0 ? operations(row.flops) : "-";
+  if (const auto unit = ops.find("FLOP"); unit != std::string::npos) ops.resize(unit);
+  const std::string name =
+      row.op == "grouped_gemm" ? row.label : fmt::format("{} {}", row.op, row.label);
+  fmt::print("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {}\n", name, duration(row.us),
+             duration(row.us_min), duration(row.us_max), size(row.bytes), ops,
+             duration(row.floor_us), paint(style, fmt::format("{:>6}", percent(row.share))));
+  std::fflush(stdout);
+}
+
+int run_bench(const BenchOptions& options) {
+  if (options.list_models) return list_models();
+  const BenchPlan plan = make_plan(options);
+  const Context context = open_device(options.device);
+  if (!options.json.file.empty()) check_writable(options.json.file);
+  const bool people = !options.json.to_stdout();
+
+  const double busy = wait_until_idle(3);
+  const std::string busy_note =
+      busy > 0.1 ? fmt::format("the machine is not idle: {} of it was busy before the first case",
+                               percent(busy))
+                 : std::string();
+  if (people) {
+    fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
+    fmt::print("{}", wrap(describe(plan.spec), 2));
+    fmt::print(
+        "{}", wrap(fmt::format("{}, {} threads, {}; {} routing, weights rotate past {}", cpu_name(),
+                               context.threads(), isa_name(), to_string(plan.spread),
+                               size(static_cast<double>(plan.rotate_bytes))),
+                   2));
+    if (!busy_note.empty()) fmt::print("  {}\n", paint(Style::warn, busy_note));
+    fmt::print("\n");
+    print_heading();
+  }
+
+  std::vector<Row> rows;
+  std::vector<double> reads;
+  std::vector<double> peaks;
+  const Emit emit = [&](const Row& row, const Ceilings& ceilings) {
+    rows.push_back(row);
+    reads.push_back(ceilings.read);
+    peaks.push_back(ceilings.flops);
+    if (people) print_row(row);
+  };
+  for (const auto& stage : stages) {
+    if (options.stage == stage.name || options.stage == "all") stage.run(plan, context, emit);
+  }
+
+  const auto middle = [](std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values.empty() ? 0 : values[values.size() / 2];
+  };
+  const Ceilings ceilings{middle(reads), middle(peaks)};
+  if (people) {
+    fmt::print("{}",
+               paint(Style::dim,
+                     wrap(fmt::format("ceilings, measured around every case: reads {}, {} {}. "
+                                      "share: median of floor / time.",
+                                      rate(ceilings.read, "B/s"), peak_name(context, plan.dtype),
+                                      rate(ceilings.flops, "FLOP/s")),
+                          0)));
+  }
+  if (options.json.wanted) {
+    Json machine = machine_json(context);
+    machine["busy_before"] = busy;
+    Json json = report_json(machine, ceilings_json(ceilings, plan.dtype), rows);
+    json["model"] = plan.title;
+    json["routing"] = to_string(plan.spread);
+    json["rotate_bytes"] = plan.rotate_bytes;
+    json["spec"] = Json::parse(to_json(plan.spec));
+    emit_json(options.json, json);
+  }
+  return exit_done;
+}
+
+}  // namespace
+
+std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most) {
+  const double copies = std::ceil(static_cast<double>(plan.rotate_bytes) / std::max(bytes, 1.0));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(copies, 1e9)), 1, most);
+}
+
+void require_memory(const BenchPlan& plan, double bytes) {
+  const auto available = static_cast<double>(memory_available());
+  if (available <= 0 || bytes < 0.8 * available) return;
+  throw Error(Status::out_of_memory,
+              fmt::format("{} in {} needs {} of weights, and {} of memory are available; fewer "
+                          "--experts, a lower --rotate-bytes or a shorter --dtype need less",
+                          plan.title, to_string(plan.dtype), size(bytes), size(available)));
+}
+
+void add_bench(CLI::App& app, Action& action) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "one stage or the whole layer over a grid");
+  command->add_option("stage", options->stage, stage_names() + " (default: layer)")
+      ->option_text(" ")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            for (const auto& stage : stages) {
+              if (text == stage.name) return {};
+            }
+            return text == "all" ? std::string()
+                                 : fmt::format("'{}' is no stage; {}", text, stage_names());
+          },
+          ""));
+  command
+      ->add_option("--model", options->model,
+                   "a known shape, or a checkpoint's folder (default: qwen3-30b-a3b)")
+      ->option_text("NAME|DIR");
+  command->add_flag("--list-models", options->list_models, "the known shapes");
+  command->add_option("--experts", options->experts, "routed experts")
+      ->option_text("E")
+      ->check(whole_number(1, 4096));
+  command->add_option("--top-k", options->top_k, "experts a token")
+      ->option_text("K")
+      ->check(whole_number(1, 64));
+  command->add_option("--hidden", options->hidden, "hidden size")
+      ->option_text("H")
+      ->check(whole_number(1, 1 << 20));
+  command->add_option("--intermediate", options->intermediate, "intermediate size of an expert")
+      ->option_text("I")
+      ->check(whole_number(1, 1 << 20));
+  command->add_option("--tokens", options->tokens, "numbers of tokens (default: 1,16,256)")
+      ->option_text("LIST");
+  add_dtype_option(*command, options->dtype, "of weights and rows (default: bf16)");
+  command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
+      ->option_text("KIND")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            if (text == "uniform" || text == "zipf" || text == "one-hot") return {};
+            return fmt::format("'{}' is not uniform, zipf or one-hot", text);
+          },
+          ""));
+  command
+      ->add_option("--rotate-bytes", options->rotate,
+                   "what is read is not read again before this much else was (default: 1G)")
+      ->option_text("SIZE");
+  command->add_option("--seconds", options->seconds, "about this long a case (default: 1)")
+      ->option_text("S")
+      ->check(CLI::Range(0.01, 600.0));
+  add_device_options(*command, options->device);
+  add_json_option(*command, options->json);
+  command->footer(
+      "--experts, --top-k, --hidden and --intermediate override a model's numbers.\n"
+      "Examples:\n"
+      "  shunt bench layer --model qwen3-30b-a3b --tokens 1,2048 --dtype bf16\n"
+      "  shunt bench gemm --experts 16 --top-k 2 --hidden 1024 --intermediate 2048 --routing zipf");
+  command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
+}
+
+}  // namespace shunt::tool

@@ -1,0 +1,189 @@
+// shunt bench layer: whole layers with random weights that rotate through memory.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "bench.hpp"
+#include "cost.hpp"
+#include "measure.hpp"
+#include "terminal.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+// Everything that the weights of one layer point to. Each prepared layer is a copy of its own, so
+// all of them can be made from one pool that is hardly larger than a matrix.
+struct Source {
+  Source(const BenchPlan& plan, const Context& context)
+      : matrices(context, bf16, largest(plan.spec) + (std::int64_t{1} << 20)),
+        unit(unit_rows(plan.spec.route.columns(), plan.spec.hidden, 7)),
+        router_memory(context.allocate(unit.size() * 2)),
+        router(view(router_memory.data(), bf16, {plan.spec.route.columns(), plan.spec.hidden})) {
+    for (std::size_t i = 0; i < unit.size(); ++i) {
+      const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, unit[i]);
+      static_cast<std::uint16_t*>(router_memory.data())[i] =
+          static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+    }
+  }
+
+  static std::int64_t largest(const LayerSpec& spec) {
+    return std::max({spec.experts.intermediate * spec.experts.hidden,
+                     spec.shared.intermediate * spec.hidden, spec.latent * spec.hidden,
+                     spec.hidden});
+  }
+
+  ExpertWeights experts(int count, std::int64_t hidden, std::int64_t inner,
+                        const ActivationSpec& activation, bool gate_up_bias, bool down_bias) {
+    ExpertWeights weights;
+    for (int e = 0; e < count; ++e) {
+      if (activation.gated) weights.gate.push_back(matrices.take(inner, hidden));
+      weights.up.push_back(matrices.take(inner, hidden));
+      weights.down.push_back(matrices.take(hidden, inner));
+      if (gate_up_bias && activation.gated) weights.gate_bias.push_back(matrices.take(inner));
+      if (gate_up_bias) weights.up_bias.push_back(matrices.take(inner));
+      if (down_bias) weights.down_bias.push_back(matrices.take(hidden));
+    }
+    return weights;
+  }
+
+  LayerWeights layer(const LayerSpec& spec) {
+    LayerWeights weights;
+    const auto vector = [&](bool wanted, std::int64_t n) {
+      return wanted ? matrices.take(n) : Tensor{};
+    };
+    weights.router = router;
+    weights.router_bias = vector(spec.route.router_bias, spec.route.columns());
+    weights.selection_bias = vector(spec.route.selection_bias, spec.route.experts);
+    weights.per_expert_scale = vector(spec.route.per_expert_scale, spec.route.columns());
+    const auto& e = spec.experts;
+    weights.experts =
+        experts(e.experts, e.hidden, e.intermediate, e.activation, e.gate_up_bias, e.down_bias);
+    const auto& s = spec.shared;
+    if (s.intermediate > 0) {
+      weights.shared =
+          experts(1, spec.hidden, s.intermediate, s.activation, s.gate_up_bias, s.down_bias);
+      weights.shared_gate = vector(s.sigmoid_gate, spec.hidden);
+    }
+    if (spec.latent > 0) {
+      weights.latent_down = matrices.take(spec.latent, spec.hidden);
+      weights.latent_up = matrices.take(spec.hidden, spec.latent);
+    }
+    weights.output_bias = vector(spec.output_bias, spec.hidden);
+    weights.router_norm = vector(spec.router_norm.weight, spec.hidden);
+    weights.input_norm = vector(spec.input_norm.weight, spec.hidden);
+    weights.output_norm = vector(spec.output_norm.weight, spec.hidden);
+    return weights;
+  }
+
+  RandomPool matrices;
+  std::vector<float> unit;  // the router's rows, as hidden states are made from them
+  Buffer router_memory;
+  Tensor router;
+};
+
+// How a number of tokens is spread over variants and copies of the layer, so that what a run reads
+// was last read at least rotate_bytes ago.
+struct Rotation {
+  std::int64_t layers = 1;   // copies of the layer
+  std::int64_t batches = 1;  // inputs for each copy
+};
+Rotation rotation_for(const BenchPlan& plan, std::int64_t tokens) {
+  RoutingSource source(plan.spec.route, plan.spread, 1);
+  const std::int64_t experts = plan.spec.route.experts;
+  const std::int64_t hit =
+      std::max<std::int64_t>(1, distinct_experts(source.next(tokens), experts));
+  Rotation rotation;
+  // While runs hit at most half of the experts, RoutingSource takes the others next.
+  rotation.batches = hit * 2 <= experts ? experts / hit : 1;
+  const double once =
+      static_cast<double>(hit * rotation.batches) * expert_bytes(plan.spec, plan.dtype) +
+      shared_bytes(plan.spec, plan.dtype);
+  rotation.layers = copies_to_rotate(plan, once, 4096);
+  return rotation;
+}
+
+struct Batch {
+  Buffer memory;
+  Tensor hidden;
+  std::int64_t hit = 0;    // distinct computed experts
+  std::int64_t pairs = 0;  // (token, slot) pairs that are computed
+};
+
+}  // namespace
+
+void bench_layer(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const LayerOptions options{.dtype = plan.dtype};
+  const Support support = supports(plan.spec, options, context.device());
+  if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
+  if (plan.spec.route.hashed) {
+    throw Error(Status::unsupported, "layer: routing by token ids is not benchmarked");
+  }
+
+  std::int64_t copies = 1;
+  for (const auto tokens : plan.tokens)
+    copies = std::max(copies, rotation_for(plan, tokens).layers);
+  const double one = plan.spec.experts.experts * expert_bytes(plan.spec, plan.dtype) +
+                     shared_bytes(plan.spec, plan.dtype);
+  require_memory(plan, one * static_cast<double>(copies));
+
+  Source source(plan, context);
+  std::vector<Layer> layers;
+  for (std::int64_t i = 0; i < copies; ++i) {
+    layers.emplace_back(plan.spec, source.layer(plan.spec), context, options);
+  }
+
+  const int k = plan.spec.route.top_k;
+  const std::int64_t width = plan.spec.hidden;
+  for (const auto tokens : plan.tokens) {
+    const Rotation rotation = rotation_for(plan, tokens);
+    const Buffer workspace = context.allocate(layers[0].workspace_bytes(tokens));
+    const Buffer out_memory =
+        context.allocate(static_cast<std::size_t>(bytes(plan.dtype, tokens * width)));
+    const Tensor out = view(out_memory.data(), plan.dtype, {tokens, width});
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(tokens * k));
+    const Tensor ids = view(chosen.data(), DType::i32, {tokens, k});
+
+    std::vector<RoutingSource> sources;
+    for (std::int64_t l = 0; l < rotation.layers; ++l) {
+      sources.emplace_back(plan.spec.route, plan.spread, 1 + static_cast<std::uint64_t>(l));
+    }
+    std::vector<Batch> batches;
+    for (std::int64_t v = 0; v < rotation.layers * rotation.batches; ++v) {
+      const auto at = static_cast<std::size_t>(v % rotation.layers);
+      Batch batch;
+      batch.memory = context.allocate(static_cast<std::size_t>(bytes(plan.dtype, tokens * width)));
+      batch.hidden = view(batch.memory.data(), plan.dtype, {tokens, width});
+      states_for(context, source.unit, sources[at].next(tokens), k, batch.hidden);
+      // What is counted is what the layer chose, not what was planned.
+      layers[at].forward({.hidden = batch.hidden}, {.output = out, .ids = ids}, workspace);
+      const int computed = plan.spec.route.experts - plan.spec.zero_experts;
+      batch.hit = distinct_experts(chosen, computed);
+      batch.pairs = std::count_if(chosen.begin(), chosen.end(),
+                                  [&](std::int32_t id) { return id >= 0 && id < computed; });
+      batch.hit += plan.spec.route.shared.count;
+      batch.pairs += plan.spec.route.shared.count * tokens;
+      batches.push_back(std::move(batch));
+    }
+
+    Case work{.op = "layer",
+              .label = token_label(plan, tokens),
+              .dtype = plan.dtype,
+              .variants = static_cast<std::int64_t>(batches.size())};
+    work.call = [&](std::int64_t i) {
+      layers[static_cast<std::size_t>(i % rotation.layers)].forward(
+          batches[static_cast<std::size_t>(i)].hidden, out, workspace);
+    };
+    work.cost = [&](std::int64_t i) {
+      const Batch& batch = batches[static_cast<std::size_t>(i)];
+      return layer_cost(plan.spec, plan.dtype, plan.dtype, tokens, batch.hit, batch.pairs);
+    };
+    Ceilings ceilings;
+    const Row row = measure(context, work, plan.seconds, ceilings);
+    emit(row, ceilings);
+  }
+}
+
+}  // namespace shunt::tool

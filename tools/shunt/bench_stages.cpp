@@ -1,0 +1,341 @@
+// shunt bench route | order | gather | gemm | activate | combine: one stage alone.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "bench.hpp"
+#include "cost.hpp"
+#include "measure.hpp"
+#include "shunt/activate.hpp"
+#include "shunt/combine.hpp"
+#include "shunt/gemm.hpp"
+#include "shunt/order.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+constexpr std::int64_t most_copies = 1024;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Zero-compute experts have no weights and no rows: their ids, the last, fall out of range.
+int computed_experts(const BenchPlan& plan) {
+  return plan.spec.route.experts - plan.spec.zero_experts;
+}
+
+// Ids and weights of one batch of tokens, and their order.
+struct Ordered {
+  Ordered(const BenchPlan& plan, const Context& context, RoutingSource& source, std::int64_t tokens)
+      : spec{.experts = computed_experts(plan), .slots = plan.spec.route.top_k},
+        ids(source.next(tokens)),
+        weights(ids.size(), 1.0f / static_cast<float>(spec.slots)),
+        offsets(at(spec.experts + 1)),
+        permutation(ids.size()),
+        inverse(ids.size()),
+        row_weights(ids.size()) {
+    const Buffer workspace = context.allocate(order_workspace_bytes(context, spec, tokens));
+    run(context, tokens, workspace);
+  }
+  void run(const Context& context, std::int64_t tokens, Workspace workspace) {
+    const auto n = static_cast<std::int64_t>(ids.size());
+    order(context, spec,
+          {.ids = view(ids.data(), {tokens, spec.slots}),
+           .weights = view(weights.data(), {tokens, spec.slots})},
+          {.offsets = view(offsets.data(), {spec.experts + 1}),
+           .permutation = view(permutation.data(), {n}),
+           .inverse = view(inverse.data(), {tokens, spec.slots}),
+           .weights = view(row_weights.data(), {n})},
+          workspace);
+  }
+  std::int64_t rows() const { return offsets.back(); }
+
+  OrderSpec spec;
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+  std::vector<std::int32_t> offsets, permutation, inverse;
+  std::vector<float> row_weights;
+};
+
+void run_case(const BenchPlan& plan, const Context& context, const Emit& emit, Case work) {
+  work.dtype = plan.dtype;
+  Ceilings ceilings;
+  const Row row = measure(context, work, plan.seconds, ceilings);
+  emit(row, ceilings);
+}
+
+Buffer rows_buffer(const Context& context, DType dtype, std::int64_t elements) {
+  return context.allocate(
+      static_cast<std::size_t>(bytes(dtype, std::max<std::int64_t>(elements, 1))));
+}
+
+}  // namespace
+
+std::string token_label(const BenchPlan& plan, std::int64_t tokens) {
+  return fmt::format(
+      "T{}{}", tokens,
+      plan.spread == Spread::uniform ? std::string() : fmt::format(" {}", to_string(plan.spread)));
+}
+
+void bench_route(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const RouteSpec& spec = plan.spec.route;
+  const std::int64_t width = plan.spec.hidden;
+  for (const auto tokens : plan.tokens) {
+    const double once = element_bytes(plan.dtype) * static_cast<double>(width) *
+                        static_cast<double>(tokens + spec.columns());
+    const std::int64_t copies = copies_to_rotate(plan, once, most_copies);
+    require_memory(plan, once * static_cast<double>(copies));
+    RandomPool pool(context, plan.dtype, (tokens + spec.columns()) * width * copies + 4096);
+    std::vector<Tensor> hidden;
+    std::vector<Tensor> router;
+    for (std::int64_t i = 0; i < copies; ++i) {
+      hidden.push_back(pool.take(tokens, width));
+      router.push_back(pool.take(spec.columns(), width));
+    }
+    const auto vector = [&](bool wanted, std::int64_t n) {
+      return wanted ? pool.take(n) : Tensor{};
+    };
+    const Tensor router_bias = vector(spec.router_bias, spec.columns());
+    const Tensor selection_bias = vector(spec.selection_bias, spec.experts);
+    const Tensor per_expert_scale = vector(spec.per_expert_scale, spec.columns());
+    std::vector<std::int32_t> ids(at(tokens * spec.slots()));
+    std::vector<float> weights(ids.size());
+    const RouteOutputs out{.ids = view(ids.data(), {tokens, spec.slots()}),
+                           .weights = view(weights.data(), {tokens, spec.slots()})};
+    const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, width));
+    const Cost cost{once + 8.0 * static_cast<double>(ids.size()),
+                    2.0 * static_cast<double>(tokens * spec.columns() * width)};
+    run_case(plan, context, emit,
+             {.op = "route",
+              .label = fmt::format("T{} E{} k{} H{}", tokens, spec.experts, spec.top_k, width),
+              .variants = copies,
+              .call =
+                  [&](std::int64_t i) {
+                    route(context, spec,
+                          {.hidden = hidden[at(i)],
+                           .router_weight = router[at(i)],
+                           .router_bias = router_bias,
+                           .selection_bias = selection_bias,
+                           .per_expert_scale = per_expert_scale},
+                          out, workspace);
+                  },
+              .cost = [&](std::int64_t) { return cost; }});
+  }
+}
+
+void bench_order(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  for (const auto tokens : plan.tokens) {
+    RoutingSource source(plan.spec.route, plan.spread, 1);
+    // Ids come from the stage before, out of its cache: a few batches so that no branch is learnt.
+    std::vector<Ordered> batches;
+    for (int i = 0; i < 16; ++i) batches.emplace_back(plan, context, source, tokens);
+    const Buffer workspace =
+        context.allocate(order_workspace_bytes(context, batches[0].spec, tokens));
+    const auto pairs = static_cast<double>(batches[0].ids.size());
+    const Cost cost{pairs * (8 + 12) + 4.0 * (batches[0].spec.experts + 1), 0};
+    run_case(plan, context, emit,
+             {.op = "order",
+              .label = fmt::format("{} E{} k{}", token_label(plan, tokens), plan.spec.route.experts,
+                                   plan.spec.route.top_k),
+              .variants = static_cast<std::int64_t>(batches.size()),
+              .call = [&](std::int64_t i) { batches[at(i)].run(context, tokens, workspace); },
+              .cost = [&](std::int64_t) { return cost; }});
+  }
+}
+
+void bench_gather(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const std::int64_t width = plan.spec.experts.hidden;
+  for (const auto tokens : plan.tokens) {
+    RoutingSource source(plan.spec.route, plan.spread, 1);
+    const Ordered ordered(plan, context, source, tokens);
+    const std::int64_t rows = ordered.rows();
+    const double once = element_bytes(plan.dtype) * static_cast<double>((tokens + rows) * width);
+    const std::int64_t copies = copies_to_rotate(plan, once, most_copies);
+    require_memory(plan, once * static_cast<double>(copies));
+    RandomPool pool(context, plan.dtype, (tokens * width + 64) * copies);
+    const Buffer out = rows_buffer(context, plan.dtype, (rows * width + 64) * copies);
+    std::vector<Tensor> hidden;
+    std::vector<Tensor> gathered;
+    for (std::int64_t i = 0; i < copies; ++i) {
+      hidden.push_back(pool.take(tokens, width));
+      const auto offset = bytes(plan.dtype, (rows * width + 63) / 64 * 64 * i);
+      gathered.push_back(view(static_cast<char*>(out.data()) + offset, plan.dtype, {rows, width}));
+    }
+    const GatherSpec spec{.slots = ordered.spec.slots,
+                          .scale_by_weight = plan.spec.route.weight_on_input};
+    const GatherInputs in{
+        .permutation = view(ordered.permutation.data(), {rows}),
+        .rows = view(&ordered.offsets.back(), {1}),
+        .weights = spec.scale_by_weight ? view(ordered.row_weights.data(), {rows}) : Tensor{}};
+    const Cost cost{once + 4.0 * static_cast<double>(rows), 0};
+    run_case(plan, context, emit,
+             {.op = "gather",
+              .label = fmt::format("{} R{} H{}", token_label(plan, tokens), rows, width),
+              .variants = copies,
+              .call =
+                  [&](std::int64_t i) {
+                    GatherInputs one = in;
+                    one.hidden = hidden[at(i)];
+                    gather(context, spec, one, gathered[at(i)]);
+                  },
+              .cost = [&](std::int64_t) { return cost; }});
+  }
+}
+
+void bench_gemm(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const auto& experts = plan.spec.experts;
+  const std::int64_t gate_up = experts.intermediate * (experts.activation.gated ? 2 : 1);
+  struct Shape {
+    const char* name;
+    std::int64_t n, k;
+  };
+  const int groups = computed_experts(plan);
+  for (const Shape shape : {Shape{"gate_up", gate_up, experts.hidden},
+                            Shape{"down", experts.hidden, experts.intermediate}}) {
+    const double matrix = element_bytes(plan.dtype) * static_cast<double>(shape.n * shape.k);
+    // The copies that the fewest tokens need serve all; hits of a run are spread as in a layer.
+    std::int64_t copies = 1;
+    std::vector<std::int64_t> batches;
+    for (const auto tokens : plan.tokens) {
+      RoutingSource source(plan.spec.route, plan.spread, 1);
+      const std::int64_t hit =
+          std::max<std::int64_t>(1, distinct_experts(source.next(tokens), groups));
+      batches.push_back(hit * 2 <= groups ? groups / hit : 1);
+      copies = std::max(
+          copies, copies_to_rotate(plan, matrix * static_cast<double>(hit * batches.back()), 4096));
+    }
+    const std::size_t one = prepared_bytes(context, plan.dtype, groups, shape.n, shape.k);
+    require_memory(plan, static_cast<double>(one) * static_cast<double>(copies));
+    RandomPool pool(context, bf16, shape.n * shape.k + (1 << 20));
+    std::vector<Buffer> memory;
+    std::vector<PreparedWeights> prepared;
+    for (std::int64_t i = 0; i < copies; ++i) {
+      std::vector<Tensor> matrices;
+      for (int g = 0; g < groups; ++g) matrices.push_back(pool.take(shape.n, shape.k));
+      memory.push_back(context.allocate(one));
+      prepared.push_back(prepare(context, plan.dtype, matrices, memory.back()));
+    }
+    const GroupedGemmSpec spec{
+        .groups = groups, .n = shape.n, .k = shape.k, .dtype = plan.dtype, .prepared = true};
+
+    for (std::size_t t = 0; t < plan.tokens.size(); ++t) {
+      const std::int64_t tokens = plan.tokens[t];
+      const std::int64_t variants = copies * batches[t];
+      std::vector<RoutingSource> sources;
+      for (std::int64_t i = 0; i < copies; ++i) {
+        sources.emplace_back(plan.spec.route, plan.spread, 1 + static_cast<std::uint64_t>(i));
+      }
+      std::vector<Ordered> ordered;
+      for (std::int64_t v = 0; v < variants; ++v) {
+        ordered.emplace_back(plan, context, sources[at(v % copies)], tokens);
+      }
+      const std::int64_t rows = tokens * plan.spec.route.top_k;
+      RandomPool input(context, plan.dtype, rows * shape.k + 64);
+      const Tensor in = input.take(rows, shape.k);
+      const Buffer out_memory = rows_buffer(context, plan.dtype, rows * shape.n);
+      const Tensor out = view(out_memory.data(), plan.dtype, {rows, shape.n});
+      const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, rows));
+      const auto cost = [&](std::int64_t v) {
+        const auto hit = static_cast<double>(distinct_experts(ordered[at(v)].ids, groups));
+        const std::int64_t used = ordered[at(v)].rows();
+        return Cost{hit * matrix +
+                        element_bytes(plan.dtype) * static_cast<double>(used * (shape.n + shape.k)),
+                    2.0 * static_cast<double>(used * shape.n * shape.k)};
+      };
+      run_case(plan, context, emit,
+               {.op = "grouped_gemm",
+                .label = fmt::format("{} {} G{} M{} N{} K{}", shape.name, token_label(plan, tokens),
+                                     groups, rows, shape.n, shape.k),
+                .variants = variants,
+                .call =
+                    [&](std::int64_t v) {
+                      grouped_gemm(context, spec,
+                                   {.rows = in,
+                                    .offsets = view(ordered[at(v)].offsets.data(), {groups + 1}),
+                                    .prepared = prepared[at(v % copies)]},
+                                   out, workspace);
+                    },
+                .cost = cost});
+    }
+  }
+}
+
+void bench_activate(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const ActivationSpec& spec = plan.spec.experts.activation;
+  const std::int64_t inner = plan.spec.experts.intermediate;
+  const std::int64_t width = inner * (spec.gated ? 2 : 1);
+  for (const auto tokens : plan.tokens) {
+    const std::int64_t rows = tokens * plan.spec.route.top_k;
+    const double once = element_bytes(plan.dtype) * static_cast<double>(rows * (width + inner));
+    const std::int64_t copies = copies_to_rotate(plan, once, most_copies);
+    require_memory(plan, once * static_cast<double>(copies));
+    RandomPool pool(context, plan.dtype, (rows * width + 64) * copies);
+    const Buffer out = rows_buffer(context, plan.dtype, (rows * inner + 64) * copies);
+    std::vector<Tensor> gates;
+    std::vector<Tensor> ups;
+    std::vector<Tensor> outs;
+    for (std::int64_t i = 0; i < copies; ++i) {
+      // Gate and up are the halves of a row, as one GEMM leaves them.
+      Tensor half = pool.take(rows, width);
+      half.shape[1] = inner;
+      gates.push_back(spec.gated ? half : Tensor{});
+      if (spec.gated) half.data = half.as<char>() + bytes(plan.dtype, inner);
+      ups.push_back(half);
+      const auto offset = bytes(plan.dtype, (rows * inner + 63) / 64 * 64 * i);
+      outs.push_back(view(static_cast<char*>(out.data()) + offset, plan.dtype, {rows, inner}));
+    }
+    const Cost cost{once, 0};
+    run_case(plan, context, emit,
+             {.op = "activate",
+              .label = fmt::format("T{} R{} I{}", tokens, rows, inner),
+              .variants = copies,
+              .call =
+                  [&](std::int64_t i) {
+                    activate(context, spec, gates[at(i)], ups[at(i)], outs[at(i)]);
+                  },
+              .cost = [&](std::int64_t) { return cost; }});
+  }
+}
+
+void bench_combine(const BenchPlan& plan, const Context& context, const Emit& emit) {
+  const std::int64_t width = plan.spec.experts.hidden;
+  for (const auto tokens : plan.tokens) {
+    RoutingSource source(plan.spec.route, plan.spread, 1);
+    const Ordered ordered(plan, context, source, tokens);
+    const std::int64_t rows = ordered.rows();
+    const double once = element_bytes(plan.dtype) * static_cast<double>((tokens + rows) * width);
+    const std::int64_t copies = copies_to_rotate(plan, once, most_copies);
+    require_memory(plan, once * static_cast<double>(copies));
+    RandomPool pool(context, plan.dtype, (rows * width + 64) * copies);
+    const Buffer out = rows_buffer(context, plan.dtype, (tokens * width + 64) * copies);
+    std::vector<Tensor> inputs;
+    std::vector<Tensor> outs;
+    for (std::int64_t i = 0; i < copies; ++i) {
+      inputs.push_back(pool.take(rows, width));
+      const auto offset = bytes(plan.dtype, (tokens * width + 63) / 64 * 64 * i);
+      outs.push_back(view(static_cast<char*>(out.data()) + offset, plan.dtype, {tokens, width}));
+    }
+    const CombineSpec spec{.slots = ordered.spec.slots,
+                           .weighted = !plan.spec.route.weight_on_input};
+    const auto n = static_cast<double>(ordered.ids.size());
+    const Cost cost{once + 8 * n, 2 * n * static_cast<double>(width)};
+    run_case(plan, context, emit,
+             {.op = "combine",
+              .label = fmt::format("{} R{} H{}", token_label(plan, tokens), rows, width),
+              .variants = copies,
+              .call =
+                  [&](std::int64_t i) {
+                    combine(context, spec,
+                            {.rows = inputs[at(i)],
+                             .inverse = view(ordered.inverse.data(), {tokens, spec.slots}),
+                             .weights = spec.weighted
+                                            ? view(ordered.weights.data(), {tokens, spec.slots})
+                                            : Tensor{}},
+                            outs[at(i)]);
+                  },
+              .cost = [&](std::int64_t) { return cost; }});
+  }
+}
+
+}  // namespace shunt::tool

@@ -1,0 +1,23 @@
+// The GPUs that this process sees. Apart, because the namespace shunt::cuda of the engine's own
+// headers and the function shunt::cuda of the public ones cannot meet in one file.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace shunt::tool {
+
+struct Gpu {
+  std::string name;
+  std::string compute;  // "9.0"
+  int multiprocessors = 0;
+  std::size_t memory_bytes = 0;
+};
+struct Gpus {
+  std::vector<Gpu> list;
+  std::string reason;  // why the list is empty
+};
+Gpus list_gpus();
+
+}  // namespace shunt::tool

@@ -1,0 +1,191 @@
+// shunt inspect: what a checkpoint holds.
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cost.hpp"
+#include "machine.hpp"
+#include "options.hpp"
+#include "report.hpp"
+#include "shunt/checkpoint.hpp"
+#include "terminal.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+struct InspectOptions {
+  std::string model;
+  DeviceOptions device;
+  JsonOption json;
+};
+
+// What one MoE layer weighs in its file.
+struct LayerBytes {
+  DType dtype = DType::f32;
+  double expert = 0;     // one routed expert
+  double routed = 0;     // all of them
+  double shared = 0;     // the shared expert
+  double router = 0;     // and its biases
+  double per_token = 0;  // what one token needs
+};
+
+double total(const std::vector<Tensor>& tensors) {
+  double sum = 0;
+  for (const auto& tensor : tensors) sum += static_cast<double>(tensor.bytes());
+  return sum;
+}
+double total(const ExpertWeights& experts) {
+  double sum = 0;
+  for (const auto* list : {&experts.gate, &experts.up, &experts.down, &experts.gate_bias,
+                           &experts.up_bias, &experts.down_bias}) {
+    sum += total(*list);
+  }
+  return sum;
+}
+
+LayerBytes weigh(const Checkpoint& checkpoint, int layer, const LayerSpec& spec) {
+  const LayerWeights weights = checkpoint.weights(layer);
+  LayerBytes bytes;
+  if (!weights.experts.down.empty()) bytes.dtype = weights.experts.down[0].dtype;
+  bytes.routed = total(weights.experts);
+  bytes.expert = bytes.routed / std::max(1, spec.experts.experts);
+  bytes.shared = total(weights.shared) + total({weights.shared_gate});
+  bytes.router =
+      total({weights.router, weights.router_bias, weights.selection_bias, weights.per_expert_scale,
+             weights.latent_down, weights.latent_up, weights.output_bias, weights.router_norm,
+             weights.input_norm, weights.output_norm});
+  // Zero-compute experts share the slots: on average they spare their part of the bytes.
+  const double computed =
+      static_cast<double>(spec.experts.experts - spec.route.shared.count) / spec.route.experts;
+  bytes.per_token = bytes.expert * (spec.route.top_k * computed + spec.route.shared.count) +
+                    bytes.shared + bytes.router;
+  return bytes;
+}
+
+// "0-3, 5, 7-9"
+std::string ranges(const std::vector<int>& numbers) {
+  std::string out;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t j = i;
+    while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) ++j;
+    if (!out.empty()) out += ", ";
+    out += i == j ? std::to_string(numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[j]);
+    i = j + 1;
+  }
+  return out;
+}
+
+// Layers of one spec, shown once.
+struct Kind {
+  LayerSpec spec;
+  LayerBytes bytes;
+  std::vector<int> layers;
+};
+
+int inspect(const InspectOptions& options) {
+  const Context context = open_device(options.device);
+  const Checkpoint checkpoint = Checkpoint::open(options.model);
+  std::vector<Kind> kinds;
+  std::map<std::string, std::vector<int>> others;  // by note
+  Json layers = Json::array();
+  double experts = 0;
+  double per_token = 0;
+  for (const auto& entry : checkpoint.layers()) {
+    Json json = {{"index", entry.index}, {"moe", entry.moe}};
+    if (!entry.moe) {
+      others[entry.note.empty() ? "dense" : entry.note].push_back(entry.index);
+      json["note"] = entry.note;
+      layers.push_back(json);
+      continue;
+    }
+    const LayerSpec spec = checkpoint.spec(entry.index);
+    const LayerBytes bytes = weigh(checkpoint, entry.index, spec);
+    experts += bytes.routed + bytes.shared;
+    per_token += bytes.per_token;
+    json["module"] = entry.module;
+    json["dtype"] = to_string(bytes.dtype);
+    json["expert_bytes"] = bytes.expert;
+    json["routed_bytes"] = bytes.routed;
+    json["shared_bytes"] = bytes.shared;
+    json["bytes_per_token"] = bytes.per_token;
+    json["spec"] = Json::parse(to_json(spec));
+    layers.push_back(json);
+    bool known = false;
+    for (auto& kind : kinds) {
+      if (!known && kind.spec == spec && kind.bytes.dtype == bytes.dtype) {
+        kind.layers.push_back(entry.index);
+        known = true;
+      }
+    }
+    if (!known) kinds.push_back({spec, bytes, {entry.index}});
+  }
+  const double read = measure_read(context);
+
+  if (options.json.wanted) {
+    emit_json(options.json, {{"machine", machine_json(context)},
+                             {"ceilings", {{"read_GBps", read / 1e9}}},
+                             {"folder", checkpoint.folder()},
+                             {"family", checkpoint.family()},
+                             {"model", checkpoint.model_name()},
+                             {"summary", checkpoint.summary()},
+                             {"expert_bytes", experts},
+                             {"bytes_per_token", per_token},
+                             {"floor_us_per_token", per_token / read * 1e6},
+                             {"layers", layers}});
+    if (options.json.to_stdout()) return exit_done;
+  }
+
+  fmt::print("{}  {}\n\n", paint(Style::bold, options.model), checkpoint.summary());
+  Table facts("<<");
+  facts.row({"family", fmt::format("{} ({})", checkpoint.family(), checkpoint.model_name())});
+  for (const auto& [note, indices] : others) {
+    facts.row({"layers " + ranges(indices), note});
+  }
+  fmt::print("{}", facts.str());
+  for (const auto& kind : kinds) {
+    const auto& e = kind.spec.experts;
+    Table table("<<");
+    table.row(
+        {"shape", fmt::format("hidden {}, intermediate {}, {} experts, top {}{}", kind.spec.hidden,
+                              e.intermediate, kind.spec.route.experts, kind.spec.route.top_k,
+                              kind.spec.shared.intermediate > 0
+                                  ? fmt::format(", shared expert {}", kind.spec.shared.intermediate)
+                                  : std::string())});
+    table.row({"rule", describe(kind.spec.route)});
+    table.row(
+        {"experts", fmt::format("{}, {}", describe(e.activation), to_string(kind.bytes.dtype))});
+    table.row({"bytes", fmt::format("{} an expert, {} routed, {} shared, {} router",
+                                    size(kind.bytes.expert), size(kind.bytes.routed),
+                                    size(kind.bytes.shared), size(kind.bytes.router))});
+    table.row(
+        {"a token", fmt::format("{}: {} of it at {}", size(kind.bytes.per_token),
+                                duration(kind.bytes.per_token / read * 1e6), rate(read, "B/s"))});
+    fmt::print("\n{} {}\n{}", kind.layers.size() == 1 ? "MoE layer" : "MoE layers",
+               ranges(kind.layers), table.str(2));
+  }
+  fmt::print(
+      "\nexperts {}; a token reads {} of them through all MoE layers: at least {} at {} "
+      "(read, measured now)\n",
+      size(experts), size(per_token), duration(per_token / read * 1e6), rate(read, "B/s"));
+  return exit_done;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action& action) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "what a checkpoint holds: family, rules, shapes, bytes");
+  command->add_option("--model", options->model, "folder of a checkpoint")
+      ->option_text("DIR")
+      ->required();
+  add_device_options(*command, options->device);
+  add_json_option(*command, options->json);
+  command->footer("Example:\n  shunt inspect --model models/tiny-moe");
+  command->callback([options, &action] { action = [options] { return inspect(*options); }; });
+}
+
+}  // namespace shunt::tool

@@ -1,0 +1,52 @@
+// This machine: what it is, and what it can do at best, measured when asked.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "shunt/context.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::tool {
+
+using Json = nlohmann::ordered_json;
+
+// {"cpu", "cores", "threads", "isa", "memory_bytes", "system", "compiler", "shunt"}
+Json machine_json(const Context& context);
+std::string cpu_name();
+std::string isa_name();  // the instruction set that the engine uses
+std::int64_t memory_total();
+std::int64_t memory_available();
+
+struct Ceilings {
+  double read = 0;   // bytes a second
+  double flops = 0;  // a second, for the dtype asked for
+  // The least time in microseconds that `bytes` and `flops` need.
+  double floor_us(double bytes, double operations) const;
+};
+// The peak that a dtype's GEMM is measured against: FMA for f32 and f16, the better of FMA and the
+// bf16 dot for bf16.
+Ceilings measure_ceilings(const Context& context, DType dtype);
+// One short measurement of the read bandwidth alone.
+double measure_read(const Context& context);
+// {"read_GBps": .., "f32_GFLOPs" | "bf16_GFLOPs" | "f16_GFLOPs": ..}
+Json ceilings_json(const Ceilings& ceilings, DType dtype);
+// The name of a dtype's peak: "FMA", "bf16 dot".
+std::string peak_name(const Context& context, DType dtype);
+
+// Every peak that this CPU has an instruction for.
+struct Peak {
+  std::string name;  // "bf16 dot"
+  std::string key;   // "bf16_GFLOPs"
+  double per_second = 0;
+};
+std::vector<Peak> measure_peaks(const Context& context);
+
+// The share of all cores that something used during the last `seconds` of sleep; -1 if unknown.
+double busy_share(double seconds);
+// Sleeps until less than a tenth of the machine is busy, at most `seconds`. Returns what was seen
+// last.
+double wait_until_idle(double seconds);
+
+}  // namespace shunt::tool

@@ -1,0 +1,98 @@
+// The command `shunt`: names its subcommands, runs one, and turns what it throws into a line.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "options.hpp"
+#include "shunt/error.hpp"
+
+namespace shunt::tool {
+namespace {
+
+// One line, whatever the message was made of.
+void complain(const std::string& who, std::string message) {
+  for (auto& c : message) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  while (!message.empty() && message.back() == ' ') message.pop_back();
+  fmt::print(stderr, "{}: {}\n", who, message);
+}
+
+std::string speaker(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "shunt" : "shunt " + chosen.front()->get_name();
+}
+
+int run_action(const Action& action, const std::string& who) {
+  try {
+    return action();
+  } catch (const UsageError& error) {
+    complain(who, fmt::format("{} (see {} --help)", error.what(), who));
+    return exit_usage;
+  } catch (const Error& error) {
+    complain(who, error.what());
+  } catch (const std::bad_alloc&) {
+    complain(who, "out of memory");
+  } catch (const std::exception& error) {
+    complain(who, error.what());
+  }
+  return exit_failed;
+}
+
+int main_of(int argc, char** argv) {
+  CLI::App app("Shunt computes the mixture-of-experts layers of language models.", "shunt");
+  app.set_version_flag("--version", "shunt " SHUNT_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 done, 1 bad input or a mismatch, 2 usage.\n"
+      "Example:\n"
+      "  shunt run --model models/tiny-moe");
+  app.get_formatter()->column_width(34);
+
+  Action action;
+  add_run(app, action);
+  add_inspect(app, action);
+  add_bench(app, action);
+  add_info(app, action);
+
+  if (argc < 2) {
+    fmt::print(stderr, "{}", app.help());
+    return exit_usage;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      app.exit(error);  // help, version: to standard output
+      return exit_done;
+    }
+    const std::string who = speaker(app);
+    complain(who, fmt::format("{} (see {} --help)", error.what(), who));
+    return exit_usage;
+  }
+  return run_action(action, speaker(app));
+}
+
+}  // namespace
+}  // namespace shunt::tool
+
+int main(int argc, char** argv) {
+  int code = shunt::tool::exit_failed;
+  try {
+    code = shunt::tool::main_of(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "shunt: {}\n", error.what());
+  }
+  // Output that never arrived is a failure.
+  if (std::fflush(stdout) != 0 && code == 0) {
+    fmt::print(stderr, "shunt: standard output: {}\n", std::strerror(errno));
+    code = shunt::tool::exit_failed;
+  }
+  return code;
+}

@@ -1,0 +1,114 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <map>
+
+#include "shunt/error.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+// The whole text as a number, or nothing.
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::string& note) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        std::int64_t value = 0;
+        if (parse_number(text, value) && value >= low && value <= high) return {};
+        return fmt::format("'{}' is not a whole number from {} to {}{}", text, low, high, note);
+      },
+      "");
+}
+
+void add_device_options(CLI::App& command, DeviceOptions& options) {
+  command.add_option("--device", options.device, "engine: cpu or cuda (default: cpu)")
+      ->option_text("cpu|cuda")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            if (text == "cpu" || text == "cuda") return {};
+            return fmt::format("'{}' is not cpu or cuda", text);
+          },
+          ""));
+  command.add_option("--threads", options.threads, "CPU threads (default 0: every core)")
+      ->option_text("N")
+      ->check(whole_number(0, 1024, " (0: every core)"));
+}
+
+Context open_device(const DeviceOptions& options) {
+  return options.device == "cuda" ? cuda() : cpu({.threads = options.threads});
+}
+
+void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
+  command
+      .add_option_function<std::string>(
+          "--dtype",
+          [&dtype](const std::string& text) {
+            dtype = text == "f32" ? f32 : text == "bf16" ? bf16 : f16;
+          },
+          description)
+      ->option_text("f32|bf16|f16")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            if (text == "f32" || text == "bf16" || text == "f16") return {};
+            return fmt::format("'{}' is not f32, bf16 or f16", text);
+          },
+          ""));
+}
+
+void add_json_option(CLI::App& command, JsonOption& option) {
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--json",
+          [&option](const std::vector<std::string>& values) {
+            option.wanted = true;
+            if (!values.empty() && values[0] != "-" && values[0] != "{}") option.file = values[0];
+          },
+          "results for machines, into FILE or to standard output")
+      ->option_text("[FILE]")
+      ->expected(0, 1);
+}
+
+std::int64_t parse_bytes(const std::string& option, const std::string& text) {
+  static const std::map<std::string, double> units = {{"", 1},     {"B", 1},    {"k", 1e3},
+                                                      {"K", 1e3},  {"kB", 1e3}, {"M", 1e6},
+                                                      {"MB", 1e6}, {"G", 1e9},  {"GB", 1e9}};
+  const auto split = text.find_first_not_of("0123456789.");
+  const std::string number = text.substr(0, split);
+  const auto unit = units.find(split == std::string::npos ? "" : text.substr(split));
+  double value = 0;
+  if (unit != units.end() && parse_number(number, value) && value * unit->second <= 1e12) {
+    return static_cast<std::int64_t>(value * unit->second);
+  }
+  throw UsageError(
+      fmt::format("{}: '{}' is not a size from 0 to 1000G, such as 64M or 1.5G", option, text));
+}
+
+std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text,
+                                     std::int64_t low, std::int64_t high) {
+  std::vector<std::int64_t> values;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    std::int64_t value = 0;
+    const std::string item = text.substr(begin, end - begin);
+    if (!parse_number(item, value) || value < low || value > high) {
+      throw UsageError(
+          fmt::format("{}: '{}' in '{}' is not a whole number from {} to {}; a list is 1,16,256",
+                      option, item, text, low, high));
+    }
+    values.push_back(value);
+    begin = end + 1;
+  }
+  return values;
+}
+
+}  // namespace shunt::tool

@@ -1,0 +1,59 @@
+// What the subcommands share on the command line, and how they fail.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "shunt/context.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::tool {
+
+inline constexpr int exit_done = 0;
+inline constexpr int exit_failed = 1;  // bad input, or a mismatch
+inline constexpr int exit_usage = 2;
+
+// A command line that no file and no machine could make right.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A subcommand registers its options and hands over what to do; main() runs the one that was named.
+using Action = std::function<int()>;
+void add_run(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+void add_info(CLI::App& app, Action& action);
+
+// Where the computation runs.
+struct DeviceOptions {
+  std::string device = "cpu";
+  int threads = 0;
+};
+void add_device_options(CLI::App& command, DeviceOptions& options);
+// Throws Error{unsupported} for an engine that this build has not.
+Context open_device(const DeviceOptions& options);
+
+void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description);
+
+// --json [FILE]: absent, to standard output, or into a file.
+struct JsonOption {
+  bool wanted = false;
+  std::string file;  // empty: standard output
+  bool to_stdout() const { return wanted && file.empty(); }
+};
+void add_json_option(CLI::App& command, JsonOption& option);
+
+// Accepts whole numbers in [low, high]; says what is legal otherwise.
+CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::string& note = {});
+// "64M", "1G", "1.5GB", "4096" in bytes; throws UsageError naming `option`.
+std::int64_t parse_bytes(const std::string& option, const std::string& text);
+// "1,16,256", each in [low, high]; throws UsageError naming `option`.
+std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text,
+                                     std::int64_t low, std::int64_t high);
+
+}  // namespace shunt::tool

@@ -1,0 +1,35 @@
+// Results for machines: the one JSON form of `run --json` and `bench --json`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "machine.hpp"
+#include "options.hpp"
+
+namespace shunt::tool {
+
+struct Row {
+  std::string op;
+  std::string label;  // "case" in the file
+  DType dtype = DType::f32;
+  std::string device = "cpu";
+  double us = 0, us_min = 0, us_max = 0;  // median, fastest, slowest
+  double bytes = 0, flops = 0;            // that the case needs, counted
+  double floor_us = 0;
+  double share = 0;  // floor / time
+};
+Json to_json(const Row& row);
+
+// {"machine", "ceilings", "rows"}; a subcommand may add keys of its own.
+Json report_json(const Json& machine, const Json& ceilings, const std::vector<Row>& rows);
+
+// Text into a file that is replaced when whole. Throws Error{io}.
+void write_file(const std::string& path, const std::string& text);
+// Throws Error{io} when a file cannot be made there, before hours of work for it.
+void check_writable(const std::string& path);
+// To where the option says.
+void emit_json(const JsonOption& option, const Json& json);
+
+}  // namespace shunt::tool

@@ -1,0 +1,401 @@
+// shunt run: the MoE layers of a checkpoint over recorded or given hidden states.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "core/convert.hpp"
+#include "cost.hpp"
+#include "measure.hpp"
+#include "options.hpp"
+#include "run.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+struct RunOptions {
+  std::string model;
+  std::optional<int> layer;
+  DeviceOptions device;
+  DType dtype = DType::f32;
+  std::string input, input_name, token_ids_name, output;
+  std::optional<double> tolerance;
+  bool allow_nonfinite = false;
+  bool no_timing = false;
+  bool explain = false;
+  JsonOption json;
+};
+
+// One forward pass of one layer, with memory for what it writes.
+struct Pass {
+  Tensor hidden;     // [T, H]
+  Tensor token_ids;  // [T] or not given
+  Buffer output_memory, ids_memory, weights_memory;
+  Tensor output, ids, weights;  // [T, H] f32, [T, k] i32, [T, k] f32
+};
+
+Pass make_pass(const Context& context, const LayerSpec& spec, Tensor hidden, Tensor token_ids) {
+  Pass pass;
+  const std::int64_t tokens = hidden.shape[0];
+  const std::int64_t k = spec.route.top_k;
+  pass.hidden = hidden;
+  pass.token_ids = token_ids;
+  // An empty tensor still wants an address.
+  const auto room = [&](std::int64_t elements) {
+    return context.allocate(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * 4);
+  };
+  pass.output_memory = room(tokens * spec.hidden);
+  pass.ids_memory = room(tokens * k);
+  pass.weights_memory = room(tokens * k);
+  pass.output = view(pass.output_memory.data(), DType::f32, {tokens, spec.hidden});
+  pass.ids = view(pass.ids_memory.data(), DType::i32, {tokens, k});
+  pass.weights = view(pass.weights_memory.data(), DType::f32, {tokens, k});
+  return pass;
+}
+
+double seconds_of(const std::function<void()>& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+StageResult summarise(const std::string& name, const std::vector<double>& us, Cost cost,
+                      const Ceilings& ceilings) {
+  return {.stage = name,
+          .us = median(us),
+          .us_min = *std::min_element(us.begin(), us.end()),
+          .us_max = *std::max_element(us.begin(), us.end()),
+          .bytes = cost.bytes,
+          .flops = cost.flops,
+          .floor_us = ceilings.floor_us(cost.bytes, cost.flops)};
+}
+
+// Repeats the layer until the times are worth a median, but not for long.
+void time_layer(const Layer& layer, const LayerInputs& in, const LayerOutputs& out,
+                Workspace workspace, const Ceilings& ceilings, LayerResult& result) {
+  constexpr double enough_seconds = 0.1;
+  constexpr int least = 3;
+  constexpr int most = 100;
+  std::vector<StageTime> times;
+  std::vector<std::vector<double>> stage_us;
+  std::vector<double> whole_us;
+  double spent = 0;
+  for (int i = 0; i < most && (i < least || spent < enough_seconds); ++i) {
+    const double whole = seconds_of([&] { layer.forward(in, out, workspace); });
+    times.clear();
+    spent += whole + seconds_of([&] { layer.forward_timed(in, out, workspace, times); });
+    whole_us.push_back(whole * 1e6);
+    stage_us.resize(times.size());
+    for (std::size_t s = 0; s < times.size(); ++s) stage_us[s].push_back(times[s].seconds * 1e6);
+  }
+  for (std::size_t s = 0; s < times.size(); ++s) {
+    result.stages.push_back(summarise(
+        times[s].stage, stage_us[s],
+        {static_cast<double>(times[s].bytes), static_cast<double>(times[s].flops)}, ceilings));
+  }
+  const LayerSpec& spec = layer.spec();
+  std::int64_t hit = 0;
+  std::int64_t pairs = 0;
+  for (int e = 0; e < spec.route.experts - spec.zero_experts; ++e) {
+    const auto load = result.load[static_cast<std::size_t>(e)];
+    hit += load > 0 ? 1 : 0;
+    pairs += load;
+  }
+  const Cost whole =
+      layer_cost(spec, layer.options().dtype, in.hidden.dtype, result.tokens, hit, pairs);
+  result.whole = summarise("layer", whole_us, whole, ceilings);
+}
+
+LayerResult run_layer(const Layer& layer, const Context& context, Pass& pass, int index,
+                      const std::optional<Ceilings>& ceilings) {
+  LayerResult result;
+  result.layer = index;
+  result.tokens = pass.hidden.shape[0];
+  const Buffer memory = context.allocate(layer.workspace_bytes(result.tokens));
+  const LayerInputs in{.hidden = pass.hidden, .token_ids = pass.token_ids};
+  const LayerOutputs out{.output = pass.output, .ids = pass.ids, .weights = pass.weights};
+  layer.forward(in, out, memory);
+
+  result.load.assign(static_cast<std::size_t>(layer.spec().route.experts), 0);
+  for (std::int64_t i = 0; i < pass.ids.elements(); ++i) {
+    const std::int32_t id = pass.ids.as<const std::int32_t>()[i];
+    if (id >= 0 && id < layer.spec().route.experts) ++result.load[static_cast<std::size_t>(id)];
+  }
+  if (ceilings && result.tokens > 0) time_layer(layer, in, out, memory, *ceilings, result);
+  return result;
+}
+
+// The first element that is no number, in words; empty when all are.
+std::string first_nonfinite(const Tensor& matrix) {
+  const std::int64_t width = matrix.shape[1];
+  for (std::int64_t i = 0; i < matrix.elements(); ++i) {
+    const float value = load_f32(matrix.data, matrix.dtype, i);
+    if (!std::isfinite(value)) return fmt::format("{} at [{}, {}]", value, i / width, i % width);
+  }
+  return {};
+}
+
+std::string list(const std::vector<std::string>& names, std::size_t most = 8) {
+  std::string out;
+  for (std::size_t i = 0; i < names.size() && i < most; ++i) out += (i ? ", " : "") + names[i];
+  if (names.size() > most) out += fmt::format(", .. ({} in all)", names.size());
+  return names.empty() ? "nothing" : out;
+}
+
+[[noreturn]] void bad_input(const std::string& message) {
+  throw Error(Status::invalid_argument, message);
+}
+
+// The hidden states that were asked for, as f32 | bf16 | f16; f64 is rounded into `memory`.
+Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::int64_t width,
+                   const Context& context, Buffer& memory) {
+  std::string name = options.input_name;
+  if (name.empty()) {
+    std::vector<std::string> matrices;
+    for (const auto& candidate : file.names()) {
+      const Tensor tensor = file.get(candidate);
+      if (tensor.rank == 2 && is_float(tensor.dtype)) matrices.push_back(candidate);
+    }
+    if (matrices.size() != 1) {
+      throw UsageError(fmt::format("--input-name is needed: '{}' holds {} matrices of floats: {}",
+                                   options.input, matrices.size(), list(matrices)));
+    }
+    name = matrices[0];
+  }
+  if (!file.contains(name)) {
+    bad_input(fmt::format("'{}' has no tensor '{}'; it holds {}", options.input, name,
+                          list(file.names())));
+  }
+  Tensor hidden = file.get(name);
+  if (hidden.rank != 2 || hidden.shape[1] != width) {
+    bad_input(fmt::format("input '{}' is {}: must be [T, {}], tokens by the model's hidden size",
+                          name, hidden.describe(), width));
+  }
+  if (!is_float(hidden.dtype) || bits(hidden.dtype) < 16) {
+    bad_input(
+        fmt::format("input '{}' is {}: must be f32, bf16, f16 or f64", name, hidden.describe()));
+  }
+  if (hidden.dtype == DType::f64) {
+    memory = context.allocate(
+        static_cast<std::size_t>(std::max<std::int64_t>(hidden.elements(), 1)) * 4);
+    for (std::int64_t i = 0; i < hidden.elements(); ++i) {
+      static_cast<float*>(memory.data())[i] = static_cast<float>(hidden.as<const double>()[i]);
+    }
+    hidden = view(memory.data(), DType::f32, {hidden.shape[0], hidden.shape[1]});
+  }
+  if (!options.allow_nonfinite) {
+    const std::string found = first_nonfinite(hidden);
+    if (!found.empty()) {
+      bad_input(
+          fmt::format("input '{}' has {}: hidden states must be finite "
+                      "(--allow-nonfinite computes them all the same)",
+                      name, found));
+    }
+  }
+  return hidden;
+}
+
+Tensor read_token_ids(const SafetensorsFile& file, const RunOptions& options, const LayerSpec& spec,
+                      int layer, std::int64_t tokens) {
+  if (options.token_ids_name.empty()) {
+    if (!spec.route.hashed) return {};
+    bad_input(fmt::format(
+        "layer {} is routed by token ids: --token-ids-name must name them in '{}', which holds {}",
+        layer, options.input, list(file.names())));
+  }
+  if (!spec.route.hashed) return {};
+  if (!file.contains(options.token_ids_name)) {
+    bad_input(fmt::format("'{}' has no tensor '{}'; it holds {}", options.input,
+                          options.token_ids_name, list(file.names())));
+  }
+  const Tensor ids = file.get(options.token_ids_name);
+  if (ids.rank != 1 || ids.shape[0] != tokens ||
+      (ids.dtype != DType::i32 && ids.dtype != DType::i64)) {
+    bad_input(fmt::format("token ids '{}' are {}: must be i32 or i64 [{}]", options.token_ids_name,
+                          ids.describe(), tokens));
+  }
+  return ids;
+}
+
+double default_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
+
+void finish(const RunOptions& options, const RunReport& report, const Context& context) {
+  if (options.json.wanted) emit_json(options.json, run_json(report, context));
+  if (!options.json.to_stdout()) print_report(report, context);
+}
+
+RunReport begin(const RunOptions& options, const Checkpoint& checkpoint, const Context& context,
+                int first_layer) {
+  RunReport report;
+  report.model = options.model;
+  report.summary = checkpoint.summary();
+  report.rule = describe(checkpoint.spec(first_layer).route);
+  report.dtype = options.dtype;
+  report.tolerance = options.tolerance.value_or(default_tolerance(options.dtype));
+  report.peak = peak_name(context, options.dtype);
+  if (!options.no_timing) report.ceilings = measure_ceilings(context, options.dtype);
+  return report;
+}
+
+std::optional<Ceilings> timing(const RunOptions& options, const RunReport& report) {
+  return options.no_timing ? std::nullopt : std::optional<Ceilings>(report.ceilings);
+}
+
+void explain(const RunOptions& options, const Layer& layer, int index, std::int64_t tokens) {
+  if (options.explain) {
+    fmt::print(options.json.to_stdout() ? stderr : stdout, "plan of layer {}:\n{}\n", index,
+               layer.explain(tokens));
+  }
+}
+
+// Hidden states from a file through one layer, into a file.
+int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Context& context) {
+  const int index = options.layer.value_or(checkpoint.first_moe_layer());
+  const LayerSpec spec = checkpoint.spec(index);
+  const SafetensorsFile file = SafetensorsFile::open(options.input);
+  Buffer converted;
+  const Tensor hidden = read_hidden(file, options, spec.hidden, context, converted);
+  const Tensor ids = read_token_ids(file, options, spec, index, hidden.shape[0]);
+  if (!options.output.empty()) check_writable(options.output);
+
+  RunReport report = begin(options, checkpoint, context, index);
+  const Layer layer(checkpoint, index, context, {.dtype = options.dtype});
+  Pass pass = make_pass(context, spec, hidden, ids);
+  report.layers.push_back(run_layer(layer, context, pass, index, timing(options, report)));
+  explain(options, layer, index, hidden.shape[0]);
+  if (!options.output.empty()) {
+    write_safetensors(
+        options.output,
+        {{"output", pass.output}, {"topk_ids", pass.ids}, {"topk_weights", pass.weights}});
+  }
+  finish(options, report, context);
+  if (!options.output.empty() && !options.json.to_stdout()) {
+    fmt::print("wrote {}: output {}, topk_ids {}, topk_weights {}\n", options.output,
+               pass.output.describe(), pass.ids.describe(), pass.weights.describe());
+  }
+  return exit_done;
+}
+
+// Every recorded layer, compared with its recording.
+int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const Context& context) {
+  const std::string path = recording_file(options.model);
+  if (path.empty()) {
+    throw Error(Status::io,
+                fmt::format("'{}' holds no activations.safetensors or golden.safetensors to check "
+                            "against; --input FILE gives hidden states",
+                            options.model));
+  }
+  if (options.layer) checkpoint.spec(*options.layer);  // out of range, dense: said by name
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  const auto recordings = find_recordings(file, checkpoint, options.layer);
+  if (recordings.empty()) {
+    throw Error(Status::bad_file,
+                fmt::format("'{}' records no input and output of {}", path,
+                            options.layer ? fmt::format("layer {}", *options.layer)
+                                          : std::string("any MoE layer")));
+  }
+
+  RunReport report = begin(options, checkpoint, context, recordings[0].layer);
+  report.against = std::filesystem::path(path).filename().string();
+  bool pass_all = true;
+  for (const auto& recording : recordings) {
+    const LayerSpec spec = checkpoint.spec(recording.layer);
+    if (spec.route.hashed && !recording.token_ids) {
+      throw Error(Status::bad_file, fmt::format("'{}' records no token ids, by which layer {} "
+                                                "is routed",
+                                                path, recording.layer));
+    }
+    const Layer layer(checkpoint, recording.layer, context, {.dtype = options.dtype});
+    Pass pass = make_pass(context, spec, recording.input,
+                          spec.route.hashed ? recording.token_ids : Tensor{});
+    LayerResult result = run_layer(layer, context, pass, recording.layer, timing(options, report));
+    result.comparison = compare(recording, spec, pass.output, pass.ids);
+    pass_all = pass_all && result.comparison->pass(report.tolerance);
+    explain(options, layer, recording.layer, result.tokens);
+    report.layers.push_back(std::move(result));
+  }
+  for (const auto& entry : checkpoint.layers()) {
+    const bool asked = !options.layer || *options.layer == entry.index;
+    const bool there =
+        std::any_of(recordings.begin(), recordings.end(),
+                    [&](const Recording& recording) { return recording.layer == entry.index; });
+    if (entry.moe && asked && !there) report.not_recorded.push_back(entry.index);
+  }
+  finish(options, report, context);
+  return pass_all ? exit_done : exit_failed;
+}
+
+int run(const RunOptions& options) {
+  if (options.input.empty()) {
+    for (const auto& [name, value] :
+         {std::pair<const char*, const std::string&>{"--output", options.output},
+          {"--input-name", options.input_name},
+          {"--token-ids-name", options.token_ids_name}}) {
+      if (!value.empty()) throw UsageError(fmt::format("{} needs --input FILE", name));
+    }
+  }
+  const Context context = open_device(options.device);
+  const Checkpoint checkpoint = Checkpoint::open(options.model);
+  if (checkpoint.first_moe_layer() < 0) {
+    throw Error(Status::bad_file,
+                fmt::format("'{}' has no MoE layer: {}", options.model, checkpoint.summary()));
+  }
+  if (!options.json.file.empty()) check_writable(options.json.file);
+  return options.input.empty() ? run_recorded(options, checkpoint, context)
+                               : run_given(options, checkpoint, context);
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command = app.add_subcommand("run", "MoE layers over recorded or given hidden states");
+  command->add_option("--model", options->model, "folder of a checkpoint")
+      ->option_text("DIR")
+      ->required();
+  command->add_option("--layer", options->layer, "this layer (default: every MoE layer recorded,")
+      ->description("this layer; default: every recorded one, or the first with --input")
+      ->option_text("N")
+      ->check(whole_number(0, 1000000));
+  add_device_options(*command, options->device);
+  add_dtype_option(*command, options->dtype,
+                   "of expert weights and rows (default: f32, as recordings are)");
+  command->add_option("--input", options->input, "hidden states (.safetensors)")
+      ->option_text("FILE");
+  command->add_option("--input-name", options->input_name, "its tensor [T, hidden]")
+      ->option_text("NAME");
+  command
+      ->add_option("--token-ids-name", options->token_ids_name,
+                   "its tensor [T] of token ids, for layers routed by them")
+      ->option_text("NAME");
+  command
+      ->add_option("--output", options->output,
+                   "writes output, topk_ids, topk_weights (.safetensors)")
+      ->option_text("FILE");
+  command
+      ->add_option("--tolerance", options->tolerance,
+                   "largest error / largest output (default: 1e-5 f32, 1e-2 else)")
+      ->option_text("X")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--allow-nonfinite", options->allow_nonfinite,
+                    "computes NaN and infinite hidden states too");
+  command->add_flag("--no-timing", options->no_timing, "computes once and measures nothing");
+  command->add_flag("--explain", options->explain, "prints what the plan chose, and why");
+  add_json_option(*command, options->json);
+  command->footer(
+      "Without --input it takes DIR/activations.safetensors or DIR/golden.safetensors, and\n"
+      "compares with what is recorded there.\n"
+      "Examples:\n"
+      "  shunt run --model models/tiny-moe\n"
+      "  shunt run --model models/tiny-moe --layer 2 --dtype bf16 --input x.safetensors \\\n"
+      "      --input-name hidden --output y.safetensors");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace shunt::tool

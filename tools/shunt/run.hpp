@@ -1,0 +1,48 @@
+// What `shunt run` found out about one layer, and how it is shown.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "machine.hpp"
+#include "recordings.hpp"
+#include "report.hpp"
+#include "shunt/checkpoint.hpp"
+
+namespace shunt::tool {
+
+struct StageResult {
+  std::string stage;
+  double us = 0, us_min = 0, us_max = 0;
+  double bytes = 0, flops = 0;
+  double floor_us = 0;
+};
+
+struct LayerResult {
+  int layer = 0;
+  std::int64_t tokens = 0;
+  std::optional<Comparison> comparison;  // with what was recorded, if anything was
+  std::vector<std::int64_t> load;        // tokens of each expert
+  std::vector<StageResult> stages;       // timed one by one
+  StageResult whole;                     // one call
+};
+
+// Tokens of the busiest expert over the mean; 0 without tokens.
+double imbalance(const std::vector<std::int64_t>& load);
+
+struct RunReport {
+  std::string model, summary, rule, against;
+  DType dtype = DType::f32;
+  double tolerance = 0;
+  Ceilings ceilings;
+  std::string peak;  // what the peak is of: "FMA"
+  std::vector<LayerResult> layers;
+  std::vector<int> not_recorded;  // MoE layers without a recording
+};
+
+void print_report(const RunReport& report, const Context& context);
+Json run_json(const RunReport& report, const Context& context);
+
+}  // namespace shunt::tool
