@@ -1,0 +1,41 @@
+// What the engines of route work on: tensors that route() has checked.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "route/rule.hpp"
+#include "shunt/route.hpp"
+
+namespace shunt {
+
+struct RouteCall {
+  const RouteSpec& spec;
+  const RouteInputs& in;
+  const RouteOutputs& out;
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;  // 0: from logits
+};
+
+// Element `offset` of an i32 or i64 tensor.
+inline std::int64_t index_at(const Tensor& tensor, std::int64_t offset) {
+  return tensor.dtype == DType::i64 ? tensor.as<const std::int64_t>()[offset]
+                                    : tensor.as<const std::int32_t>()[offset];
+}
+
+// Rows that hold tokens.
+inline std::int64_t valid_tokens(const RouteCall& call) {
+  if (!call.in.valid_tokens) return call.tokens;
+  const std::int64_t valid = *call.in.valid_tokens.as<const std::int32_t>();
+  return std::clamp<std::int64_t>(valid, 0, call.tokens);
+}
+
+// The spec without what only a call knows: the biases.
+routing::Rule resolve(const RouteSpec& spec);
+
+std::size_t route_cpu_workspace_bytes(int threads, const RouteSpec& spec, std::int64_t tokens,
+                                      std::int64_t hidden);
+void route_cpu(const Context& context, const RouteCall& call, Workspace workspace);
+
+}  // namespace shunt
