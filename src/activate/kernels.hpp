@@ -16,7 +16,7 @@ struct ActivationRule {
   bool gated = true;
   bool limit_output = false;  // the limit is on act(gate), not on gate
   float alpha = 1;
-  float limit = 0;  // +infinity: none
+  float limit = __builtin_inff();  // none
   float up_offset = 0;
 };
 

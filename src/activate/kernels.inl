@@ -8,12 +8,18 @@
 template <ActivationRule::Kind kind>
 SHUNT_INLINE F32 act(F32 x, F32 alpha) {
   switch (kind) {
-    case ActivationRule::identity: return x;
-    case ActivationRule::relu: return max(zero(), x);
-    case ActivationRule::relu2: return mul(max(zero(), x), max(zero(), x));
-    case ActivationRule::silu: return mul_sigmoid(x, mul(alpha, x));
-    case ActivationRule::gelu: return gelu(x);
-    case ActivationRule::gelu_tanh: return gelu_tanh(x);
+    case ActivationRule::identity:
+      return x;
+    case ActivationRule::relu:
+      return max(zero(), x);
+    case ActivationRule::relu2:
+      return mul(max(zero(), x), max(zero(), x));
+    case ActivationRule::silu:
+      return mul_sigmoid(x, mul(alpha, x));
+    case ActivationRule::gelu:
+      return gelu(x);
+    case ActivationRule::gelu_tanh:
+      return gelu_tanh(x);
   }
 }
 
@@ -42,12 +48,18 @@ SHUNT_INLINE F32 activated(const Constants& c, F32 gate, F32 up) {
 template <bool gated, class Run>
 SHUNT_INLINE void with_kind(const ActivationRule& rule, const Run& run) {
   switch (rule.kind) {
-    case ActivationRule::identity: return run.template go<ActivationRule::identity, gated>();
-    case ActivationRule::relu: return run.template go<ActivationRule::relu, gated>();
-    case ActivationRule::relu2: return run.template go<ActivationRule::relu2, gated>();
-    case ActivationRule::silu: return run.template go<ActivationRule::silu, gated>();
-    case ActivationRule::gelu: return run.template go<ActivationRule::gelu, gated>();
-    case ActivationRule::gelu_tanh: return run.template go<ActivationRule::gelu_tanh, gated>();
+    case ActivationRule::identity:
+      return run.template go<ActivationRule::identity, gated>();
+    case ActivationRule::relu:
+      return run.template go<ActivationRule::relu, gated>();
+    case ActivationRule::relu2:
+      return run.template go<ActivationRule::relu2, gated>();
+    case ActivationRule::silu:
+      return run.template go<ActivationRule::silu, gated>();
+    case ActivationRule::gelu:
+      return run.template go<ActivationRule::gelu, gated>();
+    case ActivationRule::gelu_tanh:
+      return run.template go<ActivationRule::gelu_tanh, gated>();
   }
 }
 

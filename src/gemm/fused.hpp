@@ -29,9 +29,10 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
 // out [R, n], f32 | bf16 | f16.
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace);
-// Enough for either with up to `rows` rows.
+// Enough for either with up to `rows` rows. `source_rows`: how many rows MlpInput.rows has when
+// they are read through a permutation and not scaled, if known: they need less.
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
-                                std::int64_t rows);
+                                std::int64_t rows, std::int64_t source_rows = -1);
 // The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit);

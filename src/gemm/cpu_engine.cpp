@@ -1,0 +1,346 @@
+#include "gemm/cpu_engine.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "activate/cpu_engine.hpp"
+#include "core/workspace.hpp"
+#include "cpu/convert.hpp"
+
+namespace shunt::cpu_engine {
+namespace {
+
+// Rows that pass over a panel before the next panel is read: enough to hide its way from memory,
+// few enough that the sums (64 floats each) stay in the caches.
+constexpr std::int64_t most_block_rows = 192;
+// Of a panel, so much at a time: two of these (the next is being fetched) fit the L2 of every CPU
+// with AVX-512.
+constexpr std::int64_t stretch_bytes = 256 << 10;
+// From so many register tiles on, it pays to widen a stretch of 16-bit weights once.
+constexpr std::int64_t widen_tiles = 6;
+// Below so many nanoseconds of work (64 operations or 16 bytes each), starting threads costs more
+// than they save.
+constexpr double threads_pay_ns = 4000;
+
+struct Block {
+  std::int32_t group;
+  std::int32_t rows;
+  std::int64_t first;
+};
+
+std::int64_t most_blocks(int groups, std::int64_t rows) {
+  return std::min<std::int64_t>(groups, rows) + rows / most_block_rows;
+}
+
+std::int64_t element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+// Arrays in the workspace; measured when it is null.
+struct Scratch {
+  Block* blocks = nullptr;
+  void* operands = nullptr;  // converted rows
+  // A thread's own, `thread_bytes` apart.
+  std::byte* threads = nullptr;
+  std::size_t thread_bytes = 0;
+  std::size_t total = 0;
+};
+struct ThreadScratch {
+  float* sums = nullptr;        // [block rows][64]
+  const void** rows = nullptr;  // [block rows]
+  void** out = nullptr;         // [block rows]
+  void* packed = nullptr;       // a stretch of an unprepared panel
+  float* wide = nullptr;        // a stretch of a widened one
+};
+
+ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelLayout& layout,
+                           bool prepared) {
+  ThreadScratch s;
+  s.sums = carver.take<float>(plan.block_rows * panel_columns);
+  s.rows = carver.take<const void*>(plan.block_rows);
+  s.out = carver.take<void*>(plan.block_rows);
+  if (!prepared) {
+    s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
+  }
+  if (plan.widen) s.wide = carver.take<float>(plan.stretch * panel_columns);
+  return s;
+}
+
+std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout) {
+  const std::int64_t bytes = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
+  return (bytes + 63) / 64 * 64;
+}
+
+Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layout, int groups,
+              std::int64_t rows, std::int64_t operands, bool prepared, Workspace workspace) {
+  Carver carver = workspace.data == nullptr ? Carver() : Carver(workspace);
+  Carver thread;
+  carve_thread(thread, plan, layout, prepared);
+  Scratch s;
+  s.blocks = carver.take<Block>(most_blocks(groups, rows));
+  s.operands = carver.take_bytes(static_cast<std::size_t>(operands * operand_stride(plan, layout)));
+  s.thread_bytes = thread.used();
+  s.threads = static_cast<std::byte*>(
+      carver.take_bytes(s.thread_bytes * static_cast<std::size_t>(pool.threads())));
+  s.total = carver.used();
+  return s;
+}
+
+// Everything a task needs, fixed before the threads start.
+class Run {
+ public:
+  Run(const Pool& pool, const GroupedProduct& product, Workspace workspace)
+      : p_(product),
+        kernels_(gemm_kernels(pool.isa())),
+        convert_(convert_kernels(pool.isa())),
+        activate_(activate_kernels(pool.isa())),
+        count_(product.offsets[product.groups]),
+        plan_(plan_product(pool.isa(), product.layout, count_)),
+        panels_(static_cast<std::size_t>(product.layout.panels())) {
+    choose_operands();
+    scratch_ =
+        carve(pool, plan_, p_.layout, p_.groups, count_, converted_rows_, prepared(), workspace);
+    list_blocks();
+    const std::int64_t whole = static_cast<std::int64_t>(panels_) * blocks_;
+    const int most_parts = p_.layout.paired ? 2 : 4;
+    while (parts_ < most_parts && whole * parts_ < 8 * pool.threads()) parts_ *= 2;
+    const double operations = 2.0 * static_cast<double>(count_) * static_cast<double>(p_.layout.n) *
+                              static_cast<double>(p_.layout.k);
+    const auto bytes = static_cast<double>(blocks_ * p_.layout.group_bytes());
+    threaded_ = pool.threads() > 1 && operations / 64 + bytes / 16 > threads_pay_ns;
+  }
+
+  bool threaded() const { return threaded_; }
+  std::size_t conversions() const { return static_cast<std::size_t>(converted_rows_); }
+  std::size_t tasks() const {
+    return static_cast<std::size_t>(blocks_) * panels_ * static_cast<std::size_t>(parts_);
+  }
+
+  // One row of the input as the kernels take it.
+  void convert(std::size_t row) const {
+    const auto r = static_cast<std::int64_t>(row);
+    const std::int64_t source = in_source_order_ ? r : source_row(r);
+    auto* const to = static_cast<char*>(scratch_.operands) + r * operand_stride(plan_, p_.layout);
+    const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
+    convert_.row(source_data(source), static_cast<Form>(p_.rows.dtype), scale, to, plan_.operand,
+                 static_cast<std::size_t>(p_.layout.k));
+    // The partner of the last of an odd number.
+    if (plan_.dot && p_.layout.k % 2 != 0) {
+      std::memset(to + 2 * p_.layout.k, 0, 2);
+    }
+  }
+
+  void task(std::size_t number, int thread) const {
+    const auto parts = static_cast<std::size_t>(parts_);
+    const Block& block = scratch_.blocks[number / parts / panels_];
+    const auto panel = static_cast<std::int64_t>(number / parts % panels_);
+    const int columns = static_cast<int>(panel_columns) / parts_;
+    const int column = static_cast<int>(number % parts) * columns;
+    const std::int64_t out_columns = columns / (p_.layout.paired ? 2 : 1);
+    const std::int64_t first =
+        panel * p_.layout.panel_out_columns() + column / (p_.layout.paired ? 2 : 1);
+    const std::int64_t valid = std::min(out_columns, p_.layout.out_columns() - first);
+    if (valid <= 0) return;
+
+    Carver carver(
+        Workspace{scratch_.threads + static_cast<std::size_t>(thread) * scratch_.thread_bytes,
+                  scratch_.thread_bytes});
+    const ThreadScratch s = carve_thread(carver, plan_, p_.layout, prepared());
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      s.rows[r] = operand(block.first + r);
+      s.out[r] =
+          p_.out.as<char>() + (block.first + r) * p_.out.strides[0] * element_bytes(p_.out.dtype);
+    }
+    start_sums(block, panel, s.sums);
+    multiply(block, panel, column, columns, s);
+    activate_.tile(p_.activation, s.sums + column, static_cast<std::size_t>(block.rows), s.out,
+                   static_cast<Form>(p_.out.dtype), static_cast<std::size_t>(first),
+                   static_cast<std::size_t>(valid));
+  }
+
+ private:
+  bool prepared() const { return p_.prepared != nullptr; }
+
+  // Blocks of a group are as even as can be.
+  void list_blocks() {
+    for (std::int32_t g = 0; g < p_.groups; ++g) {
+      std::int64_t first = p_.offsets[g];
+      const std::int64_t rows = p_.offsets[g + 1] - first;
+      std::int64_t left = (rows + most_block_rows - 1) / most_block_rows;
+      for (; left > 0; --left) {
+        const std::int64_t take = (p_.offsets[g + 1] - first + left - 1) / left;
+        scratch_.blocks[blocks_++] = {g, static_cast<std::int32_t>(take), first};
+        first += take;
+      }
+    }
+  }
+
+  // Rows are read where they are when they already stand as the kernels take them; else each is
+  // converted once: the rows of the source, or the product's when those are fewer or scaled.
+  void choose_operands() {
+    const bool as_is = static_cast<Form>(p_.rows.dtype) == plan_.operand &&
+                       p_.row_scale == nullptr && !(plan_.dot && p_.layout.k % 2 != 0);
+    if (as_is) return;
+    in_source_order_ =
+        p_.permutation != nullptr && p_.row_scale == nullptr && p_.rows.shape[0] <= count_;
+    converted_rows_ = in_source_order_ ? p_.rows.shape[0] : count_;
+  }
+
+  std::int64_t source_row(std::int64_t row) const {
+    return p_.permutation == nullptr ? row : p_.permutation[row] / p_.slots;
+  }
+  const char* source_data(std::int64_t row) const {
+    return p_.rows.as<const char>() + row * p_.rows.strides[0] * element_bytes(p_.rows.dtype);
+  }
+  const void* operand(std::int64_t row) const {
+    if (converted_rows_ == 0) return source_data(source_row(row));
+    return static_cast<const char*>(scratch_.operands) +
+           (in_source_order_ ? source_row(row) : row) * operand_stride(plan_, p_.layout);
+  }
+
+  // Sums start from the bias.
+  void start_sums(const Block& block, std::int64_t panel, float* sums) const {
+    if (p_.bias == nullptr) {
+      std::memset(sums, 0, static_cast<std::size_t>(block.rows * panel_columns) * sizeof(float));
+      return;
+    }
+    const float* const bias = p_.bias + block.group * p_.layout.n;
+    for (std::int64_t c = 0; c < panel_columns; ++c) {
+      const std::int64_t row = p_.layout.row(panel, c);
+      sums[c] = row < 0 ? 0.0F : bias[row];
+    }
+    for (std::int64_t r = 1; r < block.rows; ++r) {
+      std::memcpy(sums + r * panel_columns, sums, panel_columns * sizeof(float));
+    }
+  }
+
+  void multiply(const Block& block, std::int64_t panel, int column, int columns,
+                const ThreadScratch& s) const {
+    const PanelLayout& layout = p_.layout;
+    const bool widen = plan_.widen && block.rows > widen_tiles * kernels_.tile_rows;
+    const char* const data = prepared() ? static_cast<const char*>(p_.prepared) +
+                                              block.group * layout.group_bytes() +
+                                              panel * layout.panel_bytes()
+                                        : nullptr;
+    const auto at_column = [&](const void* stretch, DType dtype) {
+      const std::int64_t bytes = dtype == DType::f16 ? 2 : 4;
+      return static_cast<const char*>(stretch) + column * bytes;
+    };
+    for (std::int64_t k = 0; k < layout.k; k += plan_.stretch) {
+      const std::int64_t depth = std::min(plan_.stretch, layout.k - k);
+      // The dot product takes pairs; the partner of the last of an odd number is zero.
+      const auto length = static_cast<std::size_t>(plan_.dot ? depth + depth % 2 : depth);
+      Product product{.rows = s.rows,
+                      .row_offset = static_cast<std::size_t>(k) * form_bytes(plan_.operand),
+                      .count = static_cast<std::size_t>(block.rows),
+                      .k = length,
+                      .columns = columns,
+                      .sums = s.sums + column};
+      const void* stretch = s.packed;
+      if (prepared()) {
+        stretch = data + layout.chunk_bytes(k);
+        if (parts_ == 1) {
+          // Panels, and stretches of them, follow one another.
+          product.ahead = static_cast<const char*>(stretch) + layout.chunk_bytes(depth);
+          product.ahead_bytes = static_cast<std::size_t>(layout.chunk_bytes(depth));
+        }
+      } else {
+        const Tensor matrix = p_.matrices[block.group];
+        write_panel(layout, matrix, {}, panel, k, depth, s.packed);
+      }
+      if (widen) {
+        (layout.dtype == DType::f16 ? kernels_.widen_f16 : kernels_.widen_bf16)(stretch, length,
+                                                                                s.wide);
+        product.weights = at_column(s.wide, DType::f32);
+        kernels_.f32(product);
+        continue;
+      }
+      product.weights = at_column(stretch, layout.dtype);
+      switch (layout.dtype) {
+        case DType::f32:
+          kernels_.f32(product);
+          break;
+        case DType::f16:
+          kernels_.f16(product);
+          break;
+        default:
+          (plan_.dot ? kernels_.bf16_dot : kernels_.bf16)(product);
+      }
+    }
+  }
+
+  const GroupedProduct& p_;
+  const GemmKernels& kernels_;
+  const ConvertKernels& convert_;
+  const ActivateKernels& activate_;
+  std::int64_t count_;
+  ProductPlan plan_;
+  Scratch scratch_;
+  std::size_t panels_;
+  std::int64_t blocks_ = 0;
+  int parts_ = 1;
+  std::int64_t converted_rows_ = 0;
+  bool in_source_order_ = false;
+  bool threaded_ = false;
+};
+
+}  // namespace
+
+const GemmKernels& gemm_kernels([[maybe_unused]] Isa isa) {
+#if SHUNT_X86
+  switch (isa) {
+    case Isa::avx512_bf16:
+      return avx512_bf16::gemm_kernels;
+    case Isa::avx512:
+      return avx512::gemm_kernels;
+    case Isa::avx2:
+      return avx2::gemm_kernels;
+    case Isa::scalar:
+      break;
+  }
+#endif
+  return scalar::gemm_kernels;
+}
+
+ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) {
+  const GemmKernels& kernels = gemm_kernels(isa);
+  ProductPlan plan;
+  plan.dot = layout.dtype == DType::bf16 && kernels.bf16_dot != nullptr;
+  plan.operand = layout.dtype == DType::f32   ? Form::f32
+                 : layout.dtype == DType::f16 ? Form::f32_of_f16
+                 : plan.dot                   ? Form::bf16
+                                              : Form::f32_of_bf16;
+  plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
+  plan.widen =
+      layout.dtype != DType::f32 && !plan.dot && plan.block_rows > widen_tiles * kernels.tile_rows;
+  // What passes through the L2 is f32 when weights are widened.
+  const std::int64_t line = plan.widen ? panel_columns * 4 : layout.chunk_bytes(2) / 2;
+  const std::int64_t most = stretch_bytes / line;
+  const std::int64_t stretches = std::max<std::int64_t>(1, (layout.k + most - 1) / most);
+  const std::int64_t stretch = (layout.k + stretches - 1) / stretches;
+  plan.stretch = std::max<std::int64_t>(2, (stretch + 1) / 2 * 2);
+  return plan;
+}
+
+std::size_t product_workspace_bytes(const Pool& pool, const PanelLayout& layout, int groups,
+                                    std::int64_t rows, std::int64_t source_rows, bool prepared) {
+  const ProductPlan plan = plan_product(pool.isa(), layout, rows);
+  return carve(pool, plan, layout, groups, rows, std::min(rows, source_rows), prepared, {}).total;
+}
+
+void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace workspace) {
+  if (product.offsets[product.groups] == 0 || product.layout.out_columns() == 0) return;
+  const Run run(pool, product, workspace);
+  if (!run.threaded()) {
+    for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row);
+    for (std::size_t task = 0; task < run.tasks(); ++task) run.task(task, 0);
+    return;
+  }
+  pool.run([&](Team& team) {
+    if (run.conversions() > 0) {
+      team.for_each(run.conversions(), [&](std::size_t row) { run.convert(row); });
+      team.barrier();
+    }
+    team.for_each(run.tasks(), [&](std::size_t task) { run.task(task, team.index()); });
+  });
+}
+
+}  // namespace shunt::cpu_engine

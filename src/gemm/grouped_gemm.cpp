@@ -1,0 +1,191 @@
+// The public grouped GEMM, and the products of the layer: what is legal, then the engine.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "activate/cpu_engine.hpp"
+#include "core/check.hpp"
+#include "core/convert.hpp"
+#include "core/workspace.hpp"
+#include "gemm/cpu_engine.hpp"
+#include "gemm/fused.hpp"
+#include "gemm/layout.hpp"
+
+namespace shunt {
+namespace {
+
+bool float_dtype(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+std::size_t bias_bytes(const GroupedGemmSpec& spec) {
+  return spec.bias ? static_cast<std::size_t>(spec.groups * spec.n) * sizeof(float) : 0;
+}
+
+// The bias as the engine takes it: dense f32. Itself when it is that, else a copy.
+const float* dense_bias(const Tensor& bias, float* to) {
+  if (bias.dtype == DType::f32 && bias.contiguous()) return bias.as<const float>();
+  for (std::int64_t g = 0; g < bias.shape[0]; ++g) {
+    for (std::int64_t j = 0; j < bias.shape[1]; ++j) {
+      to[g * bias.shape[1] + j] =
+          load_f32(bias.data, bias.dtype, g * bias.strides[0] + j * bias.strides[1]);
+    }
+  }
+  return to;
+}
+
+void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Device device) {
+  // Weights without elements have no memory either.
+  if (!w && spec.n > 0 && spec.k > 0) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: prepared weights are missing: the spec says "
+         "prepared");
+  }
+  if (!w) return;
+  if (w.groups != spec.groups || w.n != spec.n || w.k != spec.k || w.dtype != spec.dtype) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: prepared weights are {} [{}, {}, {}]: the spec says {} [{}, {}, {}]",
+         to_string(w.dtype), w.groups, w.n, w.k, to_string(spec.dtype), spec.groups, spec.n,
+         spec.k);
+  }
+  if (w.paired) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: prepared weights are paired: that form is for the fused layer only");
+  }
+  if (w.device != device) {
+    fail(Status::invalid_argument, "grouped_gemm: prepared weights are on another device");
+  }
+}
+
+}  // namespace
+
+Support supports(const GroupedGemmSpec& spec, Device device) {
+  if (spec.groups < 1) return refuse("groups is {}: must be 1 or more", spec.groups);
+  if (spec.n < 0) return refuse("n is {}: must be 0 or more", spec.n);
+  if (spec.k < 0) return refuse("k is {}: must be 0 or more", spec.k);
+  if (!float_dtype(spec.dtype)) {
+    return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
+  }
+  if (device.type != DeviceType::cpu) return refuse("grouped_gemm has no CUDA engine yet");
+  return {};
+}
+
+std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
+                                         std::int64_t rows) {
+  require(supports(spec, context.device()), "grouped_gemm");
+  if (rows < 0) fail(Status::invalid_argument, "grouped_gemm: rows is {}: must be >= 0", rows);
+  (void)prepared_bytes(context, spec.dtype, spec.groups, spec.n, spec.k);  // sizes that overflow
+  (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
+  Carver carver;
+  carver.take_bytes(bias_bytes(spec));
+  carver.take_bytes(cpu_engine::product_workspace_bytes(
+      context.pool(), {spec.dtype, spec.n, spec.k, false}, spec.groups, rows, rows, spec.prepared));
+  return carver.used();
+}
+
+void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
+                  Tensor out, Workspace workspace) {
+  const Device device = context.device();
+  require(supports(spec, device), "grouped_gemm");
+  check_tensor("grouped_gemm: rows", in.rows,
+               {.dtypes = float_dtypes, .shape = {any_size, spec.k}, .rows_dense = true}, device);
+  const std::int64_t rows = in.rows.shape[0];
+  check_tensor("grouped_gemm: out", out,
+               {.dtypes = float_dtypes, .shape = {rows, spec.n}, .rows_dense = true}, device);
+  check_tensor("grouped_gemm: offsets", in.offsets,
+               {.dtypes = {DType::i32}, .shape = {spec.groups + 1}, .dense = true}, device);
+  if (spec.prepared) check_prepared(spec, in.prepared, device);
+  if (check_given("grouped_gemm: weights", in.weights, !spec.prepared, "the spec's prepared")) {
+    check_tensor("grouped_gemm: weights", in.weights,
+                 {.dtypes = float_dtypes, .shape = {spec.groups, spec.n, spec.k}}, device);
+  }
+  if (check_given("grouped_gemm: bias", in.bias, spec.bias, "the spec's bias")) {
+    check_tensor("grouped_gemm: bias", in.bias,
+                 {.dtypes = float_dtypes, .shape = {spec.groups, spec.n}}, device);
+  }
+  const auto* offsets = in.offsets.as<const std::int32_t>();
+  if (offsets[0] != 0) {
+    fail(Status::invalid_argument, "grouped_gemm: offsets[0] is {}: must be 0", offsets[0]);
+  }
+  for (int g = 0; g < spec.groups; ++g) {
+    if (offsets[g + 1] < offsets[g] || offsets[g + 1] > rows) {
+      fail(Status::invalid_argument,
+           "grouped_gemm: offsets[{}] is {}: must be {} (the one before) to {} (the rows)", g + 1,
+           offsets[g + 1], offsets[g], rows);
+    }
+  }
+  check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
+
+  Carver carver(workspace);
+  auto* const bias = static_cast<float*>(carver.take_bytes(bias_bytes(spec)));
+  cpu_engine::GroupedProduct product{.layout = {spec.dtype, spec.n, spec.k, false},
+                                     .groups = spec.groups,
+                                     .offsets = offsets,
+                                     .rows = in.rows,
+                                     .out = out};
+  if (spec.prepared) {
+    product.prepared = in.prepared.data;
+  } else {
+    product.matrices = in.weights;
+  }
+  if (spec.bias) product.bias = dense_bias(in.bias, bias);
+  const std::size_t used = carver.used();
+  cpu_engine::multiply_groups(context.pool(), product,
+                              {static_cast<char*>(workspace.data) + used, workspace.bytes - used});
+}
+
+namespace {
+
+cpu_engine::GroupedProduct product_of(const PreparedWeights& weights, const MlpInput& in,
+                                      const Tensor& out) {
+  return {.layout = PanelLayout(weights),
+          .groups = weights.groups,
+          .prepared = weights.data,
+          .offsets = in.offsets,
+          .rows = in.rows,
+          .permutation = in.permutation,
+          .slots = in.slots,
+          .row_scale = in.row_scale,
+          .bias = in.bias,
+          .out = out};
+}
+
+}  // namespace
+
+void mlp_gate_up(const Context& context, const PreparedWeights& weights,
+                 const ActivationSpec& activation, const MlpInput& in, Tensor out,
+                 Workspace workspace) {
+  cpu_engine::GroupedProduct product = product_of(weights, in, out);
+  product.activation = cpu_engine::activation_rule(activation);
+  cpu_engine::multiply_groups(context.pool(), product, workspace);
+}
+
+void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
+              Tensor out, Workspace workspace) {
+  cpu_engine::multiply_groups(context.pool(), product_of(weights, in, out), workspace);
+}
+
+std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
+                                std::int64_t rows, std::int64_t source_rows) {
+  return cpu_engine::product_workspace_bytes(context.pool(), PanelLayout(weights), weights.groups,
+                                             rows, source_rows < 0 ? rows : source_rows, true);
+}
+
+std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        int hit) {
+  const PanelLayout layout(weights);
+  const cpu_engine::Isa isa = context.pool().isa();
+  const cpu_engine::ProductPlan plan = cpu_engine::plan_product(isa, layout, rows);
+  const std::int64_t blocks = std::max<std::int64_t>(
+      hit, (rows + plan.block_rows - 1) / std::max<std::int64_t>(1, plan.block_rows));
+  return fmt::format(
+      "{} {}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
+      plan.dot                         ? "bf16 dot"
+      : isa == cpu_engine::Isa::scalar ? "f32"
+                                       : "f32 FMA",
+      plan.widen ? ", weights widened once a block" : "", cpu_engine::gemm_kernels(isa).tile_rows,
+      layout.k <= plan.stretch ? "one go" : fmt::format("stretches of {}", plan.stretch),
+      blocks * layout.panels(), context.threads(), context.threads() == 1 ? "" : "s");
+}
+
+}  // namespace shunt

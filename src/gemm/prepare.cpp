@@ -1,0 +1,224 @@
+// Weights into the prepared layout, and back.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "core/check.hpp"
+#include "core/convert.hpp"
+#include "cpu/pool.hpp"
+#include "gemm/layout.hpp"
+#include "shunt/gemm.hpp"
+
+namespace shunt {
+namespace {
+
+struct AsF32 {
+  using Word = std::uint32_t;
+  static float get(Word w) { return std::bit_cast<float>(w); }
+  static Word put(float x) { return std::bit_cast<Word>(x); }
+};
+struct AsBf16 {
+  using Word = std::uint16_t;
+  static float get(Word w) { return bf16_to_f32(w); }
+  static Word put(float x) { return f32_to_bf16(x); }
+};
+struct AsF16 {
+  using Word = std::uint16_t;
+  static float get(Word w) { return f16_to_f32(w); }
+  static Word put(float x) { return f32_to_f16(x); }
+};
+
+// Blocks of 16 k by 64 columns: the part of the panel that a block fills stays in the L1, and a
+// row of the matrix is read a cache line at a time.
+template <class To, class From>
+void write_chunk(const PanelLayout& layout, const Tensor& gate, const Tensor& up,
+                 std::int64_t panel, std::int64_t begin, std::int64_t depth, void* data) {
+  using Word = typename To::Word;
+  struct Column {
+    const typename From::Word* row;
+    std::int64_t stride;
+  };
+  const std::int64_t gate_rows = layout.paired ? layout.n / 2 : layout.n;
+  std::array<Column, panel_columns> columns;
+  for (std::int64_t c = 0; c < panel_columns; ++c) {
+    const std::int64_t row = layout.row(panel, c);
+    const Tensor& source = row < gate_rows ? gate : up;
+    const std::int64_t at = row < gate_rows ? row : row - gate_rows;
+    columns[static_cast<std::size_t>(c)] =
+        row < 0 ? Column{nullptr, 0}
+                : Column{source.as<const typename From::Word>() + at * source.strides[0] +
+                             begin * source.strides[1],
+                         source.strides[1]};
+  }
+  const bool pairs = layout.dtype == DType::bf16;
+  const std::int64_t padded = pairs ? (depth + 1) / 2 * 2 : depth;
+  auto* to = static_cast<Word*>(data);
+  for (std::int64_t first = 0; first < padded; first += 16) {
+    const std::int64_t last = std::min(first + 16, padded);
+    for (std::int64_t c = 0; c < panel_columns; ++c) {
+      const Column& column = columns[static_cast<std::size_t>(c)];
+      for (std::int64_t k = first; k < last; ++k) {
+        Word word = 0;
+        if (column.row != nullptr && k < depth) {
+          const auto from = column.row[k * column.stride];
+          if constexpr (std::is_same_v<To, From>) {
+            word = from;
+          } else {
+            word = To::put(From::get(from));
+          }
+        }
+        to[pairs ? (k / 2 * panel_columns + c) * 2 + k % 2 : k * panel_columns + c] = word;
+      }
+    }
+  }
+}
+
+template <class To>
+void write_chunk_from(const PanelLayout& layout, const Tensor& gate, const Tensor& up,
+                      std::int64_t panel, std::int64_t begin, std::int64_t depth, void* to) {
+  switch (gate.dtype) {
+    case DType::f32:
+      return write_chunk<To, AsF32>(layout, gate, up, panel, begin, depth, to);
+    case DType::bf16:
+      return write_chunk<To, AsBf16>(layout, gate, up, panel, begin, depth, to);
+    default:
+      return write_chunk<To, AsF16>(layout, gate, up, panel, begin, depth, to);
+  }
+}
+
+constexpr std::int64_t most_bytes = std::int64_t{1} << 62;
+
+// Checked, so that no later product of these sizes overflows.
+PanelLayout checked_layout(const char* what, DType dtype, int groups, std::int64_t n,
+                           std::int64_t k, bool paired) {
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
+    fail(Status::invalid_argument, "{}: dtype is {}: must be f32, bf16 or f16", what,
+         to_string(dtype));
+  }
+  if (groups < 0) fail(Status::invalid_argument, "{}: groups is {}: must be >= 0", what, groups);
+  if (n < 0) fail(Status::invalid_argument, "{}: n is {}: must be >= 0", what, n);
+  if (k < 0) fail(Status::invalid_argument, "{}: k is {}: must be >= 0", what, k);
+  if (paired && n % 2 != 0) {
+    fail(Status::invalid_argument, "{}: n is {}: must be even when gate and up are paired", what,
+         n);
+  }
+  const double total = static_cast<double>(groups) * (static_cast<double>(n) + 128) *
+                       (static_cast<double>(k) + 1) * 4;
+  if (total > static_cast<double>(most_bytes)) {
+    fail(Status::invalid_argument, "{}: {} matrices [{}, {}] do not fit 64-bit sizes", what, groups,
+         n, k);
+  }
+  return {dtype, n, k, paired};
+}
+
+PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
+                            const std::vector<Tensor>& gate, const std::vector<Tensor>* up,
+                            Workspace memory) {
+  if (gate.empty()) fail(Status::invalid_argument, "{}: no matrices are given", what);
+  const Device device = context.device();
+  const auto check_all = [&](const std::vector<Tensor>& list, const char* name) {
+    for (std::size_t g = 0; g < list.size(); ++g) {
+      check_tensor(fmt::format("{}: {}[{}]", what, name, g), list[g],
+                   {.dtypes = {gate[0].dtype}, .shape = {gate[0].shape[0], gate[0].shape[1]}},
+                   device);
+    }
+  };
+  check_tensor(fmt::format("{}: {}[0]", what, up == nullptr ? "matrices" : "gate"), gate[0],
+               {.dtypes = float_dtypes, .shape = {any_size, any_size}}, device);
+  check_all(gate, up == nullptr ? "matrices" : "gate");
+  if (up != nullptr) {
+    if (up->size() != gate.size()) {
+      fail(Status::invalid_argument, "{}: {} gates are given, but {} ups", what, gate.size(),
+           up->size());
+    }
+    check_all(*up, "up");
+  }
+  const bool paired = up != nullptr;
+  const int groups = static_cast<int>(gate.size());
+  const std::int64_t n = gate[0].shape[0] * (paired ? 2 : 1);
+  const PanelLayout layout = checked_layout(what, dtype, groups, n, gate[0].shape[1], paired);
+  const auto bytes = static_cast<std::size_t>(layout.group_bytes() * groups);
+  check_workspace(what, memory, bytes);
+
+  auto* const to = static_cast<char*>(memory.data);
+  const auto panels = static_cast<std::size_t>(layout.panels());
+  context.pool().run([&](cpu_engine::Team& team) {
+    team.for_each(panels * gate.size(), [&](std::size_t task) {
+      const std::size_t g = task / panels;
+      write_panel(layout, gate[g], paired ? (*up)[g] : Tensor{},
+                  static_cast<std::int64_t>(task % panels), 0, layout.k,
+                  to + static_cast<std::int64_t>(task) * layout.panel_bytes());
+    });
+  });
+  return {.dtype = dtype,
+          .groups = groups,
+          .n = n,
+          .k = layout.k,
+          .paired = paired,
+          .device = device,
+          .data = memory.data,
+          .bytes = bytes};
+}
+
+}  // namespace
+
+void write_panel(const PanelLayout& layout, const Tensor& gate, const Tensor& up,
+                 std::int64_t panel, std::int64_t begin, std::int64_t depth, void* to) {
+  switch (layout.dtype) {
+    case DType::f32:
+      return write_chunk_from<AsF32>(layout, gate, up, panel, begin, depth, to);
+    case DType::bf16:
+      return write_chunk_from<AsBf16>(layout, gate, up, panel, begin, depth, to);
+    default:
+      return write_chunk_from<AsF16>(layout, gate, up, panel, begin, depth, to);
+  }
+}
+
+std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
+                           std::int64_t k, bool paired) {
+  (void)context;
+  const PanelLayout layout = checked_layout("prepared_bytes", dtype, groups, n, k, paired);
+  return static_cast<std::size_t>(layout.group_bytes() * groups);
+}
+
+PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
+                        Workspace memory) {
+  return prepare_all("prepare", context, dtype, matrices, nullptr, memory);
+}
+
+PreparedWeights prepare_paired(const Context& context, DType dtype, const std::vector<Tensor>& gate,
+                               const std::vector<Tensor>& up, Workspace memory) {
+  return prepare_all("prepare_paired", context, dtype, gate, &up, memory);
+}
+
+void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out) {
+  if (!weights) fail(Status::invalid_argument, "unprepare: no weights are given");
+  if (group < 0 || group >= weights.groups) {
+    fail(Status::invalid_argument, "unprepare: group is {}: must be 0 to {}", group,
+         weights.groups - 1);
+  }
+  check_tensor("unprepare: out", out, {.dtypes = float_dtypes, .shape = {weights.n, weights.k}},
+               context.device());
+  const PanelLayout layout(weights);
+  const char* const from = static_cast<const char*>(weights.data) + group * layout.group_bytes();
+  context.pool().run([&](cpu_engine::Team& team) {
+    team.for_each(static_cast<std::size_t>(layout.panels()), [&](std::size_t task) {
+      const auto panel = static_cast<std::int64_t>(task);
+      const char* const data = from + panel * layout.panel_bytes();
+      for (std::int64_t c = 0; c < panel_columns; ++c) {
+        const std::int64_t row = layout.row(panel, c);
+        if (row < 0) continue;
+        for (std::int64_t k = 0; k < layout.k; ++k) {
+          const std::int64_t at = layout.dtype == DType::bf16
+                                      ? (k / 2 * panel_columns + c) * 2 + k % 2
+                                      : k * panel_columns + c;
+          store_f32(out.data, out.dtype, row * out.strides[0] + k * out.strides[1],
+                    load_f32(data, layout.dtype, at));
+        }
+      }
+    });
+  });
+}
+
+}  // namespace shunt

@@ -1,0 +1,48 @@
+#include "gemm/reference.hpp"
+
+#include <cmath>
+#include <cstddef>
+
+#include "core/convert.hpp"
+
+namespace shunt {
+namespace {
+
+float rounded(float x, DType dtype) {
+  if (dtype == DType::bf16) return bf16_to_f32(f32_to_bf16(x));
+  if (dtype == DType::f16) return f16_to_f32(f32_to_f16(x));
+  return x;
+}
+
+}  // namespace
+
+std::vector<double> grouped_gemm_reference(const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
+                                           std::vector<double>* magnitude) {
+  const auto* offsets = in.offsets.as<std::int32_t>();
+  const auto elements = static_cast<std::size_t>(in.rows.shape[0] * spec.n);
+  std::vector<double> out(elements, 0.0), size(elements, 0.0);
+  for (int g = 0; g < spec.groups; ++g) {
+    const Tensor w = in.weights[g];
+    for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) {
+      for (std::int64_t j = 0; j < spec.n; ++j) {
+        const auto at = static_cast<std::size_t>(r * spec.n + j);
+        const auto add = [&](double x) { out[at] += x, size[at] += std::abs(x); };
+        if (spec.bias) {
+          const Tensor bias = in.bias[g];
+          add(static_cast<double>(load_f32(bias.data, bias.dtype, j * bias.strides[0])));
+        }
+        for (std::int64_t k = 0; k < spec.k; ++k) {
+          const float x = load_f32(in.rows.data, in.rows.dtype,
+                                   r * in.rows.strides[0] + k * in.rows.strides[1]);
+          const float weight = load_f32(w.data, w.dtype, j * w.strides[0] + k * w.strides[1]);
+          add(static_cast<double>(rounded(weight, spec.dtype)) *
+              static_cast<double>(rounded(x, spec.dtype)));
+        }
+      }
+    }
+  }
+  if (magnitude != nullptr) *magnitude = std::move(size);
+  return out;
+}
+
+}  // namespace shunt

@@ -1,0 +1,16 @@
+// Grouped GEMM, plain and in double: what every engine is checked against.
+#pragma once
+
+#include <vector>
+
+#include "shunt/gemm.hpp"
+
+namespace shunt {
+
+// out [R, n], and `magnitude` [R, n] when not null: the sum of the absolute values of what was
+// added, which error bounds are multiples of. Rows are rounded to spec.dtype, as engines round
+// them. Takes in.weights.
+std::vector<double> grouped_gemm_reference(const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
+                                           std::vector<double>* magnitude = nullptr);
+
+}  // namespace shunt

@@ -1,0 +1,117 @@
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "shunt/error.hpp"
+#include "shunt/gemm.hpp"
+
+namespace shunt {
+namespace {
+
+void refused(const std::function<void()>& call, const char* word) {
+  try {
+    call();
+    ADD_FAILURE() << "accepted: " << word;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+struct Call {
+  Context context = cpu({.threads = 1});
+  GroupedGemmSpec spec{.groups = 2, .n = 3, .k = 4, .prepared = false};
+  std::vector<float> numbers = std::vector<float>(100, 1.0F);
+  std::vector<std::int32_t> offsets = {0, 2, 5};
+  Buffer workspace = context.allocate(1 << 20);
+  GroupedGemmInputs in{.rows = view(numbers.data(), {5, 4}),
+                       .offsets = view(offsets.data(), {3}),
+                       .weights = view(numbers.data(), {2, 3, 4})};
+  Tensor out = view(numbers.data(), {5, 3});
+  void operator()() { grouped_gemm(context, spec, in, out, workspace); }
+};
+
+TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
+  Call fits;
+  EXPECT_NO_THROW(fits());
+  const auto with = [](const std::function<void(Call&)>& change, const char* word) {
+    Call call;
+    change(call);
+    refused([&] { call(); }, word);
+  };
+  with([](Call& c) { c.spec.groups = 0; }, "groups is 0");
+  with([](Call& c) { c.spec.n = -1; }, "n is -1");
+  with([](Call& c) { c.spec.k = -4; }, "k is -4");
+  with([](Call& c) { c.spec.dtype = DType::i32; }, "dtype is i32");
+  with([](Call& c) { c.in.rows = {}; }, "rows");
+  with([](Call& c) { c.in.rows = view(c.numbers.data(), {5, 5}); }, "rows");
+  with(
+      [](Call& c) {
+        c.in.rows = c.in.rows.transposed().transposed();
+        c.in.rows.strides[1] = 2;
+      },
+      "rows");
+  with([](Call& c) { c.in.rows.dtype = DType::f64; }, "rows");
+  with([](Call& c) { c.out = view(c.numbers.data(), {4, 3}); }, "out");
+  with([](Call& c) { c.in.weights = {}; }, "weights");
+  with([](Call& c) { c.in.weights = view(c.numbers.data(), {2, 4, 3}); }, "weights");
+  with([](Call& c) { c.in.bias = view(c.numbers.data(), {2, 3}); }, "bias");
+  with([](Call& c) { c.spec.bias = true; }, "bias");
+  with([](Call& c) { c.spec.prepared = true; }, "prepared");
+  with([](Call& c) { c.in.offsets = view(c.offsets.data(), {2}); }, "offsets");
+  with([](Call& c) { c.offsets[0] = 1; }, "offsets[0] is 1");
+  with([](Call& c) { c.offsets[1] = 6; }, "offsets[1] is 6");
+  with([](Call& c) { c.offsets[2] = 1; }, "offsets[2] is 1");
+  with([](Call& c) { c.offsets[2] = -5; }, "offsets[2] is -5");
+  with([](Call& c) { c.workspace = {}; }, "workspace");
+}
+
+TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
+  Call call;
+  const Buffer memory = call.context.allocate(prepared_bytes(call.context, DType::f32, 2, 4, 4));
+  const Tensor matrix = view(call.numbers.data(), {4, 4});
+  call.spec.prepared = true;
+  call.in.weights = {};
+  call.in.prepared = prepare(call.context, DType::f32, {matrix, matrix}, memory);
+  refused([&] { call(); }, "[2, 4, 4]");
+  const Tensor half = view(call.numbers.data(), {2, 4});
+  call.spec.n = 4;
+  call.out = view(call.numbers.data(), {5, 4});
+  call.in.prepared = prepare_paired(call.context, DType::f32, {half, half}, {half, half}, memory);
+  refused([&] { call(); }, "paired");
+}
+
+TEST(PrepareRefuses, WhatDoesNotFitByName) {
+  const Context context = cpu({.threads = 1});
+  const std::vector<float> numbers(100, 1.0F);
+  const Tensor matrix = view(numbers.data(), {3, 4});
+  const Buffer memory = context.allocate(1 << 16);
+  refused([&] { prepare(context, DType::f32, {}, memory); }, "matrices");
+  refused([&] { prepare(context, DType::i8, {matrix}, memory); }, "dtype is i8");
+  refused(
+      [&] {
+        prepare(context, DType::f32, {matrix, view(numbers.data(), {4, 3})}, memory);
+      },
+      "matrices[1]");
+  refused(
+      [&] {
+        prepare(context, DType::f32, {view(numbers.data(), {3, 4, 1})}, memory);
+      },
+      "matrices[0]");
+  refused([&] { prepare_paired(context, DType::f32, {matrix}, {}, memory); }, "ups");
+  refused([&] { prepare(context, DType::f32, {matrix}, {}); }, "workspace");
+  refused([&] { prepared_bytes(context, DType::f32, -1, 1, 1); }, "groups is -1");
+  refused([&] { prepared_bytes(context, DType::f32, 1, 3, 1, true); }, "n is 3");
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+  refused([&] { prepared_bytes(context, DType::f32, 4096, huge, huge); }, "64-bit");
+  const PreparedWeights w = prepare(context, DType::f32, {matrix}, memory);
+  std::vector<float> out(12);
+  refused([&] { unprepare(context, w, 1, view(out.data(), {3, 4})); }, "group is 1");
+  refused([&] { unprepare(context, w, 0, view(out.data(), {4, 3})); }, "out");
+  refused([&] { unprepare(context, {}, 0, view(out.data(), {3, 4})); }, "weights");
+}
+
+}  // namespace
+}  // namespace shunt
