@@ -204,9 +204,9 @@ TEST_P(LayerTest, ValidTokensResidualStridesAndDtypes) {
   for (const float value : plain.output) largest = std::max(largest, std::fabs(double{value}));
   for (std::int64_t t = 0; t < tokens; ++t) {
     for (std::int64_t i = 0; i < hidden; ++i) {
-      const float x = load_f32(in.hidden.data, DType::bf16, t * hidden + i);
-      const float expected = plain.output[static_cast<std::size_t>(t * hidden + i)] + x;
-      const float got = bf16_to_f32(wide[static_cast<std::size_t>(t * (hidden + 5) + i)]);
+      const double x{load_f32(in.hidden.data, DType::bf16, t * hidden + i)};
+      const double expected = double{plain.output[static_cast<std::size_t>(t * hidden + i)]} + x;
+      const double got{bf16_to_f32(wide[static_cast<std::size_t>(t * (hidden + 5) + i)])};
       EXPECT_NEAR(got, expected, 0.005 * (std::fabs(expected) + largest / 100));
     }
     for (std::int64_t i = hidden; i < hidden + 5; ++i) {
