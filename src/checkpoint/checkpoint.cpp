@@ -18,15 +18,16 @@ constexpr std::size_t max_config_bytes = 64u << 20;
 struct Prefix {
   std::string_view tensors, modules;
 };
-constexpr std::array<Prefix, 9> prefixes = {{{"model.", "model."},
-                                             {"model.language_model.", "model.language_model."},
-                                             {"language_model.model.", "language_model.model."},
-                                             {"thinker.model.", "thinker.model."},
-                                             {"transformer.", "transformer."},
-                                             {"backbone.", "model."},
-                                             {"language_model.", "language_model."},
-                                             {"", "model."},
-                                             {"model.text_model.", "model.text_model."}}};
+constexpr std::array<Prefix, 10> prefixes = {{{"model.", "model."},
+                                              {"model.language_model.", "model.language_model."},
+                                              {"language_model.model.", "language_model.model."},
+                                              {"thinker.model.", "thinker.model."},
+                                              {"transformer.", "transformer."},
+                                              {"model.llm.", "model.language_model."},
+                                              {"backbone.", "model."},
+                                              {"language_model.", "language_model."},
+                                              {"", "model."},
+                                              {"model.text_model.", "model.text_model."}}};
 
 std::string layer_name(std::string_view prefix, const TensorNames& names, int layer) {
   return fmt::format("{}{}.{}.", prefix, names.stack, layer);

@@ -121,8 +121,9 @@ Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int6
   Plan plan;
   LayerSpec& spec = plan.spec;
   spec.hidden = config.integer(basics.hidden, 1, max_width);
-  const std::int64_t layers = config.integer(basics.layers, 1, max_layers);
-  plan.layers.resize(static_cast<std::size_t>(layers));
+  if (!basics.layers.empty()) {
+    plan.layers.resize(static_cast<std::size_t>(config.integer(basics.layers, 1, max_layers)));
+  }
   if (top_k > experts) {
     fail(Status::bad_file, "{}: {} is {}: must be at most the number of experts, {}",
          config.where(), basics.top_k.front(), top_k, experts);

@@ -90,7 +90,7 @@ struct Basics {
   Config::Names top_k = {"num_experts_per_tok"};
   Config::Names intermediate = {"moe_intermediate_size"};
   Config::Names hidden = {"hidden_size"};
-  Config::Names layers = {"num_hidden_layers"};
+  Config::Names layers = {"num_hidden_layers"};  // empty: the row counts them itself
   std::string_view act_field = "hidden_act";
 };
 Plan start(Config& config, const Basics& basics);

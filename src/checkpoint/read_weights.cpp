@@ -80,6 +80,11 @@ class Reader {
                ExpertWeights& out) const {
     for (const ExpertNames& names : alternatives) {
       if (!store_.contains(prefix_ + numbered(names.up, 0))) continue;
+      const bool last = &names == &alternatives.back();
+      if (gated && !names.gate.empty() && !last &&
+          !store_.contains(prefix_ + numbered(names.gate, 0))) {
+        continue;
+      }
       switch (names.form) {
         case ExpertNames::Form::each:
           return each(names, count, hidden, intermediate, gated, out);

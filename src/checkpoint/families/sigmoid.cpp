@@ -245,8 +245,9 @@ Plan nemotron_h(Config& c) {
               "mlp_bias"});
     return plan;
   }
-  Plan plan = start(
-      c, {.experts = {"n_routed_experts", "num_local_experts"}, .act_field = "mlp_hidden_act"});
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"},
+                        .layers = {},
+                        .act_field = "mlp_hidden_act"});
   plan.layers = kinds;
   LayerSpec& spec = plan.spec;
   if (!c.has("mlp_hidden_act")) spec.experts.activation = {.kind = Activation::relu2};
