@@ -47,7 +47,7 @@ struct RouteCase {
       in.token_ids = view(token_ids.data(), {tokens});
       in.hash_table = view(hash_table.data(), {vocabulary, spec.top_k});
     }
-    if (!shared_logits.empty()) {
+    if (spec.shared.count > 0 && spec.shared.weight == SharedWeight::sigmoid_gate) {
       in.shared_logits = view(shared_logits.data(), {tokens, spec.shared.count});
     }
     return in;
