@@ -1,0 +1,172 @@
+// Opening folders: shards, missing files, lying indexes and shapes.
+#include "shunt/checkpoint.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/golden.hpp"
+#include "checkpoint/temporary.hpp"
+
+namespace shunt {
+namespace {
+
+using test::error_of;
+using test::read_file;
+using test::TemporaryFolder;
+using test::write_file;
+
+// A copy of a golden checkpoint, to be damaged.
+class Damaged : public testing::Test {
+ protected:
+  void copy(const std::string& name) {
+    for (const auto& entry :
+         std::filesystem::directory_iterator(test::goldens_folder + "/" + name)) {
+      std::filesystem::copy(entry.path(), folder_.path());
+    }
+  }
+  void edit(const std::string& file, const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json json = nlohmann::json::parse(read_file(folder_ / file));
+    change(json);
+    write_file(folder_ / file, json.dump());
+  }
+  std::string open_error(Status* status = nullptr) {
+    return error_of([&] { Checkpoint::open(folder_.path()); }, status);
+  }
+  std::string weights_error(int layer, Status* status = nullptr) {
+    return error_of([&] { Checkpoint::open(folder_.path()).weights(layer); }, status);
+  }
+  TemporaryFolder folder_;
+};
+
+constexpr const char* index_file = "model.safetensors.index.json";
+
+TEST_F(Damaged, ShardsAreReadThroughTheIndex) {
+  copy("qwen3_moe_merged");
+  ASSERT_TRUE(std::filesystem::exists(folder_ / index_file));
+  const Checkpoint checkpoint = Checkpoint::open(folder_.path());
+  EXPECT_EQ(checkpoint.family(), "qwen3_moe");
+  EXPECT_EQ(checkpoint.model_name(), "Qwen3MoeForCausalLM");
+  ASSERT_EQ(checkpoint.layers().size(), 3u);
+  EXPECT_TRUE(checkpoint.layers()[0].moe);
+  EXPECT_FALSE(checkpoint.layers()[1].moe);
+  EXPECT_EQ(checkpoint.layers()[1].note, "dense MLP");
+  EXPECT_EQ(checkpoint.layers()[2].module, "model.layers.2.mlp");
+  EXPECT_EQ(checkpoint.first_moe_layer(), 0);
+  EXPECT_TRUE(checkpoint.contains("model.layers.1.mlp.up_proj.weight"));
+  EXPECT_EQ(checkpoint.weights(2).experts.up.size(), 12u);
+  EXPECT_NE(error_of([&] { checkpoint.weights(1); }).find("layer 1 has no experts: dense MLP"),
+            std::string::npos);
+}
+
+TEST_F(Damaged, MissingShard) {
+  copy("qwen3_moe_merged");
+  std::filesystem::remove(folder_ / "model-00002-of-00007.safetensors");
+  Status status = Status::ok;
+  const std::string message = open_error(&status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find("model-00002-of-00007.safetensors: shard is missing"), std::string::npos)
+      << message;
+}
+
+TEST_F(Damaged, TheIndexMayNotLeaveTheFolder) {
+  copy("qwen3_moe_merged");
+  for (const char* file : {"../model.safetensors", "/etc/passwd", "..", ".", "", "a/b", "a\\b"}) {
+    edit(index_file, [&](nlohmann::json& json) {
+      json["weight_map"]["model.layers.0.mlp.gate.weight"] = file;
+    });
+    const std::string message = open_error();
+    EXPECT_NE(message.find("must be the name of a file of the same folder"), std::string::npos)
+        << message;
+  }
+}
+
+TEST_F(Damaged, AnIndexThatLies) {
+  copy("qwen3_moe_merged");
+  edit(index_file, [](nlohmann::json& json) {
+    json["weight_map"]["no.such.tensor"] = "model-00001-of-00007.safetensors";
+  });
+  EXPECT_NE(open_error().find("has no tensor 'no.such.tensor'"), std::string::npos);
+  edit(index_file, [](nlohmann::json& json) { json["weight_map"] = 3; });
+  EXPECT_NE(open_error().find("weight_map is 3"), std::string::npos);
+  edit(index_file, [](nlohmann::json& json) { json.erase("weight_map"); });
+  EXPECT_NE(open_error().find("weight_map is missing"), std::string::npos);
+  write_file(folder_ / index_file, "nonsense");
+  EXPECT_NE(open_error().find("not JSON"), std::string::npos);
+}
+
+TEST_F(Damaged, MissingFiles) {
+  Status status = Status::ok;
+  EXPECT_NE(open_error(&status).find("config.json: No such file"), std::string::npos);
+  EXPECT_EQ(status, Status::io);
+  copy("mixtral");
+  std::filesystem::remove(folder_ / "model.safetensors");
+  EXPECT_NE(open_error(&status).find("model.safetensors: No such file"), std::string::npos);
+  EXPECT_EQ(status, Status::io);
+}
+
+TEST_F(Damaged, ConfigAndTensorsMustAgree) {
+  copy("mixtral");
+  struct Case {
+    const char* field;
+    nlohmann::json value;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"hidden_size", 32, "is bf16 [8, 64]: config.json asks for [8, 32]"},
+      {"num_local_experts", 7, "config.json asks for [7, 64]"},
+      {"intermediate_size", 95, "config.json asks for [95, 64]"},
+      {"num_hidden_layers", 3, "has no tensor 'model.layers.2.block_sparse_moe.gate.weight'"},
+      {"model_type", "dbrx", "ffn_config is missing"},
+  };
+  const std::string original = read_file(folder_ / "config.json");
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.field);
+    write_file(folder_ / "config.json", original);
+    edit("config.json", [&](nlohmann::json& json) { json[c.field] = c.value; });
+    const int layer = std::string(c.field) == "num_hidden_layers" ? 2 : 0;
+    const std::string message = open_error() + weights_error(layer);
+    EXPECT_NE(message.find(c.message), std::string::npos) << message;
+  }
+}
+
+TEST_F(Damaged, TensorsOfAnotherDtypeAreRefused) {
+  copy("mixtral");
+  const SafetensorsFile file = SafetensorsFile::open(folder_ / "model.safetensors");
+  const std::string name = "model.layers.0.block_sparse_moe.experts.3.w2.weight";
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& each : file.names()) tensors.emplace_back(each, file.get(each));
+  const std::vector<std::uint8_t> bytes(64 * 96);
+  for (auto& [each, tensor] : tensors) {
+    if (each == name) tensor = view(bytes.data(), DType::f8_e4m3, {64, 96});
+  }
+  write_safetensors(folder_ / "model.safetensors", tensors);
+  Status status = Status::ok;
+  const std::string message = weights_error(0, &status);
+  EXPECT_EQ(status, Status::unsupported);
+  EXPECT_NE(message.find("'" + name + "' is f8_e4m3 [64, 96]"), std::string::npos) << message;
+}
+
+TEST_F(Damaged, TruncatedWeights) {
+  copy("mixtral");
+  const std::string bytes = read_file(folder_ / "model.safetensors");
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{5}, std::size_t{100}, bytes.size() / 2, bytes.size() - 1}) {
+    write_file(folder_ / "model.safetensors", std::string_view(bytes).substr(0, size));
+    Status status = Status::ok;
+    EXPECT_NE(open_error(&status), "");
+    EXPECT_EQ(status, Status::bad_file);
+  }
+}
+
+TEST(Checkpoint, TinyMoe) {
+  const Checkpoint checkpoint = Checkpoint::open(SHUNT_SOURCE_DIR "/models/tiny-moe");
+  EXPECT_EQ(checkpoint.family(), "qwen3_moe");
+  ASSERT_EQ(checkpoint.layers().size(), 4u);
+  EXPECT_EQ(checkpoint.spec(0).hidden, 256);
+  EXPECT_NE(checkpoint.summary().find("4 of 4 layers with experts"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shunt
