@@ -50,21 +50,29 @@ std::string stage_names() {
   return names + "all";
 }
 
+// A rule in a few words; `inspect` has room for all of them.
+std::string short_rule(const RouteSpec& spec) {
+  static constexpr const char* scores[] = {"logits", "softmax", "sigmoid", "sqrt-softplus",
+                                           "sparsemixer"};
+  std::string rule = scores[static_cast<int>(spec.score)];
+  if (spec.score_stage == ScoreStage::after_top_k) rule += " of the top";
+  if (spec.soft_cap > 0) rule += fmt::format(", cap {}", spec.soft_cap);
+  if (spec.selection_bias) rule += " + bias";
+  if (spec.router_bias) rule += ", router bias";
+  if (spec.groups.count > 1) {
+    rule += fmt::format(", {}/{} groups", spec.groups.keep, spec.groups.count);
+  }
+  if (spec.renormalize) rule += ", sum 1";
+  if (spec.scale != 1) rule += fmt::format(", x{}", spec.scale);
+  if (spec.weight_on_input) rule += ", on input";
+  return rule;
+}
+
 int list_models() {
-  Table table("<>>>>>>><");
-  table.heading(
-      {"model", "hidden", "inter.", "experts", "top", "shared", "layers", "bf16", "rule"});
+  Table table("<>>>>>>><", 1);
+  table.heading({"model", "H", "I", "E", "k", "shared", "layers", "bf16", "rule"});
   for (const auto& model : bench::models()) {
     const auto& spec = model.spec;
-    // The rule's first words; `inspect` has room for all of them.
-    std::string rule = describe(spec.route);
-    constexpr int room = 34;
-    if (columns(rule) > room) {
-      std::size_t end = 0;
-      for (int shown = 0; shown < room - 2; ++end) shown += (rule[end] & 0xc0) != 0x80 ? 1 : 0;
-      while (end < rule.size() && (rule[end] & 0xc0) == 0x80) ++end;
-      rule = rule.substr(0, end) + "..";
-    }
     table.row({{model.name, Style::bold},
                std::to_string(spec.hidden),
                std::to_string(spec.experts.intermediate),
@@ -73,10 +81,12 @@ int list_models() {
                spec.shared.intermediate > 0 ? std::to_string(spec.shared.intermediate) : "-",
                std::to_string(model.moe_layers),
                size(spec.experts.experts * expert_bytes(spec, bf16) + shared_bytes(spec, bf16)),
-               rule});
+               short_rule(spec.route)});
   }
   fmt::print("{}{}", table.str(),
-             paint(Style::dim, "bf16: weights of one layer; layers: those with experts\n"));
+             paint(Style::dim,
+                   "H hidden, I intermediate, E experts, k chosen; bf16: weights of one layer; "
+                   "sum 1: renormalised\n"));
   return exit_done;
 }
 
@@ -120,9 +130,11 @@ BenchPlan make_plan(const BenchOptions& options) {
       field = *value;
       plan.title += fmt::format(", {} {}", name, *value);
     };
-    const int zero = spec.zero_experts;
-    override_with(spec.route.experts, options.experts, "experts");
-    spec.experts.experts = spec.route.experts - zero + spec.route.shared.count;
+    // Those with weights; zero-compute experts stay what they are.
+    int computed = spec.route.experts - spec.zero_experts;
+    override_with(computed, options.experts, "experts");
+    spec.route.experts = computed + spec.zero_experts;
+    spec.experts.experts = computed + spec.route.shared.count;
     override_with(spec.route.top_k, options.top_k, "top");
     override_with(spec.hidden, options.hidden, "hidden");
     if (spec.latent == 0) spec.experts.hidden = spec.hidden;
@@ -167,10 +179,6 @@ int run_bench(const BenchOptions& options) {
   const bool people = !options.json.to_stdout();
 
   const double busy = wait_until_idle(3);
-  const std::string busy_note =
-      busy > 0.1 ? fmt::format("the machine is not idle: {} of it was busy before the first case",
-                               percent(busy))
-                 : std::string();
   if (people) {
     fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
     fmt::print("{}", wrap(describe(plan.spec), 2));
@@ -179,18 +187,25 @@ int run_bench(const BenchOptions& options) {
                                context.threads(), isa_name(), to_string(plan.spread),
                                size(static_cast<double>(plan.rotate_bytes))),
                    2));
-    if (!busy_note.empty()) fmt::print("  {}\n", paint(Style::warn, busy_note));
+    if (busy > 0.1) {
+      fmt::print("  {}\n",
+                 paint(Style::warn,
+                       fmt::format("not idle: {} of this machine is busy already", percent(busy))));
+    }
     fmt::print("\n");
     print_heading();
   }
 
+  const LoadWatch watch;
   std::vector<Row> rows;
   std::vector<double> reads;
   std::vector<double> peaks;
+  const char* peak = "";
   const Emit emit = [&](const Row& row, const Ceilings& ceilings) {
     rows.push_back(row);
     reads.push_back(ceilings.read);
     peaks.push_back(ceilings.flops);
+    peak = ceilings.peak;
     if (people) print_row(row);
   };
   for (const auto& stage : stages) {
@@ -203,17 +218,19 @@ int run_bench(const BenchOptions& options) {
   };
   const Ceilings ceilings{middle(reads), middle(peaks)};
   if (people) {
-    fmt::print("{}",
-               paint(Style::dim,
-                     wrap(fmt::format("ceilings, measured around every case: reads {}, {} {}. "
-                                      "share: median of floor / time.",
-                                      rate(ceilings.read, "B/s"), peak_name(context, plan.dtype),
-                                      rate(ceilings.flops, "FLOP/s")),
-                          0)));
+    fmt::print(
+        "{}",
+        paint(Style::dim,
+              wrap(fmt::format("ceilings, measured around every case: reads {}, {} {}. "
+                               "share: median of floor / time.",
+                               rate(ceilings.read, "B/s"), peak, rate(ceilings.flops, "FLOP/s")),
+                   0)));
+    fmt::print("{}", paint(Style::warn, watch.note()));
   }
   if (options.json.wanted) {
     Json machine = machine_json(context);
     machine["busy_before"] = busy;
+    machine["used_by_others"] = watch.others();
     Json json = report_json(machine, ceilings_json(ceilings, plan.dtype), rows);
     json["model"] = plan.title;
     json["routing"] = to_string(plan.spread);

@@ -138,7 +138,7 @@ int inspect(const InspectOptions& options) {
     if (options.json.to_stdout()) return exit_done;
   }
 
-  fmt::print("{}  {}\n\n", paint(Style::bold, options.model), checkpoint.summary());
+  fmt::print("{}\n{}\n", paint(Style::bold, options.model), wrap(checkpoint.summary(), 2));
   Table facts("<<");
   facts.row({"family", fmt::format("{} ({})", checkpoint.family(), checkpoint.model_name())});
   for (const auto& [note, indices] : others) {
@@ -157,19 +157,22 @@ int inspect(const InspectOptions& options) {
     table.row({"rule", describe(kind.spec.route)});
     table.row(
         {"experts", fmt::format("{}, {}", describe(e.activation), to_string(kind.bytes.dtype))});
-    table.row({"bytes", fmt::format("{} an expert, {} routed, {} shared, {} router",
-                                    size(kind.bytes.expert), size(kind.bytes.routed),
-                                    size(kind.bytes.shared), size(kind.bytes.router))});
-    table.row(
-        {"a token", fmt::format("{}: {} of it at {}", size(kind.bytes.per_token),
-                                duration(kind.bytes.per_token / read * 1e6), rate(read, "B/s"))});
+    const LayerBytes& bytes = kind.bytes;
+    table.row({"bytes", fmt::format("{} an expert, {} routed, {}{} router", size(bytes.expert),
+                                    size(bytes.routed),
+                                    bytes.shared > 0 ? size(bytes.shared) + " shared, " : "",
+                                    size(bytes.router))});
+    table.row({"a token", fmt::format("reads {}: at least {}", size(bytes.per_token),
+                                      duration(bytes.per_token / read * 1e6))});
     fmt::print("\n{} {}\n{}", kind.layers.size() == 1 ? "MoE layer" : "MoE layers",
                ranges(kind.layers), table.str(2));
   }
-  fmt::print(
-      "\nexperts {}; a token reads {} of them through all MoE layers: at least {} at {} "
-      "(read, measured now)\n",
-      size(experts), size(per_token), duration(per_token / read * 1e6), rate(read, "B/s"));
+  const std::string whole = fmt::format(
+      "all MoE layers: {} of experts, of which a token reads {}; at least {} at the {} that this "
+      "machine reads now with {} thread{}",
+      size(experts), size(per_token), duration(per_token / read * 1e6), rate(read, "B/s"),
+      context.threads(), context.threads() == 1 ? "" : "s");
+  fmt::print("\n{}", wrap(whole, 0));
   return exit_done;
 }
 

@@ -1,5 +1,7 @@
 #include "machine.hpp"
 
+#include <fmt/format.h>
+#include <sys/times.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -19,7 +21,7 @@ namespace shunt::tool {
 namespace {
 
 constexpr double peak_seconds = 0.004;
-constexpr std::int64_t least_read = std::int64_t{128} << 20;
+constexpr std::int64_t least_read = std::int64_t{64} << 20;
 
 // A line of /proc/meminfo, in bytes; 0 when there is none.
 std::int64_t memory_line(const std::string& key) {
@@ -55,6 +57,12 @@ std::array<std::int64_t, 2> cpu_ticks() {  // busy, all
     if (i != 3 && i != 4) ticks[0] += value;
   }
   return ticks;
+}
+
+double own_ticks() {
+  tms used{};
+  times(&used);
+  return static_cast<double>(used.tms_utime + used.tms_stime);
 }
 
 }  // namespace
@@ -99,8 +107,11 @@ Ceilings measure_ceilings(const Context& context, DType dtype) {
   ceilings.read = measure_read(context);
   ceilings.flops = cpu_engine::f32_fma_per_second(context.pool(), peak_seconds);
   if (dtype == DType::bf16) {
-    ceilings.flops =
-        std::max(ceilings.flops, cpu_engine::bf16_dot_per_second(context.pool(), peak_seconds));
+    const double dot = cpu_engine::bf16_dot_per_second(context.pool(), peak_seconds);
+    if (dot > ceilings.flops) {
+      ceilings.flops = dot;
+      ceilings.peak = "bf16 dot";
+    }
   }
   return ceilings;
 }
@@ -110,11 +121,8 @@ Json ceilings_json(const Ceilings& ceilings, DType dtype) {
           {std::string(to_string(dtype)) + "_GFLOPs", ceilings.flops / 1e9}};
 }
 
-std::string peak_name(const Context& context, DType dtype) {
-  if (dtype != DType::bf16) return "f32 FMA";
-  const double fma = cpu_engine::f32_fma_per_second(context.pool(), peak_seconds);
-  const double dot = cpu_engine::bf16_dot_per_second(context.pool(), peak_seconds);
-  return dot > fma ? "bf16 dot" : "f32 FMA";
+Ceilings mean(const Ceilings& a, const Ceilings& b) {
+  return {(a.read + b.read) / 2, (a.flops + b.flops) / 2, b.peak};
 }
 
 std::vector<Peak> measure_peaks(const Context& context) {
@@ -135,6 +143,22 @@ double busy_share(double seconds) {
   const auto after = cpu_ticks();
   const auto all = static_cast<double>(after[1] - before[1]);
   return all > 0 ? static_cast<double>(after[0] - before[0]) / all : -1;
+}
+
+LoadWatch::LoadWatch() : ticks_(cpu_ticks()), own_(own_ticks()) {}
+
+double LoadWatch::others() const {
+  const auto now = cpu_ticks();
+  const auto all = static_cast<double>(now[1] - ticks_[1]);
+  const double busy = static_cast<double>(now[0] - ticks_[0]) - (own_ticks() - own_);
+  return all > 0 ? std::clamp(busy / all, 0.0, 1.0) : 0;
+}
+
+std::string LoadWatch::note() const {
+  const double share = others();
+  if (share < 0.1) return {};
+  return fmt::format("others used {:.0f} % of this machine meanwhile: expect better alone\n",
+                     share * 100);
 }
 
 double wait_until_idle(double seconds) {

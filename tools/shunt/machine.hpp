@@ -1,6 +1,8 @@
 // This machine: what it is, and what it can do at best, measured when asked.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,8 +22,9 @@ std::int64_t memory_total();
 std::int64_t memory_available();
 
 struct Ceilings {
-  double read = 0;   // bytes a second
-  double flops = 0;  // a second, for the dtype asked for
+  double read = 0;               // bytes a second
+  double flops = 0;              // a second, for the dtype asked for
+  const char* peak = "f32 FMA";  // the instruction that reaches it
   // The least time in microseconds that `bytes` and `flops` need.
   double floor_us(double bytes, double operations) const;
 };
@@ -30,10 +33,9 @@ struct Ceilings {
 Ceilings measure_ceilings(const Context& context, DType dtype);
 // One short measurement of the read bandwidth alone.
 double measure_read(const Context& context);
+Ceilings mean(const Ceilings& a, const Ceilings& b);
 // {"read_GBps": .., "f32_GFLOPs" | "bf16_GFLOPs" | "f16_GFLOPs": ..}
 Json ceilings_json(const Ceilings& ceilings, DType dtype);
-// The name of a dtype's peak: "FMA", "bf16 dot".
-std::string peak_name(const Context& context, DType dtype);
 
 // Every peak that this CPU has an instruction for.
 struct Peak {
@@ -48,5 +50,17 @@ double busy_share(double seconds);
 // Sleeps until less than a tenth of the machine is busy, at most `seconds`. Returns what was seen
 // last.
 double wait_until_idle(double seconds);
+
+// What others took of this machine since it was made: times taken meanwhile are not ours alone.
+class LoadWatch {
+ public:
+  LoadWatch();
+  double others() const;     // share of all cores; the hypervisor's own part counts
+  std::string note() const;  // a line when it is worth one, else empty
+
+ private:
+  std::array<std::int64_t, 2> ticks_;
+  double own_;  // ticks of this process
+};
 
 }  // namespace shunt::tool

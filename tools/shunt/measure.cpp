@@ -72,7 +72,7 @@ Row measure(const Context& context, const Case& what, double seconds, Ceilings& 
       block_costs.push_back(cost);
     } while (now_us() - block_start < block_us);
     const Ceilings after = measure_ceilings(context, what.dtype);
-    ceilings = {(before.read + after.read) / 2, (before.flops + after.flops) / 2};
+    ceilings = mean(before, after);
     before = after;
     for (std::size_t i = 0; i < block_times.size(); ++i) {
       const double floor = ceilings.floor_us(block_costs[i].bytes, block_costs[i].flops);

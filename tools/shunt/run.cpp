@@ -65,40 +65,25 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-StageResult summarise(const std::string& name, const std::vector<double>& us, Cost cost,
-                      const Ceilings& ceilings) {
-  return {.stage = name,
-          .us = median(us),
-          .us_min = *std::min_element(us.begin(), us.end()),
-          .us_max = *std::max_element(us.begin(), us.end()),
-          .bytes = cost.bytes,
-          .flops = cost.flops,
-          .floor_us = ceilings.floor_us(cost.bytes, cost.flops)};
+// One stage's times, each beside the floor of its moment.
+struct Samples {
+  std::string stage;
+  Cost cost;
+  std::vector<double> us, floors, shares;
+};
+
+StageResult summarise(const Samples& samples) {
+  return {.stage = samples.stage,
+          .us = median(samples.us),
+          .us_min = *std::min_element(samples.us.begin(), samples.us.end()),
+          .us_max = *std::max_element(samples.us.begin(), samples.us.end()),
+          .bytes = samples.cost.bytes,
+          .flops = samples.cost.flops,
+          .floor_us = median(samples.floors),
+          .share = median(samples.shares)};
 }
 
-// Repeats the layer until the times are worth a median, but not for long.
-void time_layer(const Layer& layer, const LayerInputs& in, const LayerOutputs& out,
-                Workspace workspace, const Ceilings& ceilings, LayerResult& result) {
-  constexpr double enough_seconds = 0.1;
-  constexpr int least = 3;
-  constexpr int most = 100;
-  std::vector<StageTime> times;
-  std::vector<std::vector<double>> stage_us;
-  std::vector<double> whole_us;
-  double spent = 0;
-  for (int i = 0; i < most && (i < least || spent < enough_seconds); ++i) {
-    const double whole = seconds_of([&] { layer.forward(in, out, workspace); });
-    times.clear();
-    spent += whole + seconds_of([&] { layer.forward_timed(in, out, workspace, times); });
-    whole_us.push_back(whole * 1e6);
-    stage_us.resize(times.size());
-    for (std::size_t s = 0; s < times.size(); ++s) stage_us[s].push_back(times[s].seconds * 1e6);
-  }
-  for (std::size_t s = 0; s < times.size(); ++s) {
-    result.stages.push_back(summarise(
-        times[s].stage, stage_us[s],
-        {static_cast<double>(times[s].bytes), static_cast<double>(times[s].flops)}, ceilings));
-  }
+Cost cost_of(const Layer& layer, const LayerInputs& in, const LayerResult& result) {
   const LayerSpec& spec = layer.spec();
   std::int64_t hit = 0;
   std::int64_t pairs = 0;
@@ -107,13 +92,66 @@ void time_layer(const Layer& layer, const LayerInputs& in, const LayerOutputs& o
     hit += load > 0 ? 1 : 0;
     pairs += load;
   }
-  const Cost whole =
-      layer_cost(spec, layer.options().dtype, in.hidden.dtype, result.tokens, hit, pairs);
-  result.whole = summarise("layer", whole_us, whole, ceilings);
+  hit += spec.route.shared.count;
+  pairs += spec.route.shared.count * result.tokens;
+  return layer_cost(spec, layer.options().dtype, in.hidden.dtype, result.tokens, hit, pairs);
+}
+
+// Rounds of calls between measurements of the ceilings, until the times are worth a median.
+void time_layer(const Layer& layer, const Context& context, const LayerInputs& in,
+                const LayerOutputs& out, Workspace workspace, LayerResult& result) {
+  constexpr int rounds = 5;
+  constexpr double round_seconds = 0.015;
+  constexpr double enough_seconds = 1;
+  const DType dtype = layer.options().dtype;
+  Samples whole{.stage = "layer", .cost = cost_of(layer, in, result)};
+  std::vector<Samples> stages;
+  std::vector<double> reads;
+  std::vector<double> peaks;
+  double spent = 0;
+  Ceilings before = measure_ceilings(context, dtype);
+  for (int round = 0; round < rounds && spent < enough_seconds; ++round) {
+    std::vector<std::vector<StageTime>> timed;
+    std::vector<double> whole_us;
+    double round_spent = 0;
+    while (round_spent < round_seconds) {
+      const double call = seconds_of([&] { layer.forward(in, out, workspace); });
+      std::vector<StageTime> times;
+      round_spent += call + seconds_of([&] { layer.forward_timed(in, out, workspace, times); });
+      whole_us.push_back(call * 1e6);
+      timed.push_back(std::move(times));
+    }
+    spent += round_spent;
+    const Ceilings after = measure_ceilings(context, dtype);
+    const Ceilings now = mean(before, after);
+    before = after;
+    reads.push_back(now.read);
+    peaks.push_back(now.flops);
+    const auto add = [&](Samples& samples, double us) {
+      const double floor = now.floor_us(samples.cost.bytes, samples.cost.flops);
+      samples.us.push_back(us);
+      samples.floors.push_back(floor);
+      samples.shares.push_back(floor / us);
+    };
+    for (const double us : whole_us) add(whole, us);
+    for (const auto& times : timed) {
+      for (std::size_t s = 0; s < times.size(); ++s) {
+        if (stages.size() <= s) {
+          stages.push_back(
+              {.stage = times[s].stage,
+               .cost = {static_cast<double>(times[s].bytes), static_cast<double>(times[s].flops)}});
+        }
+        add(stages[s], times[s].seconds * 1e6);
+      }
+    }
+  }
+  for (const auto& samples : stages) result.stages.push_back(summarise(samples));
+  result.whole = summarise(whole);
+  result.ceilings = {median(reads), median(peaks), before.peak};
 }
 
 LayerResult run_layer(const Layer& layer, const Context& context, Pass& pass, int index,
-                      const std::optional<Ceilings>& ceilings) {
+                      bool timed) {
   LayerResult result;
   result.layer = index;
   result.tokens = pass.hidden.shape[0];
@@ -127,7 +165,7 @@ LayerResult run_layer(const Layer& layer, const Context& context, Pass& pass, in
     const std::int32_t id = pass.ids.as<const std::int32_t>()[i];
     if (id >= 0 && id < layer.spec().route.experts) ++result.load[static_cast<std::size_t>(id)];
   }
-  if (ceilings && result.tokens > 0) time_layer(layer, in, out, memory, *ceilings, result);
+  if (timed && result.tokens > 0) time_layer(layer, context, in, out, memory, result);
   return result;
 }
 
@@ -225,26 +263,31 @@ Tensor read_token_ids(const SafetensorsFile& file, const RunOptions& options, co
 
 double default_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
 
-void finish(const RunOptions& options, const RunReport& report, const Context& context) {
+void finish(const RunOptions& options, const LoadWatch& watch, RunReport& report,
+            const Context& context) {
+  if (report.timed) report.note = watch.note();
+  std::vector<double> reads;
+  std::vector<double> peaks;
+  for (const auto& layer : report.layers) {
+    if (layer.stages.empty()) continue;  // not timed
+    reads.push_back(layer.ceilings.read);
+    peaks.push_back(layer.ceilings.flops);
+  }
+  if (!reads.empty()) {
+    report.ceilings = {median(reads), median(peaks), report.layers.back().ceilings.peak};
+  }
   if (options.json.wanted) emit_json(options.json, run_json(report, context));
   if (!options.json.to_stdout()) print_report(report, context);
 }
 
-RunReport begin(const RunOptions& options, const Checkpoint& checkpoint, const Context& context,
-                int first_layer) {
+RunReport begin(const RunOptions& options, const Checkpoint& checkpoint) {
   RunReport report;
   report.model = options.model;
   report.summary = checkpoint.summary();
-  report.rule = describe(checkpoint.spec(first_layer).route);
   report.dtype = options.dtype;
   report.tolerance = options.tolerance.value_or(default_tolerance(options.dtype));
-  report.peak = peak_name(context, options.dtype);
-  if (!options.no_timing) report.ceilings = measure_ceilings(context, options.dtype);
+  report.timed = !options.no_timing;
   return report;
-}
-
-std::optional<Ceilings> timing(const RunOptions& options, const RunReport& report) {
-  return options.no_timing ? std::nullopt : std::optional<Ceilings>(report.ceilings);
 }
 
 void explain(const RunOptions& options, const Layer& layer, int index, std::int64_t tokens) {
@@ -264,17 +307,18 @@ int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Con
   const Tensor ids = read_token_ids(file, options, spec, index, hidden.shape[0]);
   if (!options.output.empty()) check_writable(options.output);
 
-  RunReport report = begin(options, checkpoint, context, index);
+  const LoadWatch watch;
+  RunReport report = begin(options, checkpoint);
   const Layer layer(checkpoint, index, context, {.dtype = options.dtype});
   Pass pass = make_pass(context, spec, hidden, ids);
-  report.layers.push_back(run_layer(layer, context, pass, index, timing(options, report)));
+  report.layers.push_back(run_layer(layer, context, pass, index, report.timed));
   explain(options, layer, index, hidden.shape[0]);
   if (!options.output.empty()) {
     write_safetensors(
         options.output,
         {{"output", pass.output}, {"topk_ids", pass.ids}, {"topk_weights", pass.weights}});
   }
-  finish(options, report, context);
+  finish(options, watch, report, context);
   if (!options.output.empty() && !options.json.to_stdout()) {
     fmt::print("wrote {}: output {}, topk_ids {}, topk_weights {}\n", options.output,
                pass.output.describe(), pass.ids.describe(), pass.weights.describe());
@@ -301,7 +345,8 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
                                           : std::string("any MoE layer")));
   }
 
-  RunReport report = begin(options, checkpoint, context, recordings[0].layer);
+  const LoadWatch watch;
+  RunReport report = begin(options, checkpoint);
   report.against = std::filesystem::path(path).filename().string();
   bool pass_all = true;
   for (const auto& recording : recordings) {
@@ -314,7 +359,7 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
     const Layer layer(checkpoint, recording.layer, context, {.dtype = options.dtype});
     Pass pass = make_pass(context, spec, recording.input,
                           spec.route.hashed ? recording.token_ids : Tensor{});
-    LayerResult result = run_layer(layer, context, pass, recording.layer, timing(options, report));
+    LayerResult result = run_layer(layer, context, pass, recording.layer, report.timed);
     result.comparison = compare(recording, spec, pass.output, pass.ids);
     pass_all = pass_all && result.comparison->pass(report.tolerance);
     explain(options, layer, recording.layer, result.tokens);
@@ -327,7 +372,7 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
                     [&](const Recording& recording) { return recording.layer == entry.index; });
     if (entry.moe && asked && !there) report.not_recorded.push_back(entry.index);
   }
-  finish(options, report, context);
+  finish(options, watch, report, context);
   return pass_all ? exit_done : exit_failed;
 }
 

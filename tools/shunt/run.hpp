@@ -18,6 +18,7 @@ struct StageResult {
   double us = 0, us_min = 0, us_max = 0;
   double bytes = 0, flops = 0;
   double floor_us = 0;
+  double share = 0;  // median of floor / time
 };
 
 struct LayerResult {
@@ -27,17 +28,19 @@ struct LayerResult {
   std::vector<std::int64_t> load;        // tokens of each expert
   std::vector<StageResult> stages;       // timed one by one
   StageResult whole;                     // one call
+  Ceilings ceilings;                     // measured between the calls
 };
 
 // Tokens of the busiest expert over the mean; 0 without tokens.
 double imbalance(const std::vector<std::int64_t>& load);
 
 struct RunReport {
-  std::string model, summary, rule, against;
+  std::string model, summary, against;
   DType dtype = DType::f32;
   double tolerance = 0;
-  Ceilings ceilings;
-  std::string peak;  // what the peak is of: "FMA"
+  bool timed = false;
+  Ceilings ceilings;  // medians over the layers
+  std::string note;   // about the machine, a line or nothing
   std::vector<LayerResult> layers;
   std::vector<int> not_recorded;  // MoE layers without a recording
 };

@@ -22,14 +22,13 @@ std::string load_range(const std::vector<std::int64_t>& load) {
 }
 
 void print_head(const RunReport& report, const Context& context) {
-  fmt::print("{}  {}\n", paint(Style::bold, report.model), report.summary);
-  fmt::print("{}", wrap(report.rule, 2));
+  fmt::print("{}\n{}", paint(Style::bold, report.model), wrap(report.summary, 2));
   std::string machine =
       fmt::format("{}, {} thread{}, {}, {} weights", cpu_name(), context.threads(),
                   context.threads() == 1 ? "" : "s", isa_name(), to_string(report.dtype));
   if (report.ceilings.read > 0) {
     machine += fmt::format("; measured now: reads {}, {} {}", rate(report.ceilings.read, "B/s"),
-                           report.peak, rate(report.ceilings.flops, "FLOP/s"));
+                           report.ceilings.peak, rate(report.ceilings.flops, "FLOP/s"));
   }
   fmt::print("{}\n", wrap(machine, 2));
 }
@@ -65,7 +64,7 @@ void print_checks(const RunReport& report) {
 
 // Share of the floor; above 1 nothing crossed memory.
 Cell share_cell(const StageResult& stage) {
-  const double share = stage.us > 0 ? stage.floor_us / stage.us : 0;
+  const double share = stage.share;
   return {percent(share), share >= 0.7 ? Style::good : share >= 0.3 ? Style::plain : Style::dim};
 }
 
@@ -100,7 +99,7 @@ void print_stages(const RunReport& report) {
       row.emplace_back(three_digits(stage->us));
       row.emplace_back(three_digits(stage->floor_us), Style::dim);
       row.push_back(share_cell(*stage));
-      cached = cached || stage->floor_us > stage->us;
+      cached = cached || stage->share > 1;
     };
     for (const auto& name : names) {
       std::vector<Cell> row = {name};
@@ -117,7 +116,7 @@ void print_stages(const RunReport& report) {
     table.row(std::move(whole));
     fmt::print("\n{}", table.str());
   }
-  if (report.ceilings.read > 0 && !report.layers.empty() && !report.layers[0].stages.empty()) {
+  if (!report.layers.empty() && !report.layers[0].stages.empty()) {
     std::string note =
         "floor: the longer of bytes / read bandwidth and operations / peak, counted and measured "
         "here; layer: the whole in one call, whose rows between stages need not cross memory.";
@@ -158,6 +157,7 @@ void print_report(const RunReport& report, const Context& context) {
   print_head(report, context);
   print_checks(report);
   print_stages(report);
+  fmt::print("{}", paint(Style::warn, report.note));
   print_verdict(report);
 }
 
@@ -176,7 +176,7 @@ Json run_json(const RunReport& report, const Context& context) {
                       .bytes = stage.bytes,
                       .flops = stage.flops,
                       .floor_us = stage.floor_us,
-                      .share = stage.us > 0 ? stage.floor_us / stage.us : 0});
+                      .share = stage.share});
     };
     for (const auto& stage : layer.stages) add(stage);
     if (!layer.stages.empty()) add(layer.whole);
@@ -195,7 +195,7 @@ Json run_json(const RunReport& report, const Context& context) {
     }
     layers.push_back(entry);
   }
-  const bool timed = report.ceilings.read > 0;
+  const bool timed = report.timed;
   Json json =
       report_json(machine_json(context),
                   timed ? ceilings_json(report.ceilings, report.dtype) : Json::object(), rows);

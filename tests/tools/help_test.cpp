@@ -1,0 +1,94 @@
+// Help texts, and command lines that nothing could make right: exit code 2.
+#include <gtest/gtest.h>
+
+#include "process.hpp"
+
+namespace shunt::test {
+namespace {
+
+TEST(Help, NamesEverySubcommandAndTheExitCodes) {
+  const Outcome help = shunt({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_EQ(help.err, "");
+  for (const char* word : {"run", "inspect", "bench", "info", "Exit codes", "Example"}) {
+    EXPECT_TRUE(contains(help.out, word)) << word;
+  }
+}
+
+TEST(Help, OfEachSubcommandEndsWithAnExample) {
+  for (const std::string name : {"run", "inspect", "bench", "info"}) {
+    const Outcome help = shunt({name, "--help"});
+    EXPECT_EQ(help.code, 0) << name;
+    EXPECT_EQ(help.err, "") << name;
+    const auto example = help.out.rfind("Example");
+    ASSERT_NE(example, std::string::npos) << name;
+    EXPECT_TRUE(contains(help.out.substr(example), "  shunt " + name)) << name;
+    EXPECT_LE(longest_line(help.out), 100) << help.out;
+  }
+}
+
+TEST(Help, EveryOptionOfTheContractIsThere) {
+  const std::string help = shunt({"run", "--help"}).out;
+  for (const char* option : {"--model", "--layer", "--device", "--dtype", "--input", "--input-name",
+                             "--output", "--threads", "--explain", "--json"}) {
+    EXPECT_TRUE(contains(help, option)) << option;
+  }
+}
+
+TEST(Help, VersionGoesToStandardOutput) {
+  const Outcome version = shunt({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out, "shunt " SHUNT_VERSION "\n");
+}
+
+TEST(Help, WithoutArgumentsItIsUsage) {
+  const Outcome outcome = shunt({});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "Usage"));
+}
+
+struct BadUsage {
+  std::vector<std::string> args;
+  std::string who, part;
+};
+
+TEST(Usage, ErrorsAreOneLineAndCode2) {
+  const std::string model = tiny_moe();
+  const std::vector<BadUsage> cases = {
+      {{"nonsense"}, "shunt", "nonsense"},
+      {{"run"}, "shunt run", "--model"},
+      {{"run", "--model", model, "--nonsense"}, "shunt run", "--nonsense"},
+      {{"run", "--model", model, "surplus"}, "shunt run", "surplus"},
+      {{"run", "--model"}, "shunt run", "--model"},
+      {{"run", "--model", model, "--threads", "abc"}, "shunt run", "'abc'"},
+      {{"run", "--model", model, "--threads", "-1"}, "shunt run", "'-1'"},
+      {{"run", "--model", model, "--threads", "1025"}, "shunt run", "1024"},
+      {{"run", "--model", model, "--threads", "2.5"}, "shunt run", "'2.5'"},
+      {{"run", "--model", model, "--threads", ""}, "shunt run", "--threads"},
+      {{"run", "--model", model, "--device", "tpu"}, "shunt run", "'tpu' is not cpu or cuda"},
+      {{"run", "--model", model, "--dtype", "int8"}, "shunt run", "'int8' is not f32"},
+      {{"run", "--model", model, "--layer", "first"}, "shunt run", "'first'"},
+      {{"run", "--model", model, "--layer", "-1"}, "shunt run", "'-1'"},
+      {{"run", "--model", model, "--tolerance", "-1"}, "shunt run", "--tolerance"},
+      {{"run", "--model", model, "--output", "y.safetensors"}, "shunt run", "--input"},
+      {{"run", "--model", model, "--input-name", "x"}, "shunt run", "--input"},
+      {{"inspect"}, "shunt inspect", "--model"},
+      {{"bench", "sort"}, "shunt bench", "'sort' is no stage"},
+      {{"bench", "--experts", "0"}, "shunt bench", "'0'"},
+      {{"bench", "--experts", "8"}, "shunt bench", "--top-k"},
+      {{"bench", "--tokens", "1,,2"}, "shunt bench", "'1,,2'"},
+      {{"bench", "--tokens", "0"}, "shunt bench", "'0'"},
+      {{"bench", "--tokens", "many"}, "shunt bench", "'many'"},
+      {{"bench", "--routing", "skewed"}, "shunt bench", "'skewed'"},
+      {{"bench", "--rotate-bytes", "1X"}, "shunt bench", "'1X'"},
+      {{"bench", "--rotate-bytes", "-1"}, "shunt bench", "'-1'"},
+      {{"info", "surplus"}, "shunt info", "surplus"},
+  };
+  for (const auto& bad : cases) {
+    SCOPED_TRACE(::testing::PrintToString(bad.args));
+    expect_failure(shunt(bad.args), 2, bad.who, bad.part);
+  }
+}
+
+}  // namespace
+}  // namespace shunt::test

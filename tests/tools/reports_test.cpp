@@ -1,0 +1,185 @@
+// inspect, bench and info; and the JSON of all of them.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "process.hpp"
+
+namespace shunt::test {
+namespace {
+
+using Json = nlohmann::json;
+
+Json parsed(const std::string& text) {
+  Json json = Json::parse(text, nullptr, false);
+  EXPECT_FALSE(json.is_discarded()) << text;
+  return json;
+}
+
+// The form that `run --json` and `bench --json` share.
+void check_form(const Json& json) {
+  for (const char* key : {"machine", "ceilings", "rows"}) ASSERT_TRUE(json.contains(key)) << key;
+  EXPECT_GT(json["ceilings"].value("read_GBps", 0.0), 0);
+  EXPECT_GT(json["machine"].value("threads", 0), 0);
+  EXPECT_FALSE(json["machine"].value("isa", "").empty());
+  ASSERT_FALSE(json["rows"].empty());
+  for (const auto& row : json["rows"]) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : row.items()) keys.insert(key);
+    EXPECT_EQ(keys,
+              (std::set<std::string>{"op", "case", "dtype", "device", "us", "us_min", "us_max",
+                                     "bytes", "flops", "floor_us", "share", "peers"}));
+    EXPECT_TRUE(row["op"].is_string());
+    EXPECT_TRUE(row["peers"].is_object());
+    EXPECT_GT(row["us"], 0) << row;
+    EXPECT_LE(row["us_min"], row["us"]) << row;
+    EXPECT_LE(row["us"], row["us_max"]) << row;
+    EXPECT_GT(row["bytes"], 0) << row;
+    EXPECT_GT(row["share"], 0) << row;
+  }
+}
+
+TEST(Json, OfRunHasARowAStage) {
+  const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = parsed(outcome.out);
+  check_form(json);
+  ASSERT_EQ(json["layers"].size(), 4u);
+  for (const auto& layer : json["layers"]) {
+    EXPECT_EQ(layer["pass"], true);
+    EXPECT_EQ(layer["tokens"], 256);
+    EXPECT_EQ(layer["ids_differ"], 0);
+    EXPECT_LE(layer["error"], 1e-5);
+    std::int64_t pairs = 0;
+    for (const auto& load : layer["load"]) pairs += load.get<std::int64_t>();
+    EXPECT_EQ(pairs, 256 * 4);
+  }
+}
+
+TEST(Json, GoesIntoAFileBesideTheTables) {
+  const Folder folder;
+  const std::string file = folder.path("run.json");
+  const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--layer", "1", "--json", file});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "checked against"));
+  check_form(parsed(read_text(file)));
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"run.json"});
+}
+
+TEST(Inspect, SaysFamilyRuleShapesAndBytes) {
+  const Outcome outcome = shunt({"inspect", "--model", tiny_moe()});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* word : {"qwen3_moe", "hidden 256", "intermediate 128", "16 experts", "top 4",
+                           "softmax", "bf16", "0-3"}) {
+    EXPECT_TRUE(contains(outcome.out, word)) << word << "\n" << outcome.out;
+  }
+  const Json json = parsed(shunt({"inspect", "--model", tiny_moe(), "--json"}).out);
+  EXPECT_EQ(json["family"], "qwen3_moe");
+  ASSERT_EQ(json["layers"].size(), 4u);
+  // gate, up and down of one expert, two bytes an element
+  EXPECT_EQ(json["layers"][0]["expert_bytes"], 3 * 256 * 128 * 2);
+  EXPECT_EQ(json["layers"][0]["routed_bytes"], 16 * 3 * 256 * 128 * 2);
+  EXPECT_EQ(json["layers"][0]["bytes_per_token"], 4 * 3 * 256 * 128 * 2 + 16 * 256 * 2);
+  EXPECT_GT(json["floor_us_per_token"], 0);
+}
+
+TEST(Inspect, TellsDenseLayersFromMoE) {
+  const Json json =
+      parsed(shunt({"inspect", "--model", golden("deepseek_v3_merged"), "--json"}).out);
+  EXPECT_EQ(json["layers"][0]["moe"], false);
+  EXPECT_NE(json["layers"][0]["note"], "");
+  EXPECT_EQ(json["layers"][1]["moe"], true);
+}
+
+TEST(Bench, EveryStageOfASmallShape) {
+  const Outcome outcome =
+      shunt({"bench", "all", "--experts", "12", "--top-k", "3", "--hidden", "96", "--intermediate",
+             "40", "--tokens", "1,17", "--seconds", "0.01", "--rotate-bytes", "2M", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = parsed(outcome.out);
+  check_form(json);
+  std::set<std::string> ops;
+  for (const auto& row : json["rows"]) ops.insert(row["op"]);
+  EXPECT_EQ(ops, (std::set<std::string>{"route", "order", "gather", "grouped_gemm", "activate",
+                                        "combine", "layer"}));
+  EXPECT_EQ(json["rows"].size(), 16u);  // grouped_gemm: gate_up and down
+}
+
+TEST(Bench, RoutingsHitAsManyExpertsAsTheySay) {
+  const auto flops_and_bytes = [](const std::string& routing) {
+    const Outcome outcome = shunt({"bench", "layer", "--experts", "32", "--top-k", "2", "--hidden",
+                                   "128", "--intermediate", "64", "--tokens", "64", "--seconds",
+                                   "0.01", "--rotate-bytes", "4M", "--routing", routing, "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const Json row = parsed(outcome.out)["rows"][0];
+    return std::pair<double, double>(row["flops"], row["bytes"]);
+  };
+  const auto uniform = flops_and_bytes("uniform");
+  const auto zipf = flops_and_bytes("zipf");
+  const auto one_hot = flops_and_bytes("one-hot");
+  EXPECT_EQ(uniform.first, one_hot.first);
+  EXPECT_LT(one_hot.second, zipf.second);
+  EXPECT_LT(zipf.second, uniform.second);
+  // Two experts, the router, and tokens in and out; bf16.
+  EXPECT_EQ(one_hot.second, 2.0 * (2 * 3 * 128 * 64 + 32 * 128 + 2 * 64 * 128));
+}
+
+TEST(Bench, DtypesAndCheckpoints) {
+  for (const std::string dtype : {"f32", "bf16", "f16"}) {
+    const Outcome outcome =
+        shunt({"bench", "--model", tiny_moe(), "--tokens", "3", "--dtype", dtype, "--seconds",
+               "0.01", "--rotate-bytes", "1M", "--threads", "1", "--json", "-"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = parsed(outcome.out);
+    check_form(json);
+    EXPECT_EQ(json["rows"][0]["dtype"], dtype);
+    EXPECT_EQ(json["machine"]["threads"], 1);
+  }
+}
+
+TEST(Bench, KnowsModels) {
+  const Outcome outcome = shunt({"bench", "--list-models"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_LE(longest_line(outcome.out), 100);
+  for (const char* name :
+       {"mixtral-8x7b", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "deepseek-v3", "kimi-k2",
+        "glm-4.5-air", "gpt-oss-20b", "gpt-oss-120b", "llama-4-scout", "llama-4-maverick"}) {
+    EXPECT_TRUE(contains(outcome.out, name)) << name;
+  }
+  // Every rule of the table runs, on a shape that is small.
+  std::istringstream lines(outcome.out);
+  std::string line;
+  std::getline(lines, line);
+  int models = 0;
+  while (std::getline(lines, line) && !contains(line, "weights of one layer")) {
+    const std::string name = line.substr(0, line.find(' '));
+    const Outcome run = shunt({"bench", "layer", "--model", name, "--experts", "16", "--top-k", "2",
+                               "--hidden", "128", "--intermediate", "64", "--tokens", "2",
+                               "--seconds", "0.01", "--rotate-bytes", "0", "--json"});
+    EXPECT_EQ(run.code, 0) << name << ": " << run.err;
+    ++models;
+  }
+  EXPECT_GE(models, 20);
+}
+
+TEST(Info, SaysWhatThisMachineIs) {
+  const Outcome outcome = shunt({"info"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_LE(longest_line(outcome.out), 100) << outcome.out;
+  for (const char* word : {"CPU", "reads", "f32 FMA", "GPU", "fmt"}) {
+    EXPECT_TRUE(contains(outcome.out, word)) << word;
+  }
+  const Json json = parsed(shunt({"info", "--json"}).out);
+  EXPECT_GT(json["ceilings"]["read_GBps"], 0);
+  EXPECT_GT(json["ceilings"]["f32_GFLOPs"], 0);
+  EXPECT_TRUE(json["gpus"].is_array());
+}
+
+TEST(Info, NamesAnUnknownInstructionSet) {
+  expect_failure(shunt({"info"}, {.environment = {{"SHUNT_ISA", "mmx"}}}), 1, "shunt info", "mmx");
+}
+
+}  // namespace
+}  // namespace shunt::test

@@ -1,0 +1,230 @@
+// shunt run: what it computes and writes, which is what others check Shunt by.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "core/convert.hpp"
+#include "process.hpp"
+#include "shunt/checkpoint.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt::test {
+namespace {
+
+const std::string recorded = tiny_moe() + "/activations.safetensors";
+
+// max |a - b| / max |b| of two dense float tensors.
+double error_of(const Tensor& a, const Tensor& b) {
+  double difference = 0;
+  double magnitude = 0;
+  EXPECT_EQ(a.elements(), b.elements());
+  for (std::int64_t i = 0; i < std::min(a.elements(), b.elements()); ++i) {
+    const double x = load_f32(a.data, a.dtype, i);
+    const double y = load_f32(b.data, b.dtype, i);
+    if (!(std::fabs(x - y) <= difference)) difference = std::fabs(x - y);
+    magnitude = std::max(magnitude, std::fabs(y));
+  }
+  return difference / magnitude;
+}
+
+std::vector<std::string> given(const std::string& model, int layer, const std::string& input,
+                               const std::string& name, const std::string& output,
+                               const std::vector<std::string>& more = {}) {
+  std::vector<std::string> args = {
+      "run",          "--model", model,      "--layer", std::to_string(layer), "--input", input,
+      "--input-name", name,      "--output", output,    "--no-timing"};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+TEST(Run, WritesTheThreeTensorsOfTheContract) {
+  const Folder folder;
+  const SafetensorsFile reference = SafetensorsFile::open(recorded);
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string prefix = "layers." + std::to_string(layer);
+    const std::string file = folder.path("y.safetensors");
+    const Outcome outcome = shunt(given(tiny_moe(), layer, recorded, prefix + ".input", file));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const SafetensorsFile result = SafetensorsFile::open(file);
+    EXPECT_EQ(result.names(), (std::vector<std::string>{"output", "topk_ids", "topk_weights"}));
+    EXPECT_EQ(result.get("output").describe(), "f32 [256, 256]");
+    EXPECT_EQ(result.get("topk_ids").describe(), "i32 [256, 4]");
+    EXPECT_EQ(result.get("topk_weights").describe(), "f32 [256, 4]");
+    EXPECT_LE(error_of(result.get("output"), reference.get(prefix + ".output")), 1e-5);
+
+    // Recorded weights and ids are in the order of selection here.
+    const Tensor weights = result.get("topk_weights");
+    EXPECT_LE(error_of(weights, reference.get(prefix + ".gate_out1")), 1e-5);
+    const Tensor ids = result.get("topk_ids");
+    const Tensor theirs = reference.get(prefix + ".gate_out2");
+    for (std::int64_t i = 0; i < ids.elements(); ++i) {
+      ASSERT_EQ(ids.as<const std::int32_t>()[i], theirs.as<const std::int64_t>()[i]) << i;
+    }
+    for (std::int64_t t = 0; t < 256; ++t) {
+      for (int j = 1; j < 4; ++j) {
+        const float* row = weights.as<const float>() + t * 4;
+        ASSERT_GE(row[j - 1], row[j]) << "token " << t;
+      }
+    }
+  }
+}
+
+TEST(Run, BitsDoNotDependOnThreads) {
+  const Folder folder;
+  std::string first;
+  for (const std::string threads : {"1", "2", "3", "0"}) {
+    for (const std::string dtype : {"f32", "bf16"}) {
+      const std::string file = folder.path(dtype + threads);
+      const Outcome outcome = shunt(given(tiny_moe(), 2, recorded, "layers.2.input", file,
+                                          {"--threads", threads, "--dtype", dtype}));
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      EXPECT_EQ(read_text(file), read_text(folder.path(dtype + "1"))) << threads << dtype;
+    }
+  }
+}
+
+TEST(Run, ShorterDtypesStayWithinOnePercent) {
+  const Folder folder;
+  const SafetensorsFile reference = SafetensorsFile::open(recorded);
+  for (const std::string dtype : {"bf16", "f16"}) {
+    const std::string file = folder.path(dtype);
+    const Outcome outcome =
+        shunt(given(tiny_moe(), 1, recorded, "layers.1.input", file, {"--dtype", dtype}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Tensor output = SafetensorsFile::open(file).get("output");
+    const double error = error_of(output, reference.get("layers.1.output"));
+    EXPECT_LE(error, 1e-2) << dtype;
+    EXPECT_GT(error, 1e-6) << dtype << " was not used";
+  }
+}
+
+// Any float dtype is read; what f64 and f16 hold exactly gives the same bits as f32.
+TEST(Run, ReadsEveryFloatDtype) {
+  const Folder folder;
+  constexpr std::int64_t tokens = 5;
+  constexpr std::int64_t width = 256;
+  std::vector<float> x(tokens * width);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = static_cast<float>(static_cast<int>(i * 37 % 64) - 32) / 16;  // exact in bf16 and f16
+  }
+  std::string first;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    std::vector<char> bytes_of(x.size() * 8);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      store_f32(bytes_of.data(), dtype, static_cast<std::int64_t>(i), x[i]);
+    }
+    const std::string input = folder.path("x");
+    write_safetensors(input, {{"x", view(bytes_of.data(), dtype, {tokens, width})}});
+    const std::string output = folder.path("y");
+    const Outcome outcome = shunt(given(tiny_moe(), 0, input, "x", output));
+    ASSERT_EQ(outcome.code, 0) << to_string(dtype) << outcome.err;
+    if (first.empty()) first = read_text(output);
+    EXPECT_EQ(read_text(output), first) << to_string(dtype);
+  }
+}
+
+TEST(Run, NoTokensGiveEmptyTensors) {
+  const Folder folder;
+  const float nothing = 0;
+  const std::string input = folder.path("x");
+  write_safetensors(input, {{"x", view(&nothing, {0, 256})}});
+  for (const std::string timing : {"--no-timing", "--explain"}) {
+    const std::string output = folder.path("y");
+    const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--input", input, "--input-name",
+                                   "x", "--output", output, timing});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const SafetensorsFile result = SafetensorsFile::open(output);
+    EXPECT_EQ(result.get("output").describe(), "f32 [0, 256]");
+    EXPECT_EQ(result.get("topk_ids").describe(), "i32 [0, 4]");
+    EXPECT_EQ(result.get("topk_weights").describe(), "f32 [0, 4]");
+  }
+}
+
+TEST(Run, AnExistingOutputIsReplaced) {
+  const Folder folder;
+  const std::string file = folder.path("y");
+  write_text(file, std::string(1 << 20, 'x'));
+  const Outcome outcome = shunt(given(tiny_moe(), 0, recorded, "layers.0.input", file));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NO_THROW(SafetensorsFile::open(file));
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"y"});
+}
+
+TEST(Run, LayersRoutedByTokenIdsTakeThem) {
+  const Folder folder;
+  const std::string model = golden("deepseek_v4");
+  const std::string file = model + "/golden.safetensors";
+  const std::string prefix = "model.layers.0.mlp";
+  const std::string output = folder.path("y");
+  const Outcome outcome = shunt(given(model, 0, file, prefix + ".input", output,
+                                      {"--token-ids-name", prefix + ".token_ids"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_LE(error_of(SafetensorsFile::open(output).get("output"),
+                     SafetensorsFile::open(file).get(prefix + ".output")),
+            1e-5);
+  expect_failure(shunt(given(model, 0, file, prefix + ".input", output)), 1, "shunt run",
+                 "--token-ids-name");
+}
+
+TEST(Run, ChecksTheModelThatShipsWithTheProject) {
+  const Outcome outcome = shunt({"run", "--model", tiny_moe()});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_LE(longest_line(outcome.out), 100);
+  EXPECT_FALSE(contains(outcome.out, "\033")) << "colour without a terminal";
+  EXPECT_FALSE(contains(outcome.out, "FAIL"));
+  for (const char* word : {"layer 3", "route", "down", "combine", "floor", "share", "ok"}) {
+    EXPECT_TRUE(contains(outcome.out, word)) << word;
+  }
+}
+
+TEST(Run, ChecksEveryGoldenCheckpoint) {
+  int checked = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(golden(""))) {
+    if (!std::filesystem::exists(entry.path() / "golden.safetensors")) continue;
+    const Outcome outcome = shunt({"run", "--model", entry.path().string(), "--no-timing"});
+    EXPECT_EQ(outcome.code, 0) << entry.path().filename() << "\n" << outcome.out << outcome.err;
+    ++checked;
+  }
+  EXPECT_GE(checked, 9);
+}
+
+TEST(Run, AMismatchIsExitCode1) {
+  const Folder folder;
+  const std::string model = folder.copy_of(golden("mixtral"));
+  const std::string path = model + "/golden.safetensors";
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::vector<float> wrong;
+  {
+    const SafetensorsFile file = SafetensorsFile::open(golden("mixtral") + "/golden.safetensors");
+    for (const auto& name : file.names()) {
+      Tensor tensor = file.get(name);
+      if (name == "model.layers.1.mlp.output") {
+        wrong.assign(tensor.as<const float>(), tensor.as<const float>() + tensor.elements());
+        wrong[7] += 1;
+        tensor.data = wrong.data();
+      }
+      tensors.emplace_back(name, tensor);
+    }
+    write_safetensors(path, tensors);
+  }
+  const Outcome outcome = shunt({"run", "--model", model, "--no-timing"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(contains(outcome.out, "FAIL")) << outcome.out;
+  EXPECT_EQ(shunt({"run", "--model", model, "--no-timing", "--layer", "0"}).code, 0);
+  EXPECT_EQ(shunt({"run", "--model", model, "--no-timing", "--layer", "1"}).code, 1);
+  EXPECT_EQ(shunt({"run", "--model", model, "--no-timing", "--tolerance", "1e6"}).code, 0);
+}
+
+TEST(Run, ExplainsItsPlan) {
+  const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--layer", "0", "--explain"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "plan of layer 0"));
+}
+
+}  // namespace
+}  // namespace shunt::test
