@@ -31,7 +31,9 @@ inline std::int64_t valid_tokens(const RouteCall& call) {
   return std::clamp<std::int64_t>(valid, 0, call.tokens);
 }
 
-// The spec without what only a call knows: the biases.
+// Whether the spec means something, whatever the engine.
+Support legal(const RouteSpec& spec);
+// A legal spec without what only a call knows: the biases.
 routing::Rule resolve(const RouteSpec& spec);
 
 std::size_t route_cpu_workspace_bytes(int threads, const RouteSpec& spec, std::int64_t tokens,

@@ -40,6 +40,13 @@ void check_hash(const RouteSpec& spec, const RouteInputs& in, std::int64_t token
   }
 }
 
+void check_spec(const RouteSpec& spec, Device device) {
+  if (const Support support = legal(spec); !support) {
+    fail(Status::invalid_argument, "route: {}", support.reason);
+  }
+  require(supports(spec, device), "route");
+}
+
 RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInputs& in,
                   const RouteOutputs& out) {
   const Device device = context.device();
@@ -122,7 +129,7 @@ RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInpu
 
 std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
                                   std::int64_t tokens, std::int64_t hidden) {
-  require(supports(spec, context.device()), "route");
+  check_spec(spec, context.device());
   if (tokens < 0 || tokens > max_tokens) {
     fail(Status::invalid_argument, "route: tokens is {}: must be 0 to {}", tokens, max_tokens);
   }
@@ -135,7 +142,7 @@ std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
 
 void route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
            const RouteOutputs& out, Workspace workspace) {
-  require(supports(spec, context.device()), "route");
+  check_spec(spec, context.device());
   const RouteCall call = checked(context, spec, in, out);
   if (call.tokens == 0) return;
   check_workspace("route", workspace,

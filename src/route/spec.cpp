@@ -113,11 +113,6 @@ Support legal_together(const RouteSpec& spec) {
   return {};
 }
 
-Support legal(const RouteSpec& spec) {
-  if (Support support = legal_fields(spec); !support) return support;
-  return legal_together(spec);
-}
-
 // JSON holds doubles; this one prints as the float does: 2.827, not 2.8269999027252197.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
@@ -176,6 +171,11 @@ std::string words_of_shared(const RouteSpec& spec) {
 }
 
 }  // namespace
+
+Support legal(const RouteSpec& spec) {
+  if (Support support = legal_fields(spec); !support) return support;
+  return legal_together(spec);
+}
 
 Support supports(const RouteSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
