@@ -94,9 +94,9 @@ TEST(Inspect, TellsDenseLayersFromMoE) {
 }
 
 TEST(Bench, EveryStageOfASmallShape) {
-  const Outcome outcome =
-      shunt({"bench", "all", "--experts", "12", "--top-k", "3", "--hidden", "96", "--intermediate",
-             "40", "--tokens", "1,17", "--seconds", "0.01", "--rotate-bytes", "2M", "--json"});
+  const Outcome outcome = shunt({"bench", "all", "--experts", "12", "--top-k", "3", "--hidden",
+                                 "96", "--intermediate", "40", "--tokens", "1,17", "--seconds",
+                                 "0.01", "--wait", "0", "--rotate-bytes", "2M", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const Json json = parsed(outcome.out);
   check_form(json);
@@ -109,9 +109,10 @@ TEST(Bench, EveryStageOfASmallShape) {
 
 TEST(Bench, RoutingsHitAsManyExpertsAsTheySay) {
   const auto flops_and_bytes = [](const std::string& routing) {
-    const Outcome outcome = shunt({"bench", "layer", "--experts", "32", "--top-k", "2", "--hidden",
-                                   "128", "--intermediate", "64", "--tokens", "64", "--seconds",
-                                   "0.01", "--rotate-bytes", "4M", "--routing", routing, "--json"});
+    const Outcome outcome = shunt(
+        {"bench",          "layer", "--experts", "32",    "--top-k",   "2",    "--hidden", "128",
+         "--intermediate", "64",    "--tokens",  "64",    "--seconds", "0.01", "--wait",   "0",
+         "--rotate-bytes", "4M",    "--routing", routing, "--json"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     const Json row = parsed(outcome.out)["rows"][0];
     return std::pair<double, double>(row["flops"], row["bytes"]);
@@ -130,7 +131,7 @@ TEST(Bench, DtypesAndCheckpoints) {
   for (const std::string dtype : {"f32", "bf16", "f16"}) {
     const Outcome outcome =
         shunt({"bench", "--model", tiny_moe(), "--tokens", "3", "--dtype", dtype, "--seconds",
-               "0.01", "--rotate-bytes", "1M", "--threads", "1", "--json", "-"});
+               "0.01", "--wait", "0", "--rotate-bytes", "1M", "--threads", "1", "--json", "-"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const Json json = parsed(outcome.out);
     check_form(json);
@@ -155,9 +156,10 @@ TEST(Bench, KnowsModels) {
   int models = 0;
   while (std::getline(lines, line) && !contains(line, "weights of one layer")) {
     const std::string name = line.substr(0, line.find(' '));
-    const Outcome run = shunt({"bench", "layer", "--model", name, "--experts", "16", "--top-k", "2",
-                               "--hidden", "128", "--intermediate", "64", "--tokens", "2",
-                               "--seconds", "0.01", "--rotate-bytes", "0", "--json"});
+    const Outcome run =
+        shunt({"bench",    "layer", "--model",        name, "--experts", "16", "--top-k",   "2",
+               "--hidden", "128",   "--intermediate", "64", "--tokens",  "2",  "--seconds", "0.01",
+               "--wait",   "0",     "--rotate-bytes", "0",  "--json"});
     EXPECT_EQ(run.code, 0) << name << ": " << run.err;
     ++models;
   }

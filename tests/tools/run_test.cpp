@@ -75,7 +75,6 @@ TEST(Run, WritesTheThreeTensorsOfTheContract) {
 
 TEST(Run, BitsDoNotDependOnThreads) {
   const Folder folder;
-  std::string first;
   for (const std::string threads : {"1", "2", "3", "0"}) {
     for (const std::string dtype : {"f32", "bf16"}) {
       const std::string file = folder.path(dtype + threads);
@@ -95,8 +94,8 @@ TEST(Run, ShorterDtypesStayWithinOnePercent) {
     const Outcome outcome =
         shunt(given(tiny_moe(), 1, recorded, "layers.1.input", file, {"--dtype", dtype}));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    const Tensor output = SafetensorsFile::open(file).get("output");
-    const double error = error_of(output, reference.get("layers.1.output"));
+    const SafetensorsFile result = SafetensorsFile::open(file);
+    const double error = error_of(result.get("output"), reference.get("layers.1.output"));
     EXPECT_LE(error, 1e-2) << dtype;
     EXPECT_GT(error, 1e-6) << dtype << " was not used";
   }
@@ -163,9 +162,9 @@ TEST(Run, LayersRoutedByTokenIdsTakeThem) {
   const Outcome outcome = shunt(given(model, 0, file, prefix + ".input", output,
                                       {"--token-ids-name", prefix + ".token_ids"}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_LE(error_of(SafetensorsFile::open(output).get("output"),
-                     SafetensorsFile::open(file).get(prefix + ".output")),
-            1e-5);
+  const SafetensorsFile result = SafetensorsFile::open(output);
+  const SafetensorsFile reference = SafetensorsFile::open(file);
+  EXPECT_LE(error_of(result.get("output"), reference.get(prefix + ".output")), 1e-5);
   expect_failure(shunt(given(model, 0, file, prefix + ".input", output)), 1, "shunt run",
                  "--token-ids-name");
 }

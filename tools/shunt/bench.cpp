@@ -29,6 +29,7 @@ struct BenchOptions {
   std::string routing = "uniform";
   std::string rotate = "1G";
   double seconds = 1;
+  double wait = 3;
   DeviceOptions device;
   JsonOption json;
   bool list_models = false;
@@ -36,7 +37,7 @@ struct BenchOptions {
 
 struct Stage {
   const char* name;
-  void (*run)(const BenchPlan&, const Context&, const Emit&);
+  void (*run)(const BenchPlan&, const Context&, Emit&);
 };
 constexpr Stage stages[] = {
     {"route", bench_route}, {"order", bench_order},       {"gather", bench_gather},
@@ -153,10 +154,23 @@ BenchPlan make_plan(const BenchOptions& options) {
 }
 
 // Columns are fixed, so that rows can be printed as they come.
-void print_heading() {
-  fmt::print("{}\n", paint(Style::dim,
-                           fmt::format("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6}", "case",
-                                       "time", "min", "max", "bytes", "ops", "floor", "share")));
+void print_heading(const BenchPlan& plan, const Context& context, double busy) {
+  fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
+  fmt::print("{}", wrap(describe(plan.spec), 2));
+  fmt::print("{}",
+             wrap(fmt::format("{}, {} threads, {}; {} routing, weights rotate past {}", cpu_name(),
+                              context.threads(), isa_name(), to_string(plan.spread),
+                              size(static_cast<double>(plan.rotate_bytes))),
+                  2));
+  if (busy > 0.1) {
+    fmt::print("  {}\n",
+               paint(Style::warn,
+                     fmt::format("not idle: {} of this machine is busy already", percent(busy))));
+  }
+  fmt::print(
+      "\n{}\n",
+      paint(Style::dim, fmt::format("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6}", "case",
+                                    "time", "min", "max", "bytes", "ops", "floor", "share")));
 }
 void print_row(const Row& row) {
   const Style style = row.share >= 0.8 ? Style::good : Style::plain;
@@ -178,30 +192,19 @@ int run_bench(const BenchOptions& options) {
   if (!options.json.file.empty()) check_writable(options.json.file);
   const bool people = !options.json.to_stdout();
 
-  const double busy = wait_until_idle(3);
-  if (people) {
-    fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
-    fmt::print("{}", wrap(describe(plan.spec), 2));
-    fmt::print(
-        "{}", wrap(fmt::format("{}, {} threads, {}; {} routing, weights rotate past {}", cpu_name(),
-                               context.threads(), isa_name(), to_string(plan.spread),
-                               size(static_cast<double>(plan.rotate_bytes))),
-                   2));
-    if (busy > 0.1) {
-      fmt::print("  {}\n",
-                 paint(Style::warn,
-                       fmt::format("not idle: {} of this machine is busy already", percent(busy))));
-    }
-    fmt::print("\n");
-    print_heading();
-  }
-
-  const LoadWatch watch;
+  double busy = 0;
+  LoadWatch watch;
   std::vector<Row> rows;
   std::vector<double> reads;
   std::vector<double> peaks;
   const char* peak = "";
-  const Emit emit = [&](const Row& row, const Ceilings& ceilings) {
+  Emit emit;
+  emit.start = [&] {
+    if (options.wait > 0) busy = wait_until_idle(options.wait);
+    watch = LoadWatch();
+    if (people) print_heading(plan, context, busy);
+  };
+  emit.row = [&](const Row& row, const Ceilings& ceilings) {
     rows.push_back(row);
     reads.push_back(ceilings.read);
     peaks.push_back(ceilings.flops);
@@ -243,6 +246,14 @@ int run_bench(const BenchOptions& options) {
 
 }  // namespace
 
+void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const Case& work) {
+  if (!emit.started) emit.start();
+  emit.started = true;
+  Ceilings ceilings;
+  const Row row = measure(context, work, plan.seconds, ceilings);
+  emit.row(row, ceilings);
+}
+
 std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most) {
   const double copies = std::ceil(static_cast<double>(plan.rotate_bytes) / std::max(bytes, 1.0));
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(copies, 1e9)), 1, most);
@@ -259,8 +270,9 @@ void require_memory(const BenchPlan& plan, double bytes) {
 
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "one stage or the whole layer over a grid");
-  command->add_option("stage", options->stage, stage_names() + " (default: layer)")
+  CLI::App* command =
+      app.add_subcommand("bench", "one stage or the whole layer over numbers of tokens");
+  command->add_option("stage", options->stage, "what: " + stage_names())
       ->option_text(" ")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
@@ -301,11 +313,14 @@ void add_bench(CLI::App& app, Action& action) {
           ""));
   command
       ->add_option("--rotate-bytes", options->rotate,
-                   "what is read is not read again before this much else was (default: 1G)")
+                   "bytes read before any is read again (default: 1G)")
       ->option_text("SIZE");
   command->add_option("--seconds", options->seconds, "about this long a case (default: 1)")
       ->option_text("S")
       ->check(CLI::Range(0.01, 600.0));
+  command->add_option("--wait", options->wait, "at most this long for an idle machine (default: 3)")
+      ->option_text("S")
+      ->check(CLI::Range(0.0, 600.0));
   add_device_options(*command, options->device);
   add_json_option(*command, options->json);
   command->footer(

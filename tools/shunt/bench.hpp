@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "machine.hpp"
+#include "measure.hpp"
 #include "report.hpp"
 #include "routing.hpp"
 #include "shunt/layer.hpp"
@@ -22,17 +23,23 @@ struct BenchPlan {
   double seconds = 1;
 };
 
-// Rows are handed over as they are measured.
-using Emit = std::function<void(const Row&, const Ceilings&)>;
+// Where measurements go.
+struct Emit {
+  std::function<void()> start;  // called once, when the first case is about to run
+  std::function<void(const Row&, const Ceilings&)> row;
+  bool started = false;
+};
 
-void bench_layer(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_route(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_order(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_gather(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_gemm(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_activate(const BenchPlan& plan, const Context& context, const Emit& emit);
-void bench_combine(const BenchPlan& plan, const Context& context, const Emit& emit);
+void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_route(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_order(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_gather(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_activate(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_combine(const BenchPlan& plan, const Context& context, Emit& emit);
 
+// Measures a case and hands its row over.
+void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const Case& work);
 // "T16", or "T16 zipf"; every case begins with it.
 std::string token_label(const BenchPlan& plan, std::int64_t tokens);
 // How many copies of `bytes` it takes to pass plan.rotate_bytes, within [1, most].

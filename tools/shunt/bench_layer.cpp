@@ -7,7 +7,6 @@
 
 #include "bench.hpp"
 #include "cost.hpp"
-#include "measure.hpp"
 #include "terminal.hpp"
 
 namespace shunt::tool {
@@ -114,7 +113,7 @@ struct Batch {
 
 }  // namespace
 
-void bench_layer(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   const LayerOptions options{.dtype = plan.dtype};
   const Support support = supports(plan.spec, options, context.device());
   if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
@@ -180,9 +179,7 @@ void bench_layer(const BenchPlan& plan, const Context& context, const Emit& emit
       const Batch& batch = batches[static_cast<std::size_t>(i)];
       return layer_cost(plan.spec, plan.dtype, plan.dtype, tokens, batch.hit, batch.pairs);
     };
-    Ceilings ceilings;
-    const Row row = measure(context, work, plan.seconds, ceilings);
-    emit(row, ceilings);
+    run_case(plan, context, emit, work);
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include "bench.hpp"
 #include "cost.hpp"
-#include "measure.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/combine.hpp"
 #include "shunt/gemm.hpp"
@@ -58,13 +57,6 @@ struct Ordered {
   std::vector<float> row_weights;
 };
 
-void run_case(const BenchPlan& plan, const Context& context, const Emit& emit, Case work) {
-  work.dtype = plan.dtype;
-  Ceilings ceilings;
-  const Row row = measure(context, work, plan.seconds, ceilings);
-  emit(row, ceilings);
-}
-
 Buffer rows_buffer(const Context& context, DType dtype, std::int64_t elements) {
   return context.allocate(
       static_cast<std::size_t>(bytes(dtype, std::max<std::int64_t>(elements, 1))));
@@ -78,7 +70,7 @@ std::string token_label(const BenchPlan& plan, std::int64_t tokens) {
       plan.spread == Spread::uniform ? std::string() : fmt::format(" {}", to_string(plan.spread)));
 }
 
-void bench_route(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_route(const BenchPlan& plan, const Context& context, Emit& emit) {
   const RouteSpec& spec = plan.spec.route;
   const std::int64_t width = plan.spec.hidden;
   for (const auto tokens : plan.tokens) {
@@ -109,6 +101,7 @@ void bench_route(const BenchPlan& plan, const Context& context, const Emit& emit
     run_case(plan, context, emit,
              {.op = "route",
               .label = fmt::format("T{} E{} k{} H{}", tokens, spec.experts, spec.top_k, width),
+              .dtype = plan.dtype,
               .variants = copies,
               .call =
                   [&](std::int64_t i) {
@@ -124,7 +117,7 @@ void bench_route(const BenchPlan& plan, const Context& context, const Emit& emit
   }
 }
 
-void bench_order(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_order(const BenchPlan& plan, const Context& context, Emit& emit) {
   for (const auto tokens : plan.tokens) {
     RoutingSource source(plan.spec.route, plan.spread, 1);
     // Ids come from the stage before, out of its cache: a few batches so that no branch is learnt.
@@ -138,13 +131,14 @@ void bench_order(const BenchPlan& plan, const Context& context, const Emit& emit
              {.op = "order",
               .label = fmt::format("{} E{} k{}", token_label(plan, tokens), plan.spec.route.experts,
                                    plan.spec.route.top_k),
+              .dtype = plan.dtype,
               .variants = static_cast<std::int64_t>(batches.size()),
               .call = [&](std::int64_t i) { batches[at(i)].run(context, tokens, workspace); },
               .cost = [&](std::int64_t) { return cost; }});
   }
 }
 
-void bench_gather(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_gather(const BenchPlan& plan, const Context& context, Emit& emit) {
   const std::int64_t width = plan.spec.experts.hidden;
   for (const auto tokens : plan.tokens) {
     RoutingSource source(plan.spec.route, plan.spread, 1);
@@ -172,6 +166,7 @@ void bench_gather(const BenchPlan& plan, const Context& context, const Emit& emi
     run_case(plan, context, emit,
              {.op = "gather",
               .label = fmt::format("{} R{} H{}", token_label(plan, tokens), rows, width),
+              .dtype = plan.dtype,
               .variants = copies,
               .call =
                   [&](std::int64_t i) {
@@ -183,7 +178,7 @@ void bench_gather(const BenchPlan& plan, const Context& context, const Emit& emi
   }
 }
 
-void bench_gemm(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
   const auto& experts = plan.spec.experts;
   const std::int64_t gate_up = experts.intermediate * (experts.activation.gated ? 2 : 1);
   struct Shape {
@@ -247,6 +242,7 @@ void bench_gemm(const BenchPlan& plan, const Context& context, const Emit& emit)
                {.op = "grouped_gemm",
                 .label = fmt::format("{} {} G{} M{} N{} K{}", shape.name, token_label(plan, tokens),
                                      groups, rows, shape.n, shape.k),
+                .dtype = plan.dtype,
                 .variants = variants,
                 .call =
                     [&](std::int64_t v) {
@@ -261,7 +257,7 @@ void bench_gemm(const BenchPlan& plan, const Context& context, const Emit& emit)
   }
 }
 
-void bench_activate(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_activate(const BenchPlan& plan, const Context& context, Emit& emit) {
   const ActivationSpec& spec = plan.spec.experts.activation;
   const std::int64_t inner = plan.spec.experts.intermediate;
   const std::int64_t width = inner * (spec.gated ? 2 : 1);
@@ -289,6 +285,7 @@ void bench_activate(const BenchPlan& plan, const Context& context, const Emit& e
     run_case(plan, context, emit,
              {.op = "activate",
               .label = fmt::format("T{} R{} I{}", tokens, rows, inner),
+              .dtype = plan.dtype,
               .variants = copies,
               .call =
                   [&](std::int64_t i) {
@@ -298,7 +295,7 @@ void bench_activate(const BenchPlan& plan, const Context& context, const Emit& e
   }
 }
 
-void bench_combine(const BenchPlan& plan, const Context& context, const Emit& emit) {
+void bench_combine(const BenchPlan& plan, const Context& context, Emit& emit) {
   const std::int64_t width = plan.spec.experts.hidden;
   for (const auto tokens : plan.tokens) {
     RoutingSource source(plan.spec.route, plan.spread, 1);
@@ -323,6 +320,7 @@ void bench_combine(const BenchPlan& plan, const Context& context, const Emit& em
     run_case(plan, context, emit,
              {.op = "combine",
               .label = fmt::format("{} R{} H{}", token_label(plan, tokens), rows, width),
+              .dtype = plan.dtype,
               .variants = copies,
               .call =
                   [&](std::int64_t i) {

@@ -1,6 +1,7 @@
 // The command `shunt`: names its subcommands, runs one, and turns what it throws into a line.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -63,6 +64,17 @@ int main_of(int argc, char** argv) {
 
   if (argc < 2) {
     fmt::print(stderr, "{}", app.help());
+    return exit_usage;
+  }
+  // CLI11 would say no more than that a subcommand is required.
+  const std::string first = argv[1];
+  const auto known = app.get_subcommands([](const CLI::App*) { return true; });
+  if (first[0] != '-' && std::none_of(known.begin(), known.end(), [&](const CLI::App* one) {
+        return one->get_name() == first;
+      })) {
+    complain("shunt", fmt::format("'{}' is no subcommand; run, inspect, bench and info are "
+                                  "(see shunt --help)",
+                                  first));
     return exit_usage;
   }
   try {
