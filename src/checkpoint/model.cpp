@@ -31,14 +31,17 @@ std::string model_type(const std::string& where, const nlohmann::json& object) {
 }
 
 void refuse_quantised(const std::string& where, const nlohmann::json& object) {
-  const nlohmann::json* quantised = child(object, "quantization_config");
-  if (quantised == nullptr) return;
-  const nlohmann::json* method =
-      quantised->is_object() ? child(*quantised, "quant_method") : nullptr;
-  fail(Status::unsupported,
-       "{}: quantization_config.quant_method is {}: quantised checkpoints are not read yet, only "
-       "f32, bf16 and f16",
-       where, method == nullptr ? "missing" : shown(*method));
+  // transformers' field, its older name, and that of MLX.
+  for (const char* field : {"quantization_config", "compression_config", "quantization"}) {
+    const nlohmann::json* quantised = child(object, field);
+    if (quantised == nullptr) continue;
+    const nlohmann::json* method =
+        quantised->is_object() ? child(*quantised, "quant_method") : nullptr;
+    fail(Status::unsupported,
+         "{}: {} has the quant_method {}: quantised checkpoints are not read yet, only f32, bf16 "
+         "and f16",
+         where, field, method == nullptr ? "(none)" : shown(*method));
+  }
 }
 
 const Family* find_family(const std::string& type) {

@@ -130,7 +130,9 @@ TEST(Config, BadFieldsOfAModelAreNamed) {
       {"moe_layer_freq", "2", "moe_layer_freq is 2: not understood"},
       {"num_dense_layers", "1", "num_dense_layers is 1: not understood"},
       {"mlp_bias", "true", "mlp_bias is true: only false is understood"},
-      {"quantization_config", R"({"quant_method": "fp8"})", "quant_method is \"fp8\""},
+      {"quantization_config", R"({"quant_method": "fp8"})",
+       "quantization_config has the quant_method \"fp8\""},
+      {"quantization", R"({"bits": 4})", "quantised checkpoints are not read yet"},
       {"text_config", "[]", "text_config is []: must be an object"},
   };
   EXPECT_EQ(error_of([] { layer_spec_from_config(mixtral("hidden_size", "64"), 0); }), "");

@@ -23,8 +23,9 @@ Variants of a family:
   ./make_goldens.py --out goldens --only minimax_m2,dbrx_real
   ./make_goldens.py --list
 
-Deterministic: a case's seed is a checksum of its name. Existing folders are replaced, except those
-listed in GIVEN, which came with the project.
+A case's tensors depend on its name (its seed is a checksum of it) and on the versions that
+golden.safetensors names, on nothing else. Existing folders are replaced, except those listed in
+GIVEN, which came with the project. golden_families.py has the families.
 """
 
 import argparse

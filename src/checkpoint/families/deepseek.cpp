@@ -154,6 +154,7 @@ Plan glm5_next(Config& c) {
 Plan solar_open(Config& c) {
   Plan plan = v3(c, {});
   c.expect("first_k_dense_replace", {0});
+  c.expect("moe_layer_freq", {1});
   return plan;
 }
 

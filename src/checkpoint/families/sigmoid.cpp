@@ -40,7 +40,8 @@ Plan minimax_m2(Config& c) {
   c.expect("scoring_func", {"sigmoid"});
   c.expect("use_routing_bias", {true});
   c.expect("shared_intermediate_size", {0});
-  c.ignore({"shared_moe_mode", "mlp_intermediate_size"});
+  c.ignore(
+      {"shared_moe_mode", "mlp_intermediate_size", "layernorm_mlp_alpha", "layernorm_mlp_beta"});
   TensorNames& names = plan.names;
   names = {};
   for (const char* module : {"block_sparse_moe", "mlp"}) {

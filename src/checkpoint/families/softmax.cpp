@@ -58,7 +58,8 @@ Plan mixtral(Config& c) {
 Plan minimax(Config& c) {
   Plan plan = mixtral(c);
   c.expect("shared_intermediate_size", {0});
-  c.ignore({"shared_moe_mode", "mlp_alpha_factor", "mlp_beta_factor"});
+  c.ignore({"shared_moe_mode", "mlp_alpha_factor", "mlp_beta_factor", "layernorm_mlp_alpha",
+            "layernorm_mlp_beta"});
   plan.beside = "the decoder layer's mlp_alpha_factor and mlp_beta_factor";
   return plan;
 }
@@ -69,7 +70,10 @@ Plan qwen2_moe(Config& c) {
   return plan;
 }
 
-Plan qwen3_moe(Config& c) { return qwen(c, false); }
+Plan qwen3_moe(Config& c) {
+  c.expect("shared_expert_intermediate_size", {0});
+  return qwen(c, false);
+}
 
 Plan qwen3_next(Config& c) {
   Plan plan = qwen(c, true);
@@ -79,6 +83,7 @@ Plan qwen3_next(Config& c) {
 
 Plan qwen3_vl_moe(Config& c) {
   c.expect("norm_topk_prob", {true});
+  c.expect("shared_expert_intermediate_size", {0});
   Plan plan = qwen(c, true);
   // Published: [E, H, 2I]; saved by transformers 5: [E, 2I, H].
   plan.names.experts[1].inner = ExpertNames::Inner::either;
@@ -90,7 +95,10 @@ Plan qwen3_5_moe(Config& c) {
   return qwen3_next(c);
 }
 
-Plan qwen3_omni_moe(Config& c) { return qwen(c, true); }
+Plan qwen3_omni_moe(Config& c) {
+  c.expect("shared_expert_intermediate_size", {0});
+  return qwen(c, true);
+}
 
 Plan mellum(Config& c) {
   Plan plan = start(c, {});
@@ -148,7 +156,7 @@ Plan hunyuan_v1_moe(Config& c) {
   c.expect("topk_group", {false, 1});
   c.expect("routed_scaling_factor", {false, 1, 1.0});
   c.expect_false({"group_limited_greedy", "moe_drop_tokens"});
-  c.ignore({"capacity_factor", "moe_random_routing_dropped_token"});
+  c.ignore({"capacity_factor", "moe_random_routing_dropped_token", "dense_list"});
   plan.names.router = {{"mlp.gate.wg.weight"}};
   add_shared(plan, intermediate, "mlp.shared_mlp");
   return plan;

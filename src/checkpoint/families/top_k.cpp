@@ -91,6 +91,7 @@ Plan aria(Config& c) {
   route_top_k_softmax(plan);
   add_shared_count(plan, c, {"moe_num_shared_experts"}, 2, "mlp.shared_experts");
   plan.spec.experts.activation = {};  // SiLU whatever hidden_act says of the shared experts
+  c.expect("moe_intermediate_size", {plan.spec.experts.intermediate});
   c.ignore({"moe_z_loss_coeff", "moe_aux_loss_coeff"});
   plan.names.router = {{"mlp.router.weight"}};
   plan.names.experts = {merged_experts("mlp.experts", "fc1.weight", "fc2.weight")};
