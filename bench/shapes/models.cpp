@@ -12,6 +12,7 @@ LayerSpec plain_layer(std::int64_t hidden, std::int64_t intermediate, int expert
   spec.route.experts = experts;
   spec.route.top_k = top_k;
   spec.route.renormalize = true;
+  spec.route.renormalize_epsilon = 0;
   spec.experts.experts = experts;
   spec.experts.hidden = hidden;
   spec.experts.intermediate = intermediate;
@@ -43,7 +44,8 @@ LayerSpec softmax_of_top_k(LayerSpec spec) {
 }
 
 // Sigmoid scores, selected with a bias, renormalised: DeepSeek-V3 and its kin.
-LayerSpec biased_sigmoid(LayerSpec spec, float scale, Groups groups = {}) {
+LayerSpec biased_sigmoid(LayerSpec spec, float scale, Groups groups = {}, float epsilon = 1e-20f) {
+  spec.route.renormalize_epsilon = epsilon;
   spec.route.score = Score::sigmoid;
   spec.route.selection_bias = true;
   spec.route.groups = groups;
@@ -138,7 +140,7 @@ std::vector<Model> make_models() {
        with_shared(biased_sigmoid(layer(4096, 1408, 128, 8), 1), 1408)},
       {"dots-llm1", "dots.llm1", 61,
        with_shared(biased_sigmoid(layer(4096, 1408, 128, 6), 2.5f), 2816)},
-      {"minimax-m2", "MiniMax-M2", 62, biased_sigmoid(layer(3072, 1536, 256, 8), 1)},
+      {"minimax-m2", "MiniMax-M2", 62, biased_sigmoid(layer(3072, 1536, 256, 8), 1, {}, 0)},
       {"minimax-text-01", "MiniMax-Text-01", 80, layer(6144, 9216, 32, 2)},
 
       {"gpt-oss-20b", "gpt-oss-20b", 24, gpt_oss(layer(2880, 2880, 32, 4))},
@@ -157,7 +159,7 @@ std::vector<Model> make_models() {
       {"granite-3.0-3b-a800m", "Granite-3.0-3B-A800M", 32,
        softmax_of_top_k(layer(1536, 512, 40, 8))},
       {"phi-3.5-moe", "Phi-3.5-MoE", 32, phi(layer(4096, 6400, 16, 2))},
-      {"lfm2-8b-a1b", "LFM2-8B-A1B", 22, biased_sigmoid(layer(2048, 1792, 32, 4), 1)},
+      {"lfm2-8b-a1b", "LFM2-8B-A1B", 22, biased_sigmoid(layer(2048, 1792, 32, 4), 1, {}, 1e-6f)},
       {"dbrx", "DBRX", 40, layer(6144, 10752, 16, 4)},
       {"grok-1", "Grok-1", 64, grok(layer(6144, 32768, 8, 2))},
       {"longcat-flash", "LongCat-Flash", 28, longcat(layer(6144, 2048, 512, 12), 256)},
