@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "combine/engine.hpp"
 #include "core/check.hpp"
@@ -41,7 +42,8 @@ std::string to_json(const CombineSpec& spec) {
                                 {"weighted", spec.weighted},
                                 {"identity_from", spec.identity_from},
                                 {"shared_gate", spec.shared_gate},
-                                {"shared_scale", spec.shared_scale}}
+                                // JSON holds doubles; this one prints as the float does: 0.1
+                                {"shared_scale", std::stod(fmt::format("{}", spec.shared_scale))}}
       .dump();
 }
 
@@ -61,6 +63,9 @@ CombineSpec combine_spec_from_json(const std::string& json) {
 
 void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out) {
   const Device device = context.device();
+  if (const Support support = legal(spec); !support) {
+    fail(Status::invalid_argument, "combine: {}", support.reason);
+  }
   require(supports(spec, device), "combine");
   check_tensor("combine: out", out,
                {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);

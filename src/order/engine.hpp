@@ -50,6 +50,9 @@ struct OrderCall {
   }
 };
 
+// Throws invalid_argument for a spec that means nothing, unsupported for one without an engine.
+void check_spec(const OrderSpec& spec, Device device);
+
 std::size_t order_cpu_workspace_bytes(int threads, int locals);
 void order_cpu(const Context& context, const OrderCall& call, Workspace workspace);
 

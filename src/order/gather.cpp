@@ -40,6 +40,9 @@ GatherSpec gather_spec_from_json(const std::string& json) {
 
 void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows) {
   const Device device = context.device();
+  if (const Support support = legal(spec); !support) {
+    fail(Status::invalid_argument, "gather: {}", support.reason);
+  }
   require(supports(spec, device), "gather");
   check_tensor("gather: hidden", in.hidden,
                {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);

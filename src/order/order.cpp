@@ -37,7 +37,7 @@ void check_map(const OrderSpec& spec, const Tensor& map) {
 void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
            const OrderOutputs& out, Workspace workspace) {
   const Device device = context.device();
-  require(supports(spec, device), "order");
+  check_spec(spec, device);
   check_tensor("order: ids", in.ids,
                {.dtypes = {i32}, .shape = {any_size, spec.slots}, .dense = true}, device);
   const std::int64_t tokens = in.ids.shape[0];

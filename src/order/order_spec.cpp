@@ -53,6 +53,13 @@ Support supports(const OrderSpec& spec, Device device) {
   return {};
 }
 
+void check_spec(const OrderSpec& spec, Device device) {
+  if (const Support support = legal(spec); !support) {
+    fail(Status::invalid_argument, "order: {}", support.reason);
+  }
+  require(supports(spec, device), "order");
+}
+
 std::string to_json(const OrderSpec& spec) {
   return nlohmann::ordered_json{
       {"experts", spec.experts},           {"slots", spec.slots},
@@ -106,7 +113,7 @@ std::int64_t padded_rows_capacity(const OrderSpec& spec, std::int64_t tokens) {
 
 std::size_t order_workspace_bytes(const Context& context, const OrderSpec& spec,
                                   std::int64_t tokens) {
-  require(supports(spec, context.device()), "order");
+  check_spec(spec, context.device());
   if (tokens < 0) fail(Status::invalid_argument, "order: tokens is {}: must be 0 or more", tokens);
   return order_cpu_workspace_bytes(context.threads(), spec.locals());
 }

@@ -43,6 +43,7 @@ TEST(CombineSpecs, Json) {
                          .shared_gate = true,
                          .shared_scale = 0.1F};
   EXPECT_EQ(combine_spec_from_json(to_json(spec)), spec);
+  EXPECT_NE(to_json(spec).find("\"shared_scale\":0.1}"), std::string::npos) << to_json(spec);
   EXPECT_EQ(combine_spec_from_json(R"({"slots": 2})"), CombineSpec{.slots = 2});
   const auto bad = [](const std::string& json, const std::string& words) {
     expect(message([&] { combine_spec_from_json(json); }), words);
