@@ -1,0 +1,17 @@
+// The specs of the C ABI, read into those of C++.
+#pragma once
+
+#include "capi/call.hpp"
+
+namespace shunt::capi {
+
+RouteSpec to_spec(const Call& call, const shunt_route_spec* spec);
+OrderSpec to_spec(const Call& call, const shunt_order_spec* spec);
+GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec);
+GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec);
+ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec);
+CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec);
+// NULL: the defaults.
+LayerOptions to_options(const Call& call, const shunt_layer_options* options);
+
+}  // namespace shunt::capi

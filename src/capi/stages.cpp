@@ -1,0 +1,311 @@
+// The stages of the C ABI.
+#include <vector>
+
+#include "capi/call.hpp"
+#include "capi/specs.hpp"
+
+using shunt::Tensor;
+using shunt::capi::Call;
+using shunt::capi::run;
+using shunt::capi::run_supports;
+using shunt::capi::to_spec;
+
+// ---- route --------------------------------------------------------------------------------------
+
+shunt_status shunt_route_supports(const shunt_context* context, const shunt_route_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_route_workspace_bytes(const shunt_context* context, const shunt_route_spec* spec,
+                                         int64_t tokens, int64_t hidden, size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    call.not_null("bytes", bytes) = shunt::route_workspace_bytes(on, rule, tokens, hidden);
+  });
+}
+
+shunt_status shunt_route(const shunt_context* context, const shunt_route_spec* spec,
+                         const shunt_route_inputs* inputs, const shunt_route_outputs* outputs,
+                         void* workspace, size_t workspace_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_route_inputs in = call.read("inputs", inputs);
+    const shunt_route_outputs out = call.read("outputs", outputs);
+    shunt::route(on, rule,
+                 {.logits = call.tensor("inputs.logits", in.logits),
+                  .hidden = call.tensor("inputs.hidden", in.hidden),
+                  .router_weight = call.tensor("inputs.router_weight", in.router_weight),
+                  .router_bias = call.tensor("inputs.router_bias", in.router_bias),
+                  .selection_bias = call.tensor("inputs.selection_bias", in.selection_bias),
+                  .per_expert_scale = call.tensor("inputs.per_expert_scale", in.per_expert_scale),
+                  .token_ids = call.tensor("inputs.token_ids", in.token_ids),
+                  .hash_table = call.tensor("inputs.hash_table", in.hash_table),
+                  .shared_logits = call.tensor("inputs.shared_logits", in.shared_logits),
+                  .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
+                 {.ids = call.tensor("outputs.ids", out.ids),
+                  .weights = call.tensor("outputs.weights", out.weights),
+                  .dense = call.tensor("outputs.dense", out.dense),
+                  .logits = call.tensor("outputs.logits", out.logits)},
+                 {workspace, workspace_bytes});
+  });
+}
+
+// ---- order and gather ---------------------------------------------------------------------------
+
+shunt_status shunt_padded_rows_capacity(const shunt_order_spec* spec, int64_t tokens,
+                                        int64_t* rows) {
+  return run(__func__, [&](const Call& call) {
+    const auto rule = to_spec(call, spec);
+    call.not_null("rows", rows) = shunt::padded_rows_capacity(rule, tokens);
+  });
+}
+
+shunt_status shunt_order_supports(const shunt_context* context, const shunt_order_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_order_workspace_bytes(const shunt_context* context, const shunt_order_spec* spec,
+                                         int64_t tokens, size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    call.not_null("bytes", bytes) = shunt::order_workspace_bytes(on, rule, tokens);
+  });
+}
+
+shunt_status shunt_order(const shunt_context* context, const shunt_order_spec* spec,
+                         const shunt_order_inputs* inputs, const shunt_order_outputs* outputs,
+                         void* workspace, size_t workspace_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_order_inputs in = call.read("inputs", inputs);
+    const shunt_order_outputs out = call.read("outputs", outputs);
+    shunt::order(
+        on, rule,
+        {.ids = call.tensor("inputs.ids", in.ids),
+         .weights = call.tensor("inputs.weights", in.weights),
+         .expert_map = call.tensor("inputs.expert_map", in.expert_map),
+         .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
+        {.offsets = call.tensor("outputs.offsets", out.offsets),
+         .permutation = call.tensor("outputs.permutation", out.permutation),
+         .inverse = call.tensor("outputs.inverse", out.inverse),
+         .weights = call.tensor("outputs.weights", out.weights),
+         .sorted_token_ids = call.tensor("outputs.sorted_token_ids", out.sorted_token_ids),
+         .sorted_weights = call.tensor("outputs.sorted_weights", out.sorted_weights),
+         .sorted_expert_ids = call.tensor("outputs.sorted_expert_ids", out.sorted_expert_ids),
+         .num_tokens_post_padded =
+             call.tensor("outputs.num_tokens_post_padded", out.num_tokens_post_padded),
+         .num_sorted_tiles = call.tensor("outputs.num_sorted_tiles", out.num_sorted_tiles),
+         .padded_inverse = call.tensor("outputs.padded_inverse", out.padded_inverse),
+         .zeroed = call.tensor("outputs.zeroed", out.zeroed)},
+        {workspace, workspace_bytes});
+  });
+}
+
+shunt_status shunt_gather_supports(const shunt_context* context, const shunt_gather_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_gather(const shunt_context* context, const shunt_gather_spec* spec,
+                          const shunt_gather_inputs* inputs, const shunt_tensor* rows) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_gather_inputs in = call.read("inputs", inputs);
+    shunt::gather(on, rule,
+                  {.hidden = call.tensor("inputs.hidden", in.hidden),
+                   .permutation = call.tensor("inputs.permutation", in.permutation),
+                   .rows = call.tensor("inputs.rows", in.rows),
+                   .weights = call.tensor("inputs.weights", in.weights)},
+                  call.tensor("rows", rows));
+  });
+}
+
+// ---- weights and the grouped GEMM ---------------------------------------------------------------
+
+namespace {
+
+shunt::PreparedWeights to_prepared(const Call& call, const char* name,
+                                   const shunt_prepared_weights* given) {
+  if (given == nullptr) return {};
+  const shunt_prepared_weights p = call.read(name, given);
+  call.reserved("prepared.reserved", p.reserved);
+  return {.dtype = call.choice("prepared.dtype", p.dtype, shunt::DType::f4_e2m1),
+          .groups = p.groups,
+          .n = p.n,
+          .k = p.k,
+          .paired = call.flag("prepared.paired", p.paired),
+          .device = {call.choice("prepared.device_type", p.device_type, shunt::DeviceType::cuda),
+                     p.device_index},
+          .data = p.data,
+          .bytes = static_cast<std::size_t>(p.bytes)};
+}
+
+void write_prepared(const Call& call, shunt_prepared_weights* to,
+                    const shunt::PreparedWeights& weights) {
+  shunt_prepared_weights p{};
+  p.dtype = static_cast<int32_t>(weights.dtype);
+  p.groups = weights.groups;
+  p.n = weights.n;
+  p.k = weights.k;
+  p.paired = weights.paired ? 1 : 0;
+  p.device_type = static_cast<int32_t>(weights.device.type);
+  p.device_index = weights.device.index;
+  p.data = weights.data;
+  p.bytes = weights.bytes;
+  call.write("prepared", to, p);
+}
+
+std::vector<Tensor> to_tensors(const Call& call, const char* name, const shunt_tensor* tensors,
+                               int32_t count) {
+  if (count < 0) call.wrong("groups is {}: must be 0 or more", count);
+  std::vector<Tensor> result;
+  if (count > 0) call.not_null(name, tensors);
+  for (int32_t i = 0; i < count; ++i) result.push_back(call.tensor(name, tensors + i));
+  return result;
+}
+
+}  // namespace
+
+shunt_status shunt_prepared_bytes(const shunt_context* context, int32_t dtype, int32_t groups,
+                                  int64_t n, int64_t k, int32_t paired, size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto type = call.choice("dtype", dtype, shunt::DType::f4_e2m1);
+    call.not_null("bytes", bytes) =
+        shunt::prepared_bytes(on, type, groups, n, k, call.flag("paired", paired));
+  });
+}
+
+shunt_status shunt_prepare(const shunt_context* context, int32_t dtype,
+                           const shunt_tensor* matrices, int32_t groups, void* memory,
+                           size_t memory_bytes, shunt_prepared_weights* prepared) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto type = call.choice("dtype", dtype, shunt::DType::f4_e2m1);
+    const auto list = to_tensors(call, "matrices", matrices, groups);
+    call.read("prepared", prepared);  // refused before the work, not after
+    write_prepared(call, prepared, shunt::prepare(on, type, list, {memory, memory_bytes}));
+  });
+}
+
+shunt_status shunt_prepare_paired(const shunt_context* context, int32_t dtype,
+                                  const shunt_tensor* gate, const shunt_tensor* up, int32_t groups,
+                                  void* memory, size_t memory_bytes,
+                                  shunt_prepared_weights* prepared) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto type = call.choice("dtype", dtype, shunt::DType::f4_e2m1);
+    const auto gates = to_tensors(call, "gate", gate, groups);
+    const auto ups = to_tensors(call, "up", up, groups);
+    call.read("prepared", prepared);
+    write_prepared(call, prepared,
+                   shunt::prepare_paired(on, type, gates, ups, {memory, memory_bytes}));
+  });
+}
+
+shunt_status shunt_unprepare(const shunt_context* context, const shunt_prepared_weights* prepared,
+                             int32_t group, const shunt_tensor* out) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    call.not_null("prepared", prepared);
+    shunt::unprepare(on, to_prepared(call, "prepared", prepared), group, call.tensor("out", out));
+  });
+}
+
+shunt_status shunt_grouped_gemm_supports(const shunt_context* context,
+                                         const shunt_grouped_gemm_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_grouped_gemm_workspace_bytes(const shunt_context* context,
+                                                const shunt_grouped_gemm_spec* spec, int64_t rows,
+                                                size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    call.not_null("bytes", bytes) = shunt::grouped_gemm_workspace_bytes(on, rule, rows);
+  });
+}
+
+shunt_status shunt_grouped_gemm(const shunt_context* context, const shunt_grouped_gemm_spec* spec,
+                                const shunt_grouped_gemm_inputs* inputs, const shunt_tensor* out,
+                                void* workspace, size_t workspace_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_grouped_gemm_inputs in = call.read("inputs", inputs);
+    shunt::grouped_gemm(on, rule,
+                        {.rows = call.tensor("inputs.rows", in.rows),
+                         .offsets = call.tensor("inputs.offsets", in.offsets),
+                         .weights = call.tensor("inputs.weights", in.weights),
+                         .prepared = to_prepared(call, "inputs.prepared", in.prepared),
+                         .bias = call.tensor("inputs.bias", in.bias)},
+                        call.tensor("out", out), {workspace, workspace_bytes});
+  });
+}
+
+// ---- activate and combine -----------------------------------------------------------------------
+
+shunt_status shunt_activate_supports(const shunt_context* context,
+                                     const shunt_activation_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_activate(const shunt_context* context, const shunt_activation_spec* spec,
+                            const shunt_tensor* gate, const shunt_tensor* up,
+                            const shunt_tensor* out, const shunt_tensor* rows) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const Tensor g = call.tensor("gate", gate);
+    const Tensor u = call.tensor("up", up);
+    const Tensor h = call.tensor("out", out);
+    shunt::activate(on, rule, g, u, h, call.tensor("rows", rows));
+  });
+}
+
+shunt_status shunt_combine_supports(const shunt_context* context, const shunt_combine_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_combine(const shunt_context* context, const shunt_combine_spec* spec,
+                           const shunt_combine_inputs* inputs, const shunt_tensor* out) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_combine_inputs in = call.read("inputs", inputs);
+    shunt::combine(on, rule,
+                   {.rows = call.tensor("inputs.rows", in.rows),
+                    .inverse = call.tensor("inputs.inverse", in.inverse),
+                    .weights = call.tensor("inputs.weights", in.weights),
+                    .ids = call.tensor("inputs.ids", in.ids),
+                    .hidden = call.tensor("inputs.hidden", in.hidden),
+                    .shared = call.tensor("inputs.shared", in.shared),
+                    .shared_gate = call.tensor("inputs.shared_gate", in.shared_gate),
+                    .residual = call.tensor("inputs.residual", in.residual),
+                    .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
+                   call.tensor("out", out));
+  });
+}

@@ -1,0 +1,147 @@
+// The C header compiled as C++, and that C reaches every member of every struct of C++.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+#include "capi/call.hpp"
+#include "capi/specs.hpp"
+#include "shunt/c/shunt.h"
+
+namespace shunt::test {
+namespace {
+
+using capi::Call;
+using capi::to_spec;
+
+// How many members an aggregate has.
+struct Anything {
+  template <class T>
+  operator T() const;  // NOLINT(google-explicit-constructor)
+};
+template <class Aggregate, class... Members>
+constexpr int members() {
+  if constexpr (requires { Aggregate{Members{}..., Anything{}}; }) {
+    return members<Aggregate, Members..., Anything>();
+  } else {
+    return sizeof...(Members);
+  }
+}
+
+// A member that is added to a struct of C++ must be added to that of C, and then here.
+TEST(CApi, NothingOfCppIsMissing) {
+  EXPECT_EQ(members<RouteSpec>(), 18);
+  EXPECT_EQ(members<Groups>(), 3);
+  EXPECT_EQ(members<SharedSlots>(), 2);
+  EXPECT_EQ(members<RouteInputs>(), 10);
+  EXPECT_EQ(members<RouteOutputs>(), 4);
+  EXPECT_EQ(members<OrderSpec>(), 8);
+  EXPECT_EQ(members<OrderInputs>(), 4);
+  EXPECT_EQ(members<OrderOutputs>(), 11);
+  EXPECT_EQ(members<GatherSpec>(), 2);
+  EXPECT_EQ(members<GatherInputs>(), 4);
+  EXPECT_EQ(members<PreparedWeights>(), 8);
+  EXPECT_EQ(members<GroupedGemmSpec>(), 6);
+  EXPECT_EQ(members<GroupedGemmInputs>(), 5);
+  EXPECT_EQ(members<ActivationSpec>(), 6);
+  EXPECT_EQ(members<CombineSpec>(), 5);
+  EXPECT_EQ(members<CombineInputs>(), 9);
+  EXPECT_EQ(members<ExpertWeights>(), 6);
+  EXPECT_EQ(members<LayerWeights>(), 14);
+  EXPECT_EQ(members<LayerOptions>(), 1);
+  EXPECT_EQ(members<LayerInputs>(), 4);
+  EXPECT_EQ(members<LayerOutputs>(), 3);
+  EXPECT_EQ(members<CheckpointLayer>(), 4);
+}
+
+TEST(CApi, DefaultsAreThoseOfCpp) {
+  const Call call("test");
+  const shunt_route_spec route = SHUNT_ROUTE_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &route), RouteSpec{});
+  const shunt_order_spec order = SHUNT_ORDER_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &order), OrderSpec{});
+  const shunt_gather_spec gather = SHUNT_GATHER_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &gather), GatherSpec{});
+  const shunt_grouped_gemm_spec gemm = SHUNT_GROUPED_GEMM_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &gemm), GroupedGemmSpec{});
+  const shunt_activation_spec activation = SHUNT_ACTIVATION_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &activation), ActivationSpec{});
+  const shunt_combine_spec combine = SHUNT_COMBINE_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &combine), CombineSpec{});
+  const shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
+  EXPECT_EQ(capi::to_options(call, &options).dtype, LayerOptions{}.dtype);
+  EXPECT_EQ(capi::to_options(call, nullptr).dtype, LayerOptions{}.dtype);
+}
+
+TEST(CApi, EveryFieldIsWithinReach) {
+  const Call call("test");
+  const shunt_route_spec route = {sizeof route, 7, 3,    2, 1, 1, 30,    1, 2, 2, 1, 1,
+                                  0.5F,         1, 2.5F, 0, 1, 1, 0.25F, 2, 3, 1, 0};
+  EXPECT_EQ(to_spec(call, &route), (RouteSpec{7,
+                                              3,
+                                              Score::sigmoid,
+                                              ScoreStage::after_top_k,
+                                              true,
+                                              30,
+                                              true,
+                                              {2, 2, GroupRank::sum_of_top_2},
+                                              true,
+                                              0.5F,
+                                              EpsilonRule::floor,
+                                              2.5F,
+                                              false,
+                                              true,
+                                              true,
+                                              0.25F,
+                                              {2, SharedWeight::sigmoid_gate},
+                                              true}));
+  const shunt_order_spec order = {sizeof order, 8, 2, 1, 4, 1, 16, 99, 0};
+  EXPECT_EQ(to_spec(call, &order), (OrderSpec{8, 2, 1, 4, true, 16, 99, false}));
+  const shunt_gather_spec gather = {sizeof gather, 2, 1};
+  EXPECT_EQ(to_spec(call, &gather), (GatherSpec{2, true}));
+  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16, 3, 4, 1, 0};
+  EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{2, 3, 4, bf16, true, false}));
+  const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};
+  EXPECT_EQ(to_spec(call, &activation),
+            (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));
+  const shunt_combine_spec combine = {sizeof combine, 4, 0, 64, 1, 0.5F, 0};
+  EXPECT_EQ(to_spec(call, &combine), (CombineSpec{4, false, 64, true, 0.5F}));
+}
+
+TEST(CApi, ErrorsAreEachThreadsOwn) {
+  EXPECT_EQ(shunt_context_create_cpu(-5, nullptr), SHUNT_INVALID_ARGUMENT);
+  const std::string here = shunt_last_error();
+  EXPECT_NE(here, "");
+  std::thread([] {
+    EXPECT_STREQ(shunt_last_error(), "");
+    EXPECT_EQ(shunt_padded_rows_capacity(nullptr, 0, nullptr), SHUNT_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(shunt_last_error()).find("shunt_padded_rows_capacity"),
+              std::string::npos);
+  }).join();
+  EXPECT_EQ(shunt_last_error(), here);
+  EXPECT_EQ(shunt_known_families(nullptr, 0, nullptr), SHUNT_OK);
+  EXPECT_STREQ(shunt_last_error(), "");
+}
+
+TEST(CApi, TextsAreCutBetweenCharacters) {
+  const Call call("test");
+  char text[8];
+  std::size_t length = 0;
+  call.text("ab\xC3\xA4z", text, 4, &length);  // the third character takes two bytes
+  EXPECT_STREQ(text, "ab");
+  EXPECT_EQ(length, 5U);
+  call.text("ab\xC3\xA4z", text, 5, &length);
+  EXPECT_STREQ(text, "ab\xC3\xA4");
+  call.text("", text, 1, &length);
+  EXPECT_STREQ(text, "");
+}
+
+TEST(CApi, LongMessagesAreCut) {
+  const std::string folder(10000, 'x');
+  shunt_checkpoint* checkpoint = nullptr;
+  EXPECT_NE(shunt_checkpoint_open(folder.c_str(), &checkpoint), SHUNT_OK);
+  EXPECT_LT(std::strlen(shunt_last_error()), 2048U);
+}
+
+}  // namespace
+}  // namespace shunt::test

@@ -1,0 +1,421 @@
+/* Every stage through the C ABI against values worked out by hand, and what it refuses. */
+#include "check.h"
+
+int failures = 0;
+void test_layers(const shunt_context* context);
+
+static shunt_tensor ints(const int32_t* data, int64_t n) {
+  return shunt_view_1d(data, SHUNT_I32, n);
+}
+static shunt_tensor floats(const float* data, int64_t n) {
+  return shunt_view_1d(data, SHUNT_F32, n);
+}
+
+static void test_errors(const shunt_context* context) {
+  shunt_order_spec spec = SHUNT_ORDER_SPEC_INIT;
+  shunt_context* other = NULL;
+  size_t bytes = 0;
+
+  CHECK(strcmp(shunt_version(), SHUNT_VERSION) == 0);
+  CHECK(strcmp(shunt_status_name(SHUNT_OK), "ok") == 0);
+  CHECK(strcmp(shunt_status_name(SHUNT_BAD_FILE), "bad file") == 0);
+  CHECK(strcmp(shunt_status_name(99), "unknown status") == 0);
+
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "threads is -1", shunt_context_create_cpu(-1, &other));
+  CHECK(other == NULL);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "shunt_context_create_cpu: context is NULL",
+              shunt_context_create_cpu(1, NULL));
+  shunt_context_destroy(NULL);
+  shunt_buffer_destroy(NULL);
+  shunt_layer_destroy(NULL);
+  shunt_checkpoint_destroy(NULL);
+  shunt_safetensors_destroy(NULL);
+  CHECK(shunt_context_threads(NULL) == 0);
+  CHECK(shunt_buffer_data(NULL) == NULL);
+  CHECK(shunt_buffer_bytes(NULL) == 0);
+
+  spec.experts = 4;
+  spec.slots = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "shunt_order_supports: spec is NULL",
+              shunt_order_supports(context, NULL));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "shunt_order_supports: context is NULL",
+              shunt_order_supports(NULL, &spec));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "bytes is NULL",
+              shunt_order_workspace_bytes(context, &spec, 1, NULL));
+  CHECK_OK(shunt_order_workspace_bytes(context, &spec, 1, &bytes));
+  CHECK(bytes > 0);
+  spec.expert_map = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.expert_map is 2: must be 0 or 1",
+              shunt_order_supports(context, &spec));
+  spec.expert_map = 0;
+  spec.slots = 200;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "slots is 200: must be 1 to 128",
+              shunt_order_supports(context, &spec));
+  spec.slots = 2;
+  CHECK_OK(shunt_order_supports(context, &spec));
+}
+
+static void test_struct_sizes(const shunt_context* context) {
+  /* A newer caller's struct: this version's, and a field more. */
+  struct {
+    shunt_order_spec known;
+    int64_t added;
+  } newer = {SHUNT_ORDER_SPEC_INIT, 0};
+  shunt_order_spec spec = SHUNT_ORDER_SPEC_INIT;
+  shunt_prepared_weights prepared;
+  float data[1] = {1};
+  shunt_tensor matrix = shunt_view_2d(data, SHUNT_F32, 1, 1);
+
+  newer.known.experts = 4;
+  newer.known.slots = 2;
+  newer.known.struct_size = sizeof newer;
+  CHECK_OK(shunt_order_supports(context, &newer.known));
+  newer.added = (int64_t)1 << 40;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.struct_size is 48, and past the 40 bytes",
+              shunt_order_supports(context, &newer.known));
+
+  /* An older caller's, which ends before local_experts: that is -1 by default, not 0. */
+  spec.experts = 4;
+  spec.slots = 2;
+  spec.local_experts = 99;
+  spec.sentinel = -99;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "local_experts is 99", shunt_order_supports(context, &spec));
+  spec.struct_size = 16;
+  CHECK_OK(shunt_order_supports(context, &spec));
+
+  spec.struct_size = 0;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT,
+              "spec.struct_size is 0: must be sizeof the struct, which is 40",
+              shunt_order_supports(context, &spec));
+  spec.struct_size = 12;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.struct_size is 12",
+              shunt_order_supports(context, &spec));
+  spec.struct_size = (uint64_t)1 << 60;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.struct_size is 1152921504606846976",
+              shunt_order_supports(context, &spec));
+
+  memset(&prepared, 0, sizeof prepared);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "prepared.struct_size is 0",
+              shunt_prepare(context, SHUNT_F32, &matrix, 1, data, sizeof data, &prepared));
+}
+
+static void test_tensors(const shunt_context* context) {
+  float x[6] = {0};
+  const shunt_tensor view = shunt_view_3d(x, SHUNT_F32, 1, 2, 3);
+  shunt_tensor bad = shunt_view_2d(x, SHUNT_F32, 2, 3);
+  shunt_activation_spec spec = SHUNT_ACTIVATION_SPEC_INIT;
+
+  CHECK(view.rank == 3 && view.shape[2] == 3 && view.shape[3] == 0);
+  CHECK(view.strides[0] == 6 && view.strides[1] == 3 && view.strides[2] == 1);
+  bad.rank = 5;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "up has rank 5",
+              shunt_activate(context, &spec, NULL, &bad, &bad, NULL));
+  bad.rank = 2;
+  bad.dtype = 17;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "up has dtype 17",
+              shunt_activate(context, &spec, NULL, &bad, &bad, NULL));
+  bad.dtype = SHUNT_F32;
+  bad.device_type = -1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "up has device_type -1",
+              shunt_activate(context, &spec, NULL, &bad, &bad, NULL));
+  bad.device_type = SHUNT_CPU;
+  bad.shape[0] = -2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "up has shape[0] -2",
+              shunt_activate(context, &spec, NULL, &bad, &bad, NULL));
+  bad.shape[0] = INT64_MAX;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "overflows 64 bits",
+              shunt_activate(context, &spec, NULL, &bad, &bad, NULL));
+}
+
+static void test_route(const shunt_context* context) {
+  const float logits[8] = {0, 1, 2, 3, 3, 1, 2, 0};
+  const float hidden[4] = {1, 2, 3, -1};
+  const float router[8] = {0, 0, 1, 0, 0, 1, 1, 1};
+  int32_t ids[4];
+  float weights[4], dense[8];
+  const shunt_tensor l = shunt_view_2d(logits, SHUNT_F32, 2, 4);
+  const shunt_tensor x = shunt_view_2d(hidden, SHUNT_F32, 2, 2);
+  const shunt_tensor r = shunt_view_2d(router, SHUNT_F32, 4, 2);
+  const shunt_tensor i = shunt_view_2d(ids, SHUNT_I32, 2, 2);
+  const shunt_tensor w = shunt_view_2d(weights, SHUNT_F32, 2, 2);
+  const shunt_tensor d = shunt_view_2d(dense, SHUNT_F32, 2, 4);
+  shunt_route_spec spec = SHUNT_ROUTE_SPEC_INIT;
+  shunt_route_inputs in = {.struct_size = sizeof in, .logits = &l};
+  const shunt_route_outputs out = {
+      .struct_size = sizeof out, .ids = &i, .weights = &w, .dense = &d};
+  shunt_buffer* workspace = NULL;
+  size_t bytes = 0;
+  const double a = 1 / (1 + exp(-1.0)); /* softmax of two logits that differ by 1 */
+
+  spec.experts = 4;
+  spec.top_k = 2;
+  spec.renormalize = 1;
+  CHECK_OK(shunt_route_supports(context, &spec));
+  CHECK_OK(shunt_route_workspace_bytes(context, &spec, 2, 2, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes > 0 ? bytes : 64, &workspace));
+  CHECK_OK(shunt_route(context, &spec, &in, &out, shunt_buffer_data(workspace),
+                       shunt_buffer_bytes(workspace)));
+  CHECK_INTS(ids, 3, 2, 0, 2);
+  CHECK(fabs((double)weights[0] - a) < 1e-6 && fabs((double)weights[1] - (1 - a)) < 1e-6);
+  CHECK(fabs((double)dense[3] - a) < 1e-6 && dense[0] == 0 && dense[1] == 0);
+
+  /* From hidden states: logits {0, 1, 2, 3} and {0, 3, -1, 2}; twice the weight. */
+  in.logits = NULL;
+  in.hidden = &x;
+  in.router_weight = &r;
+  spec.scale = 2;
+  CHECK_OK(shunt_route(context, &spec, &in, &out, shunt_buffer_data(workspace),
+                       shunt_buffer_bytes(workspace)));
+  CHECK_INTS(ids, 3, 2, 1, 3);
+  CHECK(fabs((double)weights[2] - 2 * a) < 1e-6);
+
+  in.router_weight = NULL;
+  CHECK(shunt_route(context, &spec, &in, &out, shunt_buffer_data(workspace),
+                    shunt_buffer_bytes(workspace)) == SHUNT_INVALID_ARGUMENT);
+  in.struct_size = 8; /* an input struct of no field: nothing is given */
+  CHECK(shunt_route(context, &spec, &in, &out, shunt_buffer_data(workspace),
+                    shunt_buffer_bytes(workspace)) == SHUNT_INVALID_ARGUMENT);
+  spec.score = 5;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "shunt_route_supports: spec.score is 5: must be 0 to 4",
+              shunt_route_supports(context, &spec));
+  spec.score = SHUNT_SCORE_SIGMOID;
+  spec.top_k = 5;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "top_k", shunt_route_supports(context, &spec));
+  spec.top_k = 2;
+  spec.reserved = 1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 1", shunt_route_supports(context, &spec));
+  shunt_buffer_destroy(workspace);
+}
+
+static void test_order_gather_combine(const shunt_context* context) {
+  /* The example of moe-sorting: 5 tokens, 6 experts, 3 ids each, tiles of 4, sentinel 6. */
+  const int32_t ids[15] = {0, 3, 5, 2, 3, 5, 1, 3, 5, 1, 2, 3, 1, 3, 5};
+  const float weights[15] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  float hidden[10], rows[30], y[10];
+  int32_t offsets[7], permutation[15], inverse[15], token_ids[36], experts[9], padded[1], tiles[1];
+  float row_weights[15], zeroed[10];
+  const shunt_tensor t_ids = shunt_view_2d(ids, SHUNT_I32, 5, 3);
+  const shunt_tensor t_weights = shunt_view_2d(weights, SHUNT_F32, 5, 3);
+  const shunt_tensor t_offsets = ints(offsets, 7);
+  const shunt_tensor t_permutation = ints(permutation, 15);
+  const shunt_tensor t_inverse = shunt_view_2d(inverse, SHUNT_I32, 5, 3);
+  const shunt_tensor t_row_weights = floats(row_weights, 15);
+  const shunt_tensor t_token_ids = ints(token_ids, 36);
+  const shunt_tensor t_experts = ints(experts, 9);
+  const shunt_tensor t_padded = ints(padded, 1);
+  const shunt_tensor t_tiles = ints(tiles, 1);
+  const shunt_tensor t_zeroed = shunt_view_2d(zeroed, SHUNT_F32, 5, 2);
+  const shunt_tensor t_hidden = shunt_view_2d(hidden, SHUNT_F32, 5, 2);
+  const shunt_tensor t_rows = shunt_view_2d(rows, SHUNT_F32, 15, 2);
+  const shunt_tensor t_count = ints(offsets + 6, 1);
+  const shunt_tensor t_y = shunt_view_2d(y, SHUNT_F32, 5, 2);
+  shunt_order_spec spec = SHUNT_ORDER_SPEC_INIT;
+  shunt_gather_spec gather = SHUNT_GATHER_SPEC_INIT;
+  shunt_combine_spec combine = SHUNT_COMBINE_SPEC_INIT;
+  const shunt_order_inputs in = {.struct_size = sizeof in, .ids = &t_ids, .weights = &t_weights};
+  const shunt_order_outputs out = {.struct_size = sizeof out,
+                                   .offsets = &t_offsets,
+                                   .permutation = &t_permutation,
+                                   .inverse = &t_inverse,
+                                   .weights = &t_row_weights,
+                                   .sorted_token_ids = &t_token_ids,
+                                   .sorted_expert_ids = &t_experts,
+                                   .num_tokens_post_padded = &t_padded,
+                                   .num_sorted_tiles = &t_tiles,
+                                   .zeroed = &t_zeroed};
+  shunt_gather_inputs gather_in = {.struct_size = sizeof gather_in,
+                                   .hidden = &t_hidden,
+                                   .permutation = &t_permutation,
+                                   .rows = &t_count,
+                                   .weights = &t_row_weights};
+  shunt_combine_inputs combine_in = {
+      .struct_size = sizeof combine_in, .rows = &t_rows, .inverse = &t_inverse};
+  shunt_buffer* workspace = NULL;
+  int64_t capacity = 0;
+  size_t bytes = 0;
+  int t;
+
+  spec.experts = 6;
+  spec.slots = 3;
+  spec.tile = 4;
+  spec.sentinel = 6;
+  CHECK_OK(shunt_padded_rows_capacity(&spec, 5, &capacity));
+  CHECK(capacity == 36);
+  CHECK_OK(shunt_order_workspace_bytes(context, &spec, 5, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK(shunt_buffer_bytes(workspace) == bytes);
+  memset(zeroed, 1, sizeof zeroed);
+  CHECK_OK(shunt_order(context, &spec, &in, &out, shunt_buffer_data(workspace), bytes));
+  CHECK_INTS(offsets, 0, 1, 4, 6, 11, 11, 15);
+  CHECK_INTS(permutation, 0, 6, 9, 12, 3, 10, 1, 4, 7, 11, 13, 2, 5, 8, 14);
+  CHECK_INTS(inverse, 0, 6, 11, 4, 7, 12, 1, 8, 13, 2, 5, 9, 3, 10, 14);
+  CHECK_INTS(token_ids, 0, 6, 6, 6, 2, 3, 4, 6, 1, 3, 6, 6, 0, 1, 2, 3, 4, 6, 6, 6, 6, 6, 6, 6, 0,
+             1, 2, 4, 6, 6, 6, 6, 6, 6, 6, 6);
+  CHECK_INTS(experts, 0, 1, 2, 3, 3, 4, 5, -1, -1);
+  CHECK_INTS(padded, 28);
+  CHECK_INTS(tiles, 7);
+  CHECK_FLOATS(row_weights, 1, 7, 10, 13, 4, 11, 2, 5, 8, 12, 14, 3, 6, 9, 15);
+  CHECK_FLOATS(zeroed, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "workspace has",
+              shunt_order(context, &spec, &in, &out, shunt_buffer_data(workspace), bytes - 1));
+
+  for (t = 0; t < 5; ++t) {
+    hidden[2 * t] = (float)t;
+    hidden[2 * t + 1] = 1;
+  }
+  gather.slots = 3;
+  gather.scale_by_weight = 1;
+  CHECK_OK(shunt_gather_supports(context, &gather));
+  CHECK_OK(shunt_gather(context, &gather, &gather_in, &t_rows));
+  CHECK_FLOATS(rows, 0, 1, 14, 7, 30, 10, 52, 13, 4, 4, 33, 11, 0, 2, 5, 5, 16, 8);
+  gather.scale_by_weight = 0;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "weights is given",
+              shunt_gather(context, &gather, &gather_in, &t_rows));
+
+  /* The weights are in the rows already: y[t] = (t, 1) * the sum of t's weights. */
+  combine.slots = 3;
+  combine.weighted = 0;
+  CHECK_OK(shunt_combine_supports(context, &combine));
+  CHECK_OK(shunt_combine(context, &combine, &combine_in, &t_y));
+  CHECK_FLOATS(y, 0, 6, 15, 15, 48, 24, 99, 33, 168, 42);
+  /* Now weighted as well, with the hidden states on top. */
+  combine.weighted = 1;
+  combine_in.weights = &t_weights;
+  combine_in.residual = &t_hidden;
+  CHECK_OK(shunt_combine(context, &combine, &combine_in, &t_y));
+  CHECK_FLOATS(y, 0, 15, 78, 78, 390, 195);
+  combine.reserved = 7;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 7",
+              shunt_combine(context, &combine, &combine_in, &t_y));
+  shunt_buffer_destroy(workspace);
+}
+
+static void test_gemm(const shunt_context* context) {
+  /* Two groups of [2, 3]; three rows, one of group 0 and two of group 1; a fourth is left alone. */
+  const float w[12] = {1, 0, 0, 0, 1, 2, 1, 1, 1, 0, 0, -1};
+  const float x[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0};
+  const float bias[4] = {10, 20, 30, 40};
+  const int32_t offsets[3] = {0, 1, 3};
+  float y[8] = {0, 0, 0, 0, 0, 0, 77, 77};
+  float back[6];
+  const shunt_tensor t_w = shunt_view_3d(w, SHUNT_F32, 2, 2, 3);
+  const shunt_tensor t_x = shunt_view_2d(x, SHUNT_F32, 4, 3);
+  const shunt_tensor t_bias = shunt_view_2d(bias, SHUNT_F32, 2, 2);
+  const shunt_tensor t_offsets = ints(offsets, 3);
+  const shunt_tensor t_y = shunt_view_2d(y, SHUNT_F32, 4, 2);
+  const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, 2, 3);
+  shunt_tensor matrices[2];
+  shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  shunt_grouped_gemm_spec spec = SHUNT_GROUPED_GEMM_SPEC_INIT;
+  shunt_grouped_gemm_inputs in = {
+      .struct_size = sizeof in, .rows = &t_x, .offsets = &t_offsets, .weights = &t_w};
+  shunt_buffer *memory = NULL, *workspace = NULL;
+  size_t bytes = 0;
+  int prepared_too;
+
+  matrices[0] = shunt_view_2d(w, SHUNT_F32, 2, 3);
+  matrices[1] = shunt_view_2d(w + 6, SHUNT_F32, 2, 3);
+  CHECK_OK(shunt_prepared_bytes(context, SHUNT_F32, 2, 2, 3, 0, &bytes));
+  CHECK(bytes >= sizeof w);
+  CHECK_OK(shunt_buffer_create(context, bytes, &memory));
+  CHECK_OK(
+      shunt_prepare(context, SHUNT_F32, matrices, 2, shunt_buffer_data(memory), bytes, &prepared));
+  CHECK(prepared.groups == 2 && prepared.n == 2 && prepared.k == 3 && prepared.paired == 0);
+  CHECK(prepared.data == shunt_buffer_data(memory) && prepared.struct_size == sizeof prepared);
+  CHECK_OK(shunt_unprepare(context, &prepared, 1, &t_back));
+  CHECK_FLOATS(back, 1, 1, 1, 0, 0, -1);
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "matrices is NULL",
+      shunt_prepare(context, SHUNT_F32, NULL, 2, shunt_buffer_data(memory), bytes, &prepared));
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "groups is -1",
+      shunt_prepare(context, SHUNT_F32, matrices, -1, shunt_buffer_data(memory), bytes, &prepared));
+
+  spec.groups = 2;
+  spec.n = 2;
+  spec.k = 3;
+  for (prepared_too = 0; prepared_too < 2; ++prepared_too) {
+    spec.prepared = prepared_too;
+    spec.bias = prepared_too;
+    in.bias = prepared_too ? &t_bias : NULL;
+    in.weights = prepared_too ? NULL : &t_w;
+    in.prepared = prepared_too ? &prepared : NULL;
+    CHECK_OK(shunt_grouped_gemm_supports(context, &spec));
+    CHECK_OK(shunt_grouped_gemm_workspace_bytes(context, &spec, 4, &bytes));
+    CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+    CHECK_OK(shunt_grouped_gemm(context, &spec, &in, &t_y, shunt_buffer_data(workspace), bytes));
+    shunt_buffer_destroy(workspace);
+    workspace = NULL;
+    if (prepared_too) {
+      CHECK_FLOATS(y, 11, 28, 45, 34, 54, 31, 77, 77);
+    } else {
+      CHECK_FLOATS(y, 1, 8, 15, -6, 24, -9, 77, 77);
+    }
+  }
+  spec.dtype = SHUNT_I8;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "dtype", shunt_grouped_gemm_supports(context, &spec));
+  shunt_buffer_destroy(memory);
+}
+
+static void test_prepare_paired(const shunt_context* context) {
+  const float gate[6] = {1, 2, 3, 4, 5, 6}, up[6] = {7, 8, 9, 10, 11, 12};
+  float back[12];
+  const shunt_tensor t_gate = shunt_view_2d(gate, SHUNT_F32, 2, 3);
+  const shunt_tensor t_up = shunt_view_2d(up, SHUNT_F32, 2, 3);
+  const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, 4, 3);
+  shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  shunt_buffer* memory = NULL;
+  size_t bytes = 0;
+  CHECK_OK(shunt_prepared_bytes(context, SHUNT_BF16, 1, 4, 3, 1, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &memory));
+  CHECK_OK(shunt_prepare_paired(context, SHUNT_BF16, &t_gate, &t_up, 1, shunt_buffer_data(memory),
+                                bytes, &prepared));
+  CHECK(prepared.paired == 1 && prepared.n == 4 && prepared.dtype == SHUNT_BF16);
+  CHECK_OK(shunt_unprepare(context, &prepared, 0, &t_back));
+  CHECK_FLOATS(back, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
+  shunt_buffer_destroy(memory);
+}
+
+static void test_activate(const shunt_context* context) {
+  const float gate[6] = {0, 1, -1, 100, 2, 77}, up[6] = {3, 2, 1, 0.5F, -1, 77};
+  const int32_t count = 2;
+  float h[6] = {77, 77, 77, 77, 77, 77};
+  const shunt_tensor g = shunt_view_2d(gate, SHUNT_F32, 3, 2);
+  const shunt_tensor u = shunt_view_2d(up, SHUNT_F32, 3, 2);
+  const shunt_tensor y = shunt_view_2d(h, SHUNT_F32, 3, 2);
+  const shunt_tensor rows = ints(&count, 1);
+  shunt_activation_spec spec = SHUNT_ACTIVATION_SPEC_INIT;
+
+  CHECK_OK(shunt_activate_supports(context, &spec));
+  CHECK_OK(shunt_activate(context, &spec, &g, &u, &y, &rows));
+  CHECK_FLOATS(h, 0, 2 * 0.731058578630005, -0.268941421369995, 50, 77, 77);
+  spec.kind = SHUNT_ACTIVATION_RELU2;
+  spec.gated = 0;
+  CHECK_OK(shunt_activate(context, &spec, NULL, &u, &y, NULL));
+  CHECK_FLOATS(h, 9, 4, 1, 0.25, 0, 77.0 * 77);
+  CHECK(shunt_activate(context, &spec, &g, &u, &y, NULL) == SHUNT_INVALID_ARGUMENT);
+  CHECK(shunt_activate(context, &spec, NULL, NULL, &y, NULL) == SHUNT_INVALID_ARGUMENT);
+  spec.kind = 6;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.kind is 6: must be 0 to 5",
+              shunt_activate_supports(context, &spec));
+}
+
+int main(void) {
+  shunt_context* context = NULL;
+  CHECK_OK(shunt_context_create_cpu(2, &context));
+  if (context == NULL) return 1;
+  CHECK(shunt_context_threads(context) == 2);
+  CHECK_OK(shunt_context_synchronize(context));
+  test_errors(context);
+  test_struct_sizes(context);
+  test_tensors(context);
+  test_route(context);
+  test_order_gather_combine(context);
+  test_gemm(context);
+  test_prepare_paired(context);
+  test_activate(context);
+  test_layers(context);
+  shunt_context_destroy(context);
+  printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}

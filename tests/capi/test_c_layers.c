@@ -1,0 +1,179 @@
+/* Checkpoints and layers through the C ABI. */
+#include <stdlib.h>
+
+#include "check.h"
+
+#define TINY_MOE SHUNT_SOURCE_DIR "/models/tiny-moe"
+
+void test_layers(const shunt_context* context);
+
+/* One expert of width 1 over H = 2, written out: y = down * silu(gate . x) * (up . x). */
+static void test_own_weights(const shunt_context* context) {
+  const char* spec =
+      "{\"hidden\": 2, \"route\": {\"experts\": 1, \"top_k\": 1, \"renormalize\": true},"
+      " \"experts\": {\"experts\": 1, \"hidden\": 2, \"intermediate\": 1}}";
+  const float router[2] = {1, 1}, gate[2] = {1, 0}, up[2] = {0, 3}, down[2] = {2, -1};
+  const float x[2] = {1, 2};
+  float y[2] = {0, 0}, weights[1] = {0};
+  int32_t ids[1] = {77};
+  const shunt_tensor t_router = shunt_view_2d(router, SHUNT_F32, 1, 2);
+  const shunt_tensor t_gate = shunt_view_2d(gate, SHUNT_F32, 1, 2);
+  const shunt_tensor t_up = shunt_view_2d(up, SHUNT_F32, 1, 2);
+  const shunt_tensor t_down = shunt_view_2d(down, SHUNT_F32, 2, 1);
+  const shunt_tensor t_x = shunt_view_2d(x, SHUNT_F32, 1, 2);
+  const shunt_tensor t_y = shunt_view_2d(y, SHUNT_F32, 1, 2);
+  const shunt_tensor t_ids = shunt_view_2d(ids, SHUNT_I32, 1, 1);
+  const shunt_tensor t_weights = shunt_view_2d(weights, SHUNT_F32, 1, 1);
+  shunt_expert_weights experts = {
+      .struct_size = sizeof experts, .count = 1, .gate = &t_gate, .up = &t_up, .down = &t_down};
+  const shunt_layer_weights all = {
+      .struct_size = sizeof all, .router = &t_router, .experts = &experts};
+  const shunt_layer_inputs in = {.struct_size = sizeof in, .hidden = &t_x};
+  const shunt_layer_outputs out = {
+      .struct_size = sizeof out, .output = &t_y, .ids = &t_ids, .weights = &t_weights};
+  shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
+  shunt_layer* layer = NULL;
+  shunt_buffer* workspace = NULL;
+  size_t bytes = 0;
+  char text[16];
+  size_t length = 0;
+
+  options.dtype = SHUNT_F32;
+  CHECK_OK(shunt_layer_supports(context, spec, &options));
+  CHECK_OK(shunt_layer_create(context, spec, &all, &options, &layer));
+  if (layer == NULL) return;
+  CHECK(shunt_layer_prepared_bytes(layer) > 0);
+  CHECK_OK(shunt_layer_workspace_bytes(layer, 1, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK_OK(shunt_layer_forward(layer, &in, &out, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 2 * 6 * 0.731058578630005, -6 * 0.731058578630005);
+  CHECK_INTS(ids, 0);
+  CHECK_FLOATS(weights, 1);
+  CHECK(shunt_layer_forward(layer, &in, &out, NULL, 0) == SHUNT_INVALID_ARGUMENT);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "layer is NULL",
+              shunt_layer_forward(NULL, &in, &out, shunt_buffer_data(workspace), bytes));
+
+  /* Texts: the length is the whole one, and what is written ends in 0. */
+  memset(text, 'x', sizeof text);
+  CHECK_OK(shunt_layer_spec(layer, text, 9, &length));
+  CHECK(strlen(text) == 8 && text[9] == 'x' && length > 100);
+  CHECK_OK(shunt_layer_spec(layer, NULL, 0, &length));
+  CHECK_OK(shunt_layer_explain(layer, 1, NULL, 0, &length));
+  CHECK(length > 0);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "text is NULL", shunt_layer_spec(layer, NULL, 1, &length));
+  shunt_buffer_destroy(workspace);
+  shunt_layer_destroy(layer);
+  layer = NULL;
+
+  experts.down = NULL;
+  CHECK(shunt_layer_create(context, spec, &all, &options, &layer) == SHUNT_INVALID_ARGUMENT);
+  experts.down = &t_down;
+  experts.count = -1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "weights.experts.count is -1",
+              shunt_layer_create(context, spec, &all, &options, &layer));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "LayerSpec.hidden is missing",
+              shunt_layer_create(context, "{}", &all, &options, &layer));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec_json is NULL",
+              shunt_layer_create(context, NULL, &all, &options, &layer));
+  options.dtype = SHUNT_I32;
+  CHECK(shunt_layer_supports(context, spec, &options) == SHUNT_UNSUPPORTED);
+  CHECK(layer == NULL);
+}
+
+/* Layer 0 of the small model against what was recorded of it, and made twice: from the checkpoint,
+ * and from its spec and tensors. */
+static void test_checkpoint(const shunt_context* context) {
+  shunt_checkpoint* checkpoint = NULL;
+  shunt_safetensors* recorded = NULL;
+  shunt_checkpoint_layer info = {.struct_size = sizeof info};
+  shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
+  shunt_layer* layers[2] = {NULL, NULL};
+  shunt_tensor x, want, router, weights[3][16];
+  shunt_expert_weights experts = {.struct_size = sizeof experts, .count = 16};
+  shunt_layer_weights all = {.struct_size = sizeof all, .router = &router, .experts = &experts};
+  shunt_buffer *outputs[2] = {NULL, NULL}, *workspace = NULL;
+  static const char* const parts[3] = {"gate_proj", "up_proj", "down_proj"};
+  char spec[4096], name[128];
+  size_t length = 0, bytes = 0;
+  double worst = 0, largest = 0;
+  int e, p, i;
+
+  CHECK_FAILS(SHUNT_IO, "nowhere", shunt_checkpoint_open("/nowhere/at/all", &checkpoint));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "folder is NULL", shunt_checkpoint_open(NULL, &checkpoint));
+  CHECK(checkpoint == NULL);
+  CHECK_OK(shunt_checkpoint_open(TINY_MOE, &checkpoint));
+  CHECK_OK(shunt_safetensors_open(TINY_MOE "/activations.safetensors", &recorded));
+  if (checkpoint == NULL || recorded == NULL) return;
+
+  CHECK(strcmp(shunt_checkpoint_family(checkpoint), "qwen3_moe") == 0);
+  CHECK(shunt_checkpoint_model_name(checkpoint) != NULL);
+  CHECK(shunt_checkpoint_family(NULL) == NULL);
+  CHECK_OK(shunt_checkpoint_summary(checkpoint, name, sizeof name, &length));
+  CHECK(length > 0 && strlen(name) > 0);
+  CHECK(shunt_checkpoint_layer_count(checkpoint) == 4);
+  CHECK_OK(shunt_checkpoint_layer_info(checkpoint, 3, &info));
+  CHECK(info.index == 3 && info.moe == 1 && strcmp(info.note, "") == 0);
+  CHECK(strcmp(info.module, "model.layers.3.mlp") == 0);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "layer is 4: must be 0 to 3",
+              shunt_checkpoint_layer_info(checkpoint, 4, &info));
+  CHECK(shunt_checkpoint_tensor_count(checkpoint) > 100);
+  CHECK(strcmp(shunt_checkpoint_tensor_name(checkpoint, 0), "model.embed_tokens.weight") == 0);
+  CHECK(shunt_checkpoint_tensor_name(checkpoint, -1) == NULL);
+  CHECK(shunt_checkpoint_tensor_name(checkpoint, 1 << 20) == NULL);
+  CHECK_FAILS(SHUNT_BAD_FILE, "no.such.tensor",
+              shunt_checkpoint_tensor(checkpoint, "no.such.tensor", &x));
+  CHECK_OK(shunt_known_families(NULL, 0, &length));
+  CHECK(length > 100);
+
+  CHECK_OK(shunt_checkpoint_layer_spec(checkpoint, 0, spec, sizeof spec, &length));
+  CHECK(length < sizeof spec);
+  CHECK_OK(shunt_checkpoint_tensor(checkpoint, "model.layers.0.mlp.gate.weight", &router));
+  for (e = 0; e < 16; ++e) {
+    for (p = 0; p < 3; ++p) {
+      snprintf(name, sizeof name, "model.layers.0.mlp.experts.%d.%s.weight", e, parts[p]);
+      CHECK_OK(shunt_checkpoint_tensor(checkpoint, name, &weights[p][e]));
+    }
+  }
+  experts.gate = weights[0];
+  experts.up = weights[1];
+  experts.down = weights[2];
+  options.dtype = SHUNT_F32;
+  CHECK_OK(shunt_layer_create_from_checkpoint(context, checkpoint, 0, &options, &layers[0]));
+  CHECK_OK(shunt_layer_create(context, spec, &all, &options, &layers[1]));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "",
+              shunt_layer_create_from_checkpoint(context, checkpoint, 9, NULL, &layers[0]));
+  shunt_checkpoint_destroy(checkpoint); /* layers hold their weights themselves */
+
+  CHECK_OK(shunt_safetensors_tensor(recorded, "layers.0.input", &x));
+  CHECK_OK(shunt_safetensors_tensor(recorded, "layers.0.output", &want));
+  for (i = 0; i < 2 && layers[i] != NULL; ++i) {
+    shunt_tensor y;
+    shunt_layer_inputs in = {.struct_size = sizeof in, .hidden = &x};
+    shunt_layer_outputs out = {.struct_size = sizeof out, .output = &y};
+    CHECK_OK(shunt_buffer_create(context, 256 * 256 * sizeof(float), &outputs[i]));
+    y = shunt_view_2d(shunt_buffer_data(outputs[i]), SHUNT_F32, 256, 256);
+    CHECK_OK(shunt_layer_workspace_bytes(layers[i], 256, &bytes));
+    CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+    CHECK_OK(shunt_layer_forward(layers[i], &in, &out, shunt_buffer_data(workspace), bytes));
+    shunt_buffer_destroy(workspace);
+    shunt_layer_destroy(layers[i]);
+  }
+  if (outputs[0] != NULL && outputs[1] != NULL) {
+    const float* y = shunt_buffer_data(outputs[0]);
+    CHECK(memcmp(y, shunt_buffer_data(outputs[1]), 256 * 256 * sizeof(float)) == 0);
+    for (i = 0; i < 256 * 256; ++i) {
+      const double right = (double)((const float*)want.data)[i];
+      worst = fmax(worst, fabs((double)y[i] - right));
+      largest = fmax(largest, fabs(right));
+    }
+    CHECK(largest > 0 && worst <= 1e-5 * largest);
+  }
+  shunt_buffer_destroy(outputs[0]);
+  shunt_buffer_destroy(outputs[1]);
+  shunt_safetensors_destroy(recorded);
+}
+
+void test_layers(const shunt_context* context) {
+  test_own_weights(context);
+  test_checkpoint(context);
+}
