@@ -12,9 +12,11 @@ namespace {
 
 using Values = std::vector<double>;
 
+constexpr auto largest = static_cast<double>(FLT_MAX);
+
 double clean(double x) {
-  if (std::isnan(x)) return -FLT_MAX;
-  return std::clamp<double>(x, -FLT_MAX, FLT_MAX);
+  if (std::isnan(x)) return -largest;
+  return std::clamp(x, -largest, largest);
 }
 
 Values softmax(Values x) {
@@ -41,8 +43,10 @@ Values scored(Score score, Values x) {
 std::vector<int> top(const Values& x, int count) {
   std::vector<int> order(x.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return x[static_cast<std::size_t>(a)] > x[static_cast<std::size_t>(b)];
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    const double q_a = x[static_cast<std::size_t>(a)];
+    const double q_b = x[static_cast<std::size_t>(b)];
+    return q_a != q_b ? q_a > q_b : a < b;
   });
   order.resize(static_cast<std::size_t>(count));
   return order;
@@ -79,9 +83,9 @@ Values sparsemixer(Values l, const std::vector<int>& ids, double jitter) {
 
 RouteReference route_reference(const RouteSpec& spec, const RouteReferenceInputs& in) {
   RouteReference out;
-  const double cap = spec.soft_cap;
-  const double scale = spec.scale;
-  const double epsilon = spec.renormalize_epsilon;
+  const auto cap = static_cast<double>(spec.soft_cap);
+  const auto scale = static_cast<double>(spec.scale);
+  const auto epsilon = static_cast<double>(spec.renormalize_epsilon);
   const auto experts = static_cast<std::size_t>(spec.experts);
   const bool before = spec.score_stage == ScoreStage::before_top_k;
 
@@ -121,7 +125,8 @@ RouteReference route_reference(const RouteSpec& spec, const RouteReferenceInputs
 
   Values w = gathered(p, out.ids);
   if (!before) w = scored(spec.score, w);
-  if (spec.score == Score::sparsemixer) w = sparsemixer(l, out.ids, spec.jitter);
+  if (spec.score == Score::sparsemixer)
+    w = sparsemixer(l, out.ids, static_cast<double>(spec.jitter));
   const double selected_sum = std::accumulate(w.begin(), w.end(), 0.0);
   Values shared;
   for (int i = 0; i < spec.shared.count; ++i) {
@@ -154,7 +159,7 @@ RouteReference route_reference(const RouteSpec& spec, const RouteReferenceInputs
     if (spec.per_expert_scale) w[i] *= in.per_expert_scale[static_cast<std::size_t>(out.ids[i])];
   }
   w.insert(w.end(), shared.begin(), shared.end());
-  for (double& v : w) v = std::isnan(v) ? 0 : std::clamp<double>(v, -FLT_MAX, FLT_MAX);
+  for (double& v : w) v = std::isnan(v) ? 0 : std::clamp(v, -largest, largest);
   out.weights = w;
   return out;
 }

@@ -64,10 +64,10 @@ TEST(RouteSpec, RefusesByNameValueAndWhatIsLegal) {
       "RouteSpec.score is softmax: must be sigmoid or sqrt_softplus with shared.weight joint");
   EXPECT_EQ(supports({.experts = 8, .top_k = 2}, {DeviceType::cuda, 0}).reason,
             "route has no CUDA engine yet");
-  EXPECT_NE(
-      message_of([] { route_workspace_bytes(cpu({.threads = 1}), {}, 1, 0); }, Status::invalid_argument)
-          .find("RouteSpec.experts is 0"),
-      std::string::npos);
+  EXPECT_NE(message_of([] { route_workspace_bytes(cpu({.threads = 1}), {}, 1, 0); },
+                       Status::invalid_argument)
+                .find("RouteSpec.experts is 0"),
+            std::string::npos);
 }
 
 TEST(RouteSpec, JsonThereAndBack) {
