@@ -239,8 +239,12 @@ class Run {
         stretch = data + layout.chunk_bytes(k);
         if (parts_ == 1) {
           // Panels, and stretches of them, follow one another.
-          product.ahead = static_cast<const char*>(stretch) + layout.chunk_bytes(depth);
-          product.ahead_bytes = static_cast<std::size_t>(layout.chunk_bytes(depth));
+          const std::int64_t bytes = layout.chunk_bytes(depth);
+          const char* const next = static_cast<const char*>(stretch) + bytes;
+          const char* const end =
+              static_cast<const char*>(p_.prepared) + p_.groups * layout.group_bytes();
+          product.ahead = next < end ? next : nullptr;
+          product.ahead_bytes = static_cast<std::size_t>(std::min<std::int64_t>(bytes, end - next));
         }
       } else {
         const Tensor matrix = p_.matrices[block.group];

@@ -170,7 +170,7 @@ TEST_P(Fused, FewerRowsThanTokens) {
 
 TEST_P(Fused, SameBitsForAnyNumberOfThreads) {
   for (const DType dtype : dtypes) {
-    const Expert e({.hidden = 600, .inner = 250, .dtype = dtype});
+    const Expert e({.hidden = 300, .inner = 90, .dtype = dtype});
     const Array first = e.fused(test::context_of(GetParam(), 1));
     for (const int threads : {2, 3, 4}) {
       EXPECT_TRUE(same_bits(e.fused(test::context_of(GetParam(), threads)), first));
