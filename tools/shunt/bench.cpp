@@ -158,9 +158,9 @@ void print_heading(const BenchPlan& plan, const Context& context, double busy) {
   fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
   fmt::print("{}", wrap(describe(plan.spec), 2));
   fmt::print("{}",
-             wrap(fmt::format("{}, {} threads, {}; {} routing, weights rotate past {}", cpu_name(),
-                              context.threads(), isa_name(), to_string(plan.spread),
-                              size(static_cast<double>(plan.rotate_bytes))),
+             wrap(fmt::format("{}, {} thread{}, {}; {} routing, weights rotate past {}", cpu_name(),
+                              context.threads(), context.threads() == 1 ? "" : "s", isa_name(),
+                              to_string(plan.spread), size(static_cast<double>(plan.rotate_bytes))),
                   2));
   if (busy > 0.1) {
     fmt::print("  {}\n",

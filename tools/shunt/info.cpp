@@ -73,21 +73,13 @@ int info(const InfoOptions& options) {
                                          best == used ? std::string()
                                                       : fmt::format(" (SHUNT_ISA; this CPU has {})",
                                                                     to_string(best)))});
-  std::string flags = fmt::format("{}", fmt::join(features.flags(), " "));
-  // Long lists of flags wrap under their own column.
-  std::string wrapped = wrap(flags, 14);
-  table.row({"flags", wrapped.size() > 15 ? wrapped.substr(14, wrapped.find('\n') - 14) : ""});
-  for (auto at = wrapped.find('\n'); at != std::string::npos && at + 1 < wrapped.size();) {
-    const auto end = wrapped.find('\n', at + 1);
-    table.row({"", wrapped.substr(at + 15, end - at - 15)});
-    at = end;
-  }
+  table.fact("flags", fmt::format("{}", fmt::join(features.flags(), " ")), page_width - 14);
   table.row({"memory", fmt::format("{}, {} available", size(static_cast<double>(memory_total())),
                                    size(static_cast<double>(memory_available())))});
   table.row({"reads", fmt::format("{} with 1 thread, {} with {}", rate(read_one, "B/s"),
                                   rate(read_all, "B/s"), context.threads())});
   for (const auto& peak : peaks) {
-    table.row({peak.name, rate(peak.per_second, "FLOP/s")});
+    table.row({peak.name, rate(peak.per_second, peak.floating ? "FLOP/s" : "op/s")});
   }
   if (gpus.list.empty()) table.row({"GPU", gpus.reason});
   for (const auto& gpu : gpus.list) {

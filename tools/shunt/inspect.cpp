@@ -142,7 +142,7 @@ int inspect(const InspectOptions& options) {
   Table facts("<<");
   facts.row({"family", fmt::format("{} ({})", checkpoint.family(), checkpoint.model_name())});
   for (const auto& [note, indices] : others) {
-    facts.row({"layers " + ranges(indices), note});
+    facts.row({(indices.size() == 1 ? "layer " : "layers ") + ranges(indices), note});
   }
   fmt::print("{}", facts.str());
   for (const auto& kind : kinds) {
@@ -154,7 +154,7 @@ int inspect(const InspectOptions& options) {
                               kind.spec.shared.intermediate > 0
                                   ? fmt::format(", shared expert {}", kind.spec.shared.intermediate)
                                   : std::string())});
-    table.row({"rule", describe(kind.spec.route)});
+    table.fact("rule", describe(kind.spec.route), page_width - 12);
     table.row(
         {"experts", fmt::format("{}, {}", describe(e.activation), to_string(kind.bytes.dtype))});
     const LayerBytes& bytes = kind.bytes;

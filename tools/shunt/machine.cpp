@@ -127,10 +127,11 @@ Ceilings mean(const Ceilings& a, const Ceilings& b) {
 
 std::vector<Peak> measure_peaks(const Context& context) {
   cpu_engine::Pool& pool = context.pool();
-  std::vector<Peak> peaks = {{"f32 FMA", "f32_GFLOPs", cpu_engine::f32_fma_per_second(pool)},
-                             {"bf16 dot", "bf16_GFLOPs", cpu_engine::bf16_dot_per_second(pool)},
-                             {"int8 dot", "int8_GOPs", cpu_engine::int8_dot_per_second(pool)},
-                             {"fp16 FMA", "fp16_GFLOPs", cpu_engine::fp16_fma_per_second(pool)}};
+  std::vector<Peak> peaks = {
+      {"f32 FMA", "f32_GFLOPs", cpu_engine::f32_fma_per_second(pool)},
+      {"bf16 dot", "bf16_GFLOPs", cpu_engine::bf16_dot_per_second(pool)},
+      {"int8 dot", "int8_GOPs", cpu_engine::int8_dot_per_second(pool), false},
+      {"fp16 FMA", "fp16_GFLOPs", cpu_engine::fp16_fma_per_second(pool)}};
   peaks.erase(std::remove_if(peaks.begin(), peaks.end(),
                              [](const Peak& peak) { return peak.per_second <= 0; }),
               peaks.end());

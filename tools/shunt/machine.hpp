@@ -42,6 +42,7 @@ struct Peak {
   std::string name;  // "bf16 dot"
   std::string key;   // "bf16_GFLOPs"
   double per_second = 0;
+  bool floating = true;
 };
 std::vector<Peak> measure_peaks(const Context& context);
 

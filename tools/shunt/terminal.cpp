@@ -32,27 +32,35 @@ int columns(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-std::string wrap(std::string_view text, int indent) {
-  std::string out;
+std::vector<std::string> wrapped(std::string_view text, int width) {
+  std::vector<std::string> lines;
   std::string line;
-  const std::string margin(static_cast<std::size_t>(indent), ' ');
   for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find_first_of(" \n", begin), text.size());
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
     const std::string_view word = text.substr(begin, end - begin);
-    if (!line.empty() && indent + columns(line) + 1 + columns(word) > page_width) {
-      out += margin + line + "\n";
+    if (!line.empty() && columns(line) + 1 + columns(word) > width) {
+      lines.push_back(line);
       line.clear();
     }
     if (!line.empty()) line += ' ';
     line += word;
-    if (end < text.size() && text[end] == '\n') {
-      out += margin + line + "\n";
-      line.clear();
-    }
     begin = end + 1;
   }
-  if (!line.empty()) out += margin + line + "\n";
+  if (!line.empty()) lines.push_back(line);
+  return lines;
+}
+
+std::string wrap(std::string_view text, int indent) {
+  std::string out;
+  for (const auto& line : wrapped(text, page_width - indent)) {
+    out += std::string(static_cast<std::size_t>(indent), ' ') + line + "\n";
+  }
   return out;
+}
+
+void Table::fact(const std::string& label, const std::string& text, int room) {
+  const auto lines = wrapped(text, room);
+  for (std::size_t i = 0; i < lines.size(); ++i) row({i == 0 ? label : std::string(), lines[i]});
 }
 
 void Table::heading(const std::vector<std::string>& cells) {

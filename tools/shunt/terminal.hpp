@@ -17,7 +17,9 @@ std::string paint(Style style, std::string_view text);
 
 // Columns that `text` takes: code points, which is right for everything printed here.
 int columns(std::string_view text);
-// Breaks text at spaces so that no line is wider than page_width; every line is indented.
+// Text broken at spaces into lines of at most `width` columns, where words allow.
+std::vector<std::string> wrapped(std::string_view text, int width);
+// The same for a page: every line indented and ended.
 std::string wrap(std::string_view text, int indent);
 
 struct Cell {
@@ -35,6 +37,8 @@ class Table {
       : alignment_(std::move(alignment)), gap_(gap) {}
   void heading(const std::vector<std::string>& cells);
   void row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
+  // A label and a text that wraps within its column of `room` columns.
+  void fact(const std::string& label, const std::string& text, int room);
   bool empty() const { return rows_.empty(); }
   std::string str(int indent = 0) const;
 
