@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -107,7 +108,7 @@ int quota_cpus() {
     std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
   }
   if (quota <= 0 || period <= 0) return 0;
-  return std::max(1, static_cast<int>(quota / period + 0.5));
+  return std::max(1, static_cast<int>(std::lround(quota / period)));
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ class Run {
     list_blocks();
     const std::int64_t whole = static_cast<std::int64_t>(panels_) * blocks_;
     const int most_parts = p_.layout.paired ? 2 : 4;
-    while (parts_ < most_parts && whole * parts_ < 8 * pool.threads()) parts_ *= 2;
+    while (parts_ < most_parts && whole * parts_ < std::int64_t{8} * pool.threads()) parts_ *= 2;
     const double operations = 2.0 * static_cast<double>(count_) * static_cast<double>(p_.layout.n) *
                               static_cast<double>(p_.layout.k);
     const auto bytes = static_cast<double>(blocks_ * p_.layout.group_bytes());
@@ -176,8 +176,9 @@ class Run {
   // Rows are read where they are when they already stand as the kernels take them; else each is
   // converted once: the rows of the source, or the product's when those are fewer or scaled.
   void choose_operands() {
-    const bool as_is = static_cast<Form>(p_.rows.dtype) == plan_.operand &&
-                       p_.row_scale == nullptr && !(plan_.dot && p_.layout.k % 2 != 0);
+    const bool padded = plan_.dot && p_.layout.k % 2 != 0;
+    const bool as_is =
+        static_cast<Form>(p_.rows.dtype) == plan_.operand && !padded && p_.row_scale == nullptr;
     if (as_is) return;
     in_source_order_ =
         p_.permutation != nullptr && p_.row_scale == nullptr && p_.rows.shape[0] <= count_;

@@ -20,7 +20,8 @@ struct DotBf16 {
   static constexpr int parts = 1;
   static constexpr std::size_t k_step = 2, step_bytes = 256;
   SHUNT_INLINE static Weight weight(const char* step, int column, int) {
-    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(step + 4 * column));
+    return reinterpret_cast<__m512bh>(
+        _mm512_loadu_si512(step + std::size_t{4} * static_cast<std::size_t>(column)));
   }
   SHUNT_INLINE static Factor factor(const Row* row, int) {
     std::int32_t pair;
