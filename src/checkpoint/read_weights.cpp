@@ -97,6 +97,7 @@ class Reader {
       }
     }
     std::vector<Source> sources;
+    sources.reserve(alternatives.size());
     for (const ExpertNames& names : alternatives) sources.push_back({numbered(names.up, 0)});
     missing(sources);
   }

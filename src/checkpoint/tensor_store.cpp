@@ -46,7 +46,7 @@ TensorStore TensorStore::open(const std::string& folder) {
     const auto file = item.value().get<std::string>();
     auto found = opened.find(file);
     if (found == opened.end()) {
-      const std::string path = folder + "/" + file;
+      const std::string path = fmt::format("{}/{}", folder, file);
       if (!file_exists(path)) {
         fail(Status::io, "{}: shard is missing; {} wants tensor '{}' from it", path, index,
              clean(tensor));
