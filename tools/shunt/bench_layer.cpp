@@ -130,6 +130,7 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
 
   Source source(plan, context);
   std::vector<Layer> layers;
+  layers.reserve(static_cast<std::size_t>(copies));
   for (std::int64_t i = 0; i < copies; ++i) {
     layers.emplace_back(plan.spec, source.layer(plan.spec), context, options);
   }
@@ -146,6 +147,7 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
     const Tensor ids = view(chosen.data(), DType::i32, {tokens, k});
 
     std::vector<RoutingSource> sources;
+    sources.reserve(static_cast<std::size_t>(rotation.layers));
     for (std::int64_t l = 0; l < rotation.layers; ++l) {
       sources.emplace_back(plan.spec.route, plan.spread, 1 + static_cast<std::uint64_t>(l));
     }

@@ -122,6 +122,7 @@ void bench_order(const BenchPlan& plan, const Context& context, Emit& emit) {
     RoutingSource source(plan.spec.route, plan.spread, 1);
     // Ids come from the stage before, out of its cache: a few batches so that no branch is learnt.
     std::vector<Ordered> batches;
+    batches.reserve(16);
     for (int i = 0; i < 16; ++i) batches.emplace_back(plan, context, source, tokens);
     const Buffer workspace =
         context.allocate(order_workspace_bytes(context, batches[0].spec, tokens));
@@ -207,6 +208,7 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
     std::vector<PreparedWeights> prepared;
     for (std::int64_t i = 0; i < copies; ++i) {
       std::vector<Tensor> matrices;
+      matrices.reserve(at(groups));
       for (int g = 0; g < groups; ++g) matrices.push_back(pool.take(shape.n, shape.k));
       memory.push_back(context.allocate(one));
       prepared.push_back(prepare(context, plan.dtype, matrices, memory.back()));
@@ -218,10 +220,12 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       const std::int64_t tokens = plan.tokens[t];
       const std::int64_t variants = copies * batches[t];
       std::vector<RoutingSource> sources;
+      sources.reserve(at(copies));
       for (std::int64_t i = 0; i < copies; ++i) {
         sources.emplace_back(plan.spec.route, plan.spread, 1 + static_cast<std::uint64_t>(i));
       }
       std::vector<Ordered> ordered;
+      ordered.reserve(at(variants));
       for (std::int64_t v = 0; v < variants; ++v) {
         ordered.emplace_back(plan, context, sources[at(v % copies)], tokens);
       }

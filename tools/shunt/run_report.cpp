@@ -45,7 +45,7 @@ void print_checks(const RunReport& report) {
   table.heading(heading);
   for (const auto& layer : report.layers) {
     std::vector<Cell> row = {std::to_string(layer.layer), std::to_string(layer.tokens)};
-    if (compared) {
+    if (layer.comparison) {
       const Comparison& found = *layer.comparison;
       const bool pass = found.pass(report.tolerance);
       row.push_back(fmt::format("{:.1e}", found.error));
@@ -127,9 +127,10 @@ void print_stages(const RunReport& report) {
 
 void print_verdict(const RunReport& report) {
   if (report.against.empty()) return;
-  const auto failed = std::count_if(
-      report.layers.begin(), report.layers.end(),
-      [&](const LayerResult& layer) { return !layer.comparison->pass(report.tolerance); });
+  const auto failed =
+      std::count_if(report.layers.begin(), report.layers.end(), [&](const LayerResult& layer) {
+        return !layer.comparison || !layer.comparison->pass(report.tolerance);
+      });
   if (!report.not_recorded.empty()) {
     fmt::print("{} MoE layer{} without a recording: {}\n", report.not_recorded.size(),
                report.not_recorded.size() == 1 ? "" : "s", fmt::join(report.not_recorded, ", "));

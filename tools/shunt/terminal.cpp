@@ -65,6 +65,7 @@ void Table::fact(const std::string& label, const std::string& text, int room) {
 
 void Table::heading(const std::vector<std::string>& cells) {
   std::vector<Cell> row;
+  row.reserve(cells.size());
   for (const auto& cell : cells) row.emplace_back(cell, Style::dim);
   rows_.push_back(std::move(row));
 }
