@@ -2,15 +2,11 @@
 // namespace, after simd_rows.hpp.
 //
 // Both operands run along H, so a tile of M tokens x N experts needs no packing: a step loads M + N
-// vectors for M N FMAs. A chunk of the tile's rows stays in the L1 cache, a chunk of the block's
-// tokens in L2, and the router is read once for a block of tokens. Each of the M N sums keeps its
-// own order over H, so bits do not depend on M, N or the block.
+// vectors, widens them on the way, and does M N FMAs. A chunk of the tile's experts stays in the L1
+// cache, a chunk of the block's tokens in L2, and the router is read from memory once for a block.
+// Each of the M N sums keeps its own order over H, so bits depend on neither M, N nor the block.
 
 constexpr int parts = dot_lanes / F32::width;
-// As many sums as registers hold.
-constexpr int tile_m = F32::width == 16 ? 4 : F32::width == 8 ? 3 : 1;
-constexpr int tile_n = F32::width == 16 ? 4 : 2;
-
 // Lane i adds lane i + 8, then i + 4, i + 2, i + 1: the same sums on every instruction set.
 SHUNT_INLINE float fold(const F32 (&sum)[parts]) {
 #if defined(__AVX2__)
@@ -29,27 +25,76 @@ SHUNT_INLINE float fold(const F32 (&sum)[parts]) {
 #endif
 }
 
-template <int M, int N>
-SHUNT_INLINE void step(const float* x, std::int64_t x_stride, const float* w, std::int64_t w_stride,
+template <Form form>
+struct ElementOf {
+  using Type = std::uint16_t;
+};
+template <>
+struct ElementOf<Form::f32> {
+  using Type = float;
+};
+
+// Rows as a tile reads them: elements of one form, from row to row `stride` of them.
+template <Form form>
+struct Operand {
+  using Element = typename ElementOf<form>::Type;
+  const Element* data;
+  std::int64_t stride;
+
+  SHUNT_INLINE const Element* row(std::int64_t r) const { return data + r * stride; }
+  SHUNT_INLINE Operand from(std::int64_t r, std::int64_t column) const {
+    return {data + r * stride + column, stride};
+  }
+};
+
+// The first R rows, as pointers that stay in registers.
+template <Form form, int R>
+struct Pointers {
+  const typename Operand<form>::Element* row[R];
+  SHUNT_INLINE explicit Pointers(const Operand<form>& rows) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) row[r] = rows.row(r);
+  }
+};
+
+template <int M, int N, Form X, Form W>
+SHUNT_INLINE void step(const Pointers<X, M>& x, const Pointers<W, N>& w, std::int64_t i,
                        F32 (&sum)[M][N][parts]) {
 #pragma GCC unroll 4
   for (int v = 0; v < parts; ++v) {
+    const auto at = static_cast<std::size_t>(i + v * F32::width);
     F32 a[M];
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) a[m] = load(x + m * x_stride + v * F32::width);
+    for (int m = 0; m < M; ++m) a[m] = load_row(x.row[m], X, at);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      const F32 b = load(w + n * w_stride + v * F32::width);
+      const F32 b = load_row(w.row[n], W, at);
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) sum[m][n][v] = fma(a[m], b, sum[m][n][v]);
     }
   }
 }
 
+// The last lanes of a chunk that is no multiple of dot_lanes, with zeros after them.
+template <Form form, int R>
+struct Rest {
+  alignas(64) typename Operand<form>::Element lanes[R * dot_lanes] = {};
+  Rest(const Pointers<form, R>& rows, std::int64_t begin, std::int64_t count) {
+    for (int r = 0; r < R; ++r) {
+      __builtin_memcpy(lanes + r * dot_lanes, rows.row[r] + begin,
+                       static_cast<std::size_t>(count) * sizeof lanes[0]);
+    }
+  }
+  SHUNT_INLINE Pointers<form, R> pointers() const {
+    return Pointers<form, R>(Operand<form>{lanes, dot_lanes});
+  }
+};
+
 // M tokens by N experts over one chunk: out = sums, or out += sums after the first chunk.
-template <int M, int N>
-void tile(const float* x, std::int64_t x_stride, const float* w, std::int64_t w_stride,
-          std::int64_t count, float* out, std::int64_t out_stride, bool first) {
+// `prefetch`: as many rows on are fetched for a later tile; 0: none.
+template <int M, int N, Form X, Form W>
+void tile(const Operand<X>& x_rows, const Operand<W>& w_rows, std::int64_t count,
+          std::int64_t prefetch, float* out, std::int64_t out_stride, bool first) {
   F32 sum[M][N][parts];
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
@@ -59,21 +104,23 @@ void tile(const float* x, std::int64_t x_stride, const float* w, std::int64_t w_
       for (int v = 0; v < parts; ++v) sum[m][n][v] = zero();
     }
   }
+  const Pointers<X, M> x(x_rows);
+  const Pointers<W, N> w(w_rows);
   const std::int64_t whole = count / dot_lanes * dot_lanes;
-  for (std::int64_t i = 0; i < whole; i += dot_lanes) {
-    step<M, N>(x + i, x_stride, w + i, w_stride, sum);
+  if (prefetch > 0) {
+    const std::int64_t distance = prefetch * w_rows.stride;
+    for (std::int64_t i = 0; i < whole; i += dot_lanes) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) __builtin_prefetch(w.row[n] + distance + i, 0, 2);
+      step<M, N, X, W>(x, w, i, sum);
+    }
+  } else {
+    for (std::int64_t i = 0; i < whole; i += dot_lanes) step<M, N, X, W>(x, w, i, sum);
   }
   if (whole < count) {
-    alignas(64) float x_rest[M * dot_lanes] = {};
-    alignas(64) float w_rest[N * dot_lanes] = {};
-    const auto rest = static_cast<std::size_t>(count - whole) * sizeof(float);
-    for (int m = 0; m < M; ++m) {
-      __builtin_memcpy(x_rest + m * dot_lanes, x + m * x_stride + whole, rest);
-    }
-    for (int n = 0; n < N; ++n) {
-      __builtin_memcpy(w_rest + n * dot_lanes, w + n * w_stride + whole, rest);
-    }
-    step<M, N>(x_rest, dot_lanes, w_rest, dot_lanes, sum);
+    const Rest<X, M> x_rest(x, whole, count - whole);
+    const Rest<W, N> w_rest(w, whole, count - whole);
+    step<M, N, X, W>(x_rest.pointers(), w_rest.pointers(), 0, sum);
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
@@ -83,20 +130,6 @@ void tile(const float* x, std::int64_t x_stride, const float* w, std::int64_t w_
       float& logit = out[m * out_stride + n];
       logit = first ? s : logit + s;
     }
-  }
-}
-
-// M tokens by `experts` <= tile_rows experts.
-template <int M, int N>
-void row_of_tiles(const float* x, std::int64_t x_stride, const float* w, std::int64_t w_stride,
-                  std::int64_t experts, std::int64_t count, float* out, std::int64_t out_stride,
-                  bool first) {
-  std::int64_t n = 0;
-  for (; n + N <= experts; n += N) {
-    tile<M, N>(x, x_stride, w + n * w_stride, w_stride, count, out + n, out_stride, first);
-  }
-  for (; n < experts; ++n) {
-    tile<M, 1>(x, x_stride, w + n * w_stride, w_stride, count, out + n, out_stride, first);
   }
 }
 
@@ -127,42 +160,87 @@ void widen(const Rows& rows, std::int64_t row, std::int64_t begin, std::int64_t 
   }
 }
 
-// Rows [first, first + count) over one chunk as f32: in `space`, where rows lie in different sets
-// of the L1 cache, or where they are when that would not pay.
-struct Floats {
-  const float* data;
-  std::int64_t stride;
-};
-Floats floats_of(const Rows& rows, std::int64_t first, std::int64_t count, std::int64_t begin,
-                 std::int64_t length, bool reused, float* space) {
-  if (rows.form == Form::f32 && !reused) {
-    return {static_cast<const float*>(rows.data) + first * rows.stride + begin, rows.stride};
+template <Form form>
+Operand<form> operand(const Rows& rows, std::int64_t first) {
+  return Operand<form>{static_cast<const typename Operand<form>::Element*>(rows.data), rows.stride}
+      .from(first, 0);
+}
+
+// One tile of the router, its first row at expert c, over one chunk.
+template <Form X, Form W>
+void row_of_tiles(const Operand<X>& x, std::int64_t tokens, const Operand<W>& w,
+                  std::int64_t experts, std::int64_t ahead, std::int64_t length, float* out,
+                  std::int64_t stride, bool first) {
+  std::int64_t t = 0;
+  const auto take = [&]<int M, int N>() {
+    for (; t + M <= tokens; t += M) {
+      const Operand<X> rows = x.from(t, 0);
+      std::int64_t n = 0;
+      for (; n + N <= experts; n += N) {
+        tile<M, N>(rows, w.from(n, 0), length, t == 0 ? ahead : 0, out + t * stride + n, stride,
+                   first);
+      }
+      for (; n < experts; ++n) {
+        tile<M, 1>(rows, w.from(n, 0), length, 0, out + t * stride + n, stride, first);
+      }
+    }
+  };
+  // As many sums as registers hold.
+  if constexpr (F32::width == 16) {
+    take.template operator()<4, 4>();
+    take.template operator()<2, 4>();
+  } else if constexpr (F32::width == 8) {
+    take.template operator()<3, 2>();
   }
-  for (std::int64_t r = 0; r < count; ++r) {
-    widen(rows, first + r, begin, length, space + r * space_stride);
+  take.template operator()<1, F32::width == 4 ? 2 : 4>();
+}
+
+template <Form X, Form W>
+void dots_of(const Rows& x_rows, std::int64_t first_token, std::int64_t tokens, const Rows& w_rows,
+             std::int64_t begin, std::int64_t end, std::int64_t hidden, float* logits,
+             std::int64_t stride) {
+  const Operand<X> x = operand<X>(x_rows, first_token);
+  const Operand<W> w = operand<W>(w_rows, 0);
+  const auto part = [&](std::int64_t c, std::int64_t h) {
+    const std::int64_t experts = end - c < tile_rows ? end - c : tile_rows;
+    const std::int64_t length = hidden - h < chunk ? hidden - h : chunk;
+    const std::int64_t ahead = end - c >= 2 * tile_rows ? tile_rows : 0;
+    row_of_tiles(x.from(0, h), tokens, w.from(c, h), experts, ahead, length, logits + c, stride,
+                 h == 0);
+  };
+  if (tokens < 16) {  // rows of the router in the order of memory
+    for (std::int64_t c = begin; c < end; c += tile_rows) {
+      for (std::int64_t h = 0; h < hidden; h += chunk) part(c, h);
+    }
+  } else {  // a chunk of the tokens stays in the L2 cache
+    for (std::int64_t h = 0; h < hidden; h += chunk) {
+      for (std::int64_t c = begin; c < end; c += tile_rows) part(c, h);
+    }
   }
-  return {space, space_stride};
 }
 
 void dots(const Rows& x, std::int64_t first_token, std::int64_t tokens, const Rows& w,
           std::int64_t begin, std::int64_t end, std::int64_t hidden, float* logits,
-          std::int64_t stride, float* space) {
-  for (std::int64_t h = 0; h < hidden; h += chunk) {
-    const std::int64_t length = hidden - h < chunk ? hidden - h : chunk;
-    const Floats xs = floats_of(x, first_token, tokens, h, length, tokens > 1, space);
-    for (std::int64_t c = begin; c < end; c += tile_rows) {
-      const std::int64_t experts = end - c < tile_rows ? end - c : tile_rows;
-      const Floats ws =
-          floats_of(w, c, experts, h, length, tokens > tile_m, space + tokens * space_stride);
-      std::int64_t t = 0;
-      for (; t + tile_m <= tokens; t += tile_m) {
-        row_of_tiles<tile_m, tile_n>(xs.data + t * xs.stride, xs.stride, ws.data, ws.stride,
-                                     experts, length, logits + t * stride + c, stride, h == 0);
-      }
-      for (; t < tokens; ++t) {
-        row_of_tiles<1, 4>(xs.data + t * xs.stride, xs.stride, ws.data, ws.stride, experts, length,
-                           logits + t * stride + c, stride, h == 0);
-      }
+          std::int64_t stride) {
+  const auto both = [&]<Form X, Form W>() {
+    dots_of<X, W>(x, first_token, tokens, w, begin, end, hidden, logits, stride);
+  };
+  const auto with_x = [&]<Form X>() {
+    switch (w.form) {
+      case Form::bf16:
+        return both.template operator()<X, Form::bf16>();
+      case Form::f16:
+        return both.template operator()<X, Form::f16>();
+      default:
+        return both.template operator()<X, Form::f32>();
     }
+  };
+  switch (x.form) {
+    case Form::bf16:
+      return with_x.template operator()<Form::bf16>();
+    case Form::f16:
+      return with_x.template operator()<Form::f16>();
+    default:
+      return with_x.template operator()<Form::f32>();
   }
 }

@@ -57,16 +57,13 @@ struct Plan {
     router_bias = carver.take<float>(stride);
     selection_bias = carver.take<float>(stride);
     per_expert_scale = carver.take<float>(stride);
-    logits = carver.take<float>(stride *
-                                (hidden > 0 ? round_tokens(threads, columns, tokens) : threads));
+    // From logits a row a thread is enough, but what serves hidden states serves logits too.
+    const std::int64_t rows = hidden > 0 ? round_tokens(threads, columns, tokens) : 0;
+    logits = carver.take<float>(stride * std::max<std::int64_t>(rows, threads));
     scores = carver.take<float>(stride * threads);
     compared = carver.take<float>(stride * threads);
     keys = carver.take<std::int64_t>(stride * threads);
     best = carver.take<std::int64_t>(stride * threads);
-    if (hidden > 0) space = carver.take<float>(space_of_thread(tokens) * threads);
-  }
-  static std::int64_t space_of_thread(std::int64_t tokens) {
-    return routing::dots_space(std::min(tokens, routing::block_rows));
   }
 
   std::int64_t stride;
@@ -78,7 +75,6 @@ struct Plan {
   float* compared;
   std::int64_t* keys;
   std::int64_t* best;
-  float* space = nullptr;  // of the dot products
 };
 
 const float* widened(const Kernels& kernels, const Tensor& tensor, float* to) {
@@ -170,10 +166,9 @@ class Engine {
       const std::int64_t low = tiles * range / ranges * routing::tile_rows;
       const std::int64_t high =
           std::min<std::int64_t>(tiles * (range + 1) / ranges * routing::tile_rows, rule_.columns);
-      float* space = plan_.space + Plan::space_of_thread(call_.tokens) * team.index();
       kernels_.dots(rows_of(call_.in.hidden), first + begin, end - begin,
                     rows_of(call_.in.router_weight), low, high, call_.hidden,
-                    plan_.logits + begin * plan_.stride, plan_.stride, space);
+                    plan_.logits + begin * plan_.stride, plan_.stride);
     });
   }
 

@@ -82,10 +82,9 @@ struct Kernels {
   void (*widen)(const Rows& rows, std::int64_t row, std::int64_t begin, std::int64_t count,
                 float* values);
   // logits[t * stride + c] = x[first_token + t] . w[c] for t < tokens and begin <= c < end.
-  // `space` holds dots_space(tokens) floats.
   void (*dots)(const Rows& x, std::int64_t first_token, std::int64_t tokens, const Rows& w,
                std::int64_t begin, std::int64_t end, std::int64_t hidden, float* logits,
-               std::int64_t stride, float* space);
+               std::int64_t stride);
   // One token, whose C raw logits are in scratch.logits. `hashed`: its k ids, or null.
   void (*select)(const Rule& rule, const Scratch& scratch, const std::int32_t* hashed,
                  const float* shared_logits, const RowOutputs& out);
@@ -105,12 +104,7 @@ extern const Kernels kernels;
 // fold in halves. Tiles and blocks follow from this, never the other way round.
 constexpr std::int64_t chunk = 1024;
 constexpr int dot_lanes = 16;
-constexpr std::int64_t tile_rows = 4;    // experts widened at a time
+constexpr std::int64_t tile_rows = 4;    // experts that share one pass over a chunk of tokens
 constexpr std::int64_t block_rows = 64;  // tokens that share one pass over the router
-
-constexpr std::int64_t space_stride = chunk + 16;
-constexpr std::int64_t dots_space(std::int64_t tokens) {
-  return (tokens + tile_rows) * space_stride;
-}
 
 }  // namespace shunt::routing
