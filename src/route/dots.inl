@@ -62,7 +62,7 @@ SHUNT_INLINE void step(const Pointers<X, M>& x, const Pointers<W, N>& w, std::in
                        F32 (&sum)[M][N][parts]) {
 #pragma GCC unroll 4
   for (int v = 0; v < parts; ++v) {
-    const auto at = static_cast<std::size_t>(i + v * F32::width);
+    const auto at = static_cast<std::size_t>(i + std::int64_t{v} * F32::width);
     F32 a[M];
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) a[m] = load_row(x.row[m], X, at);

@@ -89,7 +89,7 @@ std::int64_t best_key(const std::int64_t* keys, std::int64_t count) {
 void drop_groups(const Rule& rule, const float* ranked, std::int64_t* keys) {
   std::int64_t group_keys[max_groups];
   for (int g = 0; g < rule.groups; ++g) {
-    const float* group = ranked + g * rule.group_size;
+    const float* group = ranked + std::int64_t{g} * rule.group_size;
     float rank = group[0];
     if (rule.rank_by_two_best) {
       rank = sum_of_two_best(group, rule.group_size);
@@ -103,7 +103,8 @@ void drop_groups(const Rule& rule, const float* ranked, std::int64_t* keys) {
   }
   for (int g = 0; g < rule.groups; ++g) {
     if (group_keys[g] == no_key) continue;
-    for (int i = 0; i < rule.group_size; ++i) keys[g * rule.group_size + i] = no_key;
+    std::int64_t* group = keys + std::int64_t{g} * rule.group_size;
+    for (int i = 0; i < rule.group_size; ++i) group[i] = no_key;
   }
 }
 

@@ -147,27 +147,25 @@ std::string words_of_selection(const RouteSpec& spec) {
   return text;
 }
 
-std::string words_of_shared(const RouteSpec& spec) {
-  const char* weight = "";
-  switch (spec.shared.weight) {
+const char* words_of(SharedWeight weight) {
+  switch (weight) {
     case SharedWeight::one:
-      weight = "weight 1";
-      break;
+      return "weight 1";
     case SharedWeight::inverse_scale:
-      weight = "weight 1 / scale";
-      break;
+      return "weight 1 / scale";
     case SharedWeight::sum_over_scale:
-      weight = "weight sum / scale";
-      break;
+      return "weight sum / scale";
     case SharedWeight::sigmoid_gate:
-      weight = "the weight of a sigmoid gate";
-      break;
+      return "the weight of a sigmoid gate";
     case SharedWeight::joint:
-      weight = "weights renormalised together with the others";
-      break;
+      return "weights renormalised together with the others";
   }
+  return "";
+}
+
+std::string words_of_shared(const RouteSpec& spec) {
   return fmt::format("{} shared expert{} with {}", spec.shared.count,
-                     spec.shared.count == 1 ? "" : "s", weight);
+                     spec.shared.count == 1 ? "" : "s", words_of(spec.shared.weight));
 }
 
 }  // namespace
