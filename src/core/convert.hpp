@@ -75,7 +75,7 @@ inline void store_f32(void* data, DType dtype, std::int64_t i, float value) {
       static_cast<std::uint16_t*>(data)[i] = f32_to_f16(value);
       break;
     case DType::f64:
-      static_cast<double*>(data)[i] = value;
+      static_cast<double*>(data)[i] = static_cast<double>(value);
       break;
     default:
       break;

@@ -182,7 +182,9 @@ std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   std::size_t most = route_workspace_bytes(context, spec.route, tokens, spec.hidden);
   most = std::max(most, order_workspace_bytes(context, order_spec(spec), tokens));
-  most = std::max(most, mlp_workspace_bytes(context, experts.gate_up, pairs));
+  // Scaled rows are converted one a pair, others one a token.
+  most = std::max(most, mlp_workspace_bytes(context, experts.gate_up, pairs,
+                                            spec.route.weight_on_input ? -1 : tokens));
   most = std::max(most, mlp_workspace_bytes(context, experts.down, pairs));
   if (spec.shared.intermediate > 0) {
     most = std::max(most, mlp_workspace_bytes(context, shared.gate_up, tokens));

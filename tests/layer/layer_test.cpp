@@ -215,6 +215,19 @@ TEST_P(LayerTest, ValidTokensResidualStridesAndDtypes) {
   }
 }
 
+TEST_P(LayerTest, WorkspaceForManyIsEnoughForFewer) {
+  RandomLayer random(GetParam().spec, 18);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Layer layer(random.spec, random.weights, context_, {.dtype = dtype});
+    std::size_t before = 0;
+    for (std::int64_t tokens = 0; tokens < 500; ++tokens) {
+      const std::size_t bytes = layer.workspace_bytes(tokens);
+      EXPECT_GE(bytes, before) << tokens << " tokens";
+      before = bytes;
+    }
+  }
+}
+
 TEST_P(LayerTest, NoTokensIsLegal) {
   RandomLayer random(GetParam().spec, 12);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
