@@ -10,12 +10,17 @@ namespace {
 
 double act(const ActivationSpec& spec, double x) {
   switch (spec.kind) {
-    case Activation::identity: return x;
-    case Activation::relu: return std::max(x, 0.0);
-    case Activation::relu2: return std::max(x, 0.0) * std::max(x, 0.0);
-    case Activation::silu: return x / (1 + std::exp(-static_cast<double>(spec.alpha) * x));
+    case Activation::identity:
+      return x;
+    case Activation::relu:
+      return std::max(x, 0.0);
+    case Activation::relu2:
+      return std::max(x, 0.0) * std::max(x, 0.0);
+    case Activation::silu:
+      return x / (1 + std::exp(-static_cast<double>(spec.alpha) * x));
     // Hendrycks and Gimpel, arXiv:1606.08415
-    case Activation::gelu: return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
+    case Activation::gelu:
+      return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
     // (1 + tanh z) / 2 = 1 / (1 + e^(-2z)), without the cancellation.
     case Activation::gelu_tanh:
       return x / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));

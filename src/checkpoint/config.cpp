@@ -211,7 +211,8 @@ std::vector<std::int64_t> Config::integer_per_layer(const Names& names, std::int
   if (value == nullptr || !value->is_array()) {
     return std::vector<std::int64_t>(static_cast<std::size_t>(layers), integer(names, low, high));
   }
-  std::vector<std::int64_t> result = *integers(names, low, high);
+  std::vector<std::int64_t> result =
+      integers(names, low, high).value_or(std::vector<std::int64_t>());
   if (result.size() < static_cast<std::size_t>(layers)) {
     fail(Status::bad_file, "{}: {} has {} entries: must have one for each of {} layers", where_,
          join(names), result.size(), layers);

@@ -40,7 +40,7 @@ struct WeightsBf16 : WeightsF32 {
   static constexpr int parts = 2;
   static constexpr std::size_t k_step = 2;
   SHUNT_INLINE static Weight weight(const char* step, int column, int part) {
-    const auto* pair = reinterpret_cast<const std::uint16_t*>(step) + 2 * column;
+    const auto* pair = reinterpret_cast<const std::uint16_t*>(step) + std::ptrdiff_t{2} * column;
     return part == 0 ? load_pair_first(pair) : load_pair_second(pair);
   }
 };
@@ -56,7 +56,7 @@ __attribute__((noinline)) void multiply_tile(const Product& p, std::size_t first
   SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
     row[r] = reinterpret_cast<const Row*>(
         static_cast<const char*>(p.rows[first_row + static_cast<std::size_t>(r)]) + p.row_offset);
-    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) sum[r][v] = load(sums + 64 * r + v * F32::width);
+    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) sum[r][v] = load(sums + std::ptrdiff_t{64} * r + std::ptrdiff_t{F32::width} * v);
   }
 
   const char* step = static_cast<const char*>(p.weights) +
@@ -94,7 +94,7 @@ __attribute__((noinline)) void multiply_tile(const Product& p, std::size_t first
   *fetch = ahead;
 
   SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) store(sums + 64 * r + v * F32::width, sum[r][v]);
+    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) store(sums + std::ptrdiff_t{64} * r + std::ptrdiff_t{F32::width} * v, sum[r][v]);
   }
 }
 

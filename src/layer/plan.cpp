@@ -64,7 +64,7 @@ StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64
 
 StageCost order_cost(const LayerSpec& spec, std::int64_t tokens) {
   // ids read, permutation and inverse written
-  return {tokens * spec.route.slots() * 12 + spec.experts.experts * 4, 0};
+  return {tokens * spec.route.slots() * 12 + std::int64_t{4} * spec.experts.experts, 0};
 }
 
 StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, std::int64_t rows,

@@ -55,7 +55,7 @@ void order_reference(const OrderSpec& spec, const OrderInputs& in, const OrderOu
     put(out.offsets, expert + 1, row);
     if (spec.tile == 0) continue;
     if (padded == first && spec.tile_for_empty_expert) pad_to(padded + 1);
-    pad_to((padded + spec.tile - 1) / spec.tile * spec.tile);
+    pad_to((padded + spec.tile - 1) / spec.tile * std::int64_t{spec.tile});
     for (std::int32_t tile = first / spec.tile; tile < padded / spec.tile; ++tile) {
       put(out.sorted_expert_ids, tile, expert);
     }
