@@ -68,61 +68,76 @@ Cell share_cell(const StageResult& stage) {
   return {percent(share), share >= 0.7 ? Style::good : share >= 0.3 ? Style::plain : Style::dim};
 }
 
+// Stages down, layers [first, last) across; in the order of their first appearance, since layers of
+// a model may differ.
+std::string stage_table(const RunReport& report, std::size_t first, std::size_t last) {
+  std::vector<std::string> names;
+  for (std::size_t i = first; i < last; ++i) {
+    for (const auto& stage : report.layers[i].stages) {
+      if (std::find(names.begin(), names.end(), stage.stage) == names.end()) {
+        names.push_back(stage.stage);
+      }
+    }
+  }
+  if (names.empty()) return {};
+  Table table("<" + std::string(3 * (last - first), '>'));
+  std::vector<std::string> top = {""};
+  std::vector<std::string> heading = {"us"};
+  for (std::size_t i = first; i < last; ++i) {
+    top.insert(top.end(), {"", "", fmt::format("layer {}", report.layers[i].layer)});
+    heading.insert(heading.end(), {"time", "floor", "share"});
+  }
+  table.heading(top);
+  table.heading(heading);
+  const auto add = [&](std::vector<Cell>& row, const StageResult* stage) {
+    if (stage == nullptr) {
+      row.insert(row.end(), {"", "", ""});
+      return;
+    }
+    row.emplace_back(three_digits(stage->us));
+    row.emplace_back(three_digits(stage->floor_us), Style::dim);
+    row.push_back(share_cell(*stage));
+  };
+  for (const auto& name : names) {
+    std::vector<Cell> row = {name};
+    for (std::size_t i = first; i < last; ++i) {
+      const auto& stages = report.layers[i].stages;
+      const auto found = std::find_if(stages.begin(), stages.end(),
+                                      [&](const StageResult& s) { return s.stage == name; });
+      add(row, found == stages.end() ? nullptr : &*found);
+    }
+    table.row(std::move(row));
+  }
+  std::vector<Cell> whole = {{"layer", Style::bold}};
+  for (std::size_t i = first; i < last; ++i) add(whole, &report.layers[i].whole);
+  table.row(std::move(whole));
+  // Fewer layers where long times would leave the page.
+  return last - first > 1 && table.width() > page_width ? std::string() : table.str();
+}
+
 void print_stages(const RunReport& report) {
-  bool cached = false;
-  for (std::size_t first = 0; first < report.layers.size(); first += layers_across) {
-    const std::size_t last = std::min(first + layers_across, report.layers.size());
-    // Stages in the order of their first appearance: layers of a model may differ.
-    std::vector<std::string> names;
-    for (std::size_t i = first; i < last; ++i) {
-      for (const auto& stage : report.layers[i].stages) {
-        if (std::find(names.begin(), names.end(), stage.stage) == names.end()) {
-          names.push_back(stage.stage);
-        }
-      }
-    }
-    if (names.empty()) continue;
-    Table table("<" + std::string(3 * (last - first), '>'));
-    std::vector<std::string> top = {""};
-    std::vector<std::string> heading = {"us"};
-    for (std::size_t i = first; i < last; ++i) {
-      top.insert(top.end(), {"", "", fmt::format("layer {}", report.layers[i].layer)});
-      heading.insert(heading.end(), {"time", "floor", "share"});
-    }
-    table.heading(top);
-    table.heading(heading);
-    const auto add = [&](std::vector<Cell>& row, const StageResult* stage) {
-      if (stage == nullptr) {
-        row.insert(row.end(), {"", "", ""});
-        return;
-      }
-      row.emplace_back(three_digits(stage->us));
-      row.emplace_back(three_digits(stage->floor_us), Style::dim);
-      row.push_back(share_cell(*stage));
-      cached = cached || stage->share > 1;
-    };
-    for (const auto& name : names) {
-      std::vector<Cell> row = {name};
-      for (std::size_t i = first; i < last; ++i) {
-        const auto& stages = report.layers[i].stages;
-        const auto found = std::find_if(stages.begin(), stages.end(),
-                                        [&](const StageResult& s) { return s.stage == name; });
-        add(row, found == stages.end() ? nullptr : &*found);
-      }
-      table.row(std::move(row));
-    }
-    std::vector<Cell> whole = {{"layer", Style::bold}};
-    for (std::size_t i = first; i < last; ++i) add(whole, &report.layers[i].whole);
-    table.row(std::move(whole));
-    fmt::print("\n{}", table.str());
+  bool above = false;
+  bool timed = false;
+  for (std::size_t first = 0; first < report.layers.size();) {
+    std::size_t last = std::min(first + layers_across, report.layers.size());
+    std::string table = stage_table(report, first, last);
+    while (table.empty() && last > first + 1) table = stage_table(report, first, --last);
+    if (!table.empty()) fmt::print("\n{}", table);
+    timed = timed || !table.empty();
+    first = last;
   }
-  if (!report.layers.empty() && !report.layers[0].stages.empty()) {
-    std::string note =
-        "floor: the longer of bytes / read bandwidth and operations / peak, counted and measured "
-        "here; layer: the whole in one call, whose rows between stages need not cross memory.";
-    if (cached) note += " A share above 100 %: the bytes were in a cache.";
-    fmt::print("{}", paint(Style::dim, wrap(note, 0)));
+  for (const auto& layer : report.layers) {
+    for (const auto& stage : layer.stages) above = above || stage.share > 1;
   }
+  if (!timed) return;
+  std::string note =
+      "floor: the longer of bytes / read bandwidth and operations / peak, counted and measured "
+      "here; layer: the whole in one call, whose rows between stages need not cross memory.";
+  if (above && report.note.empty()) note += " A share above 100 %: the bytes were in a cache.";
+  if (above && !report.note.empty()) {
+    note += " A share above 100 %: the bytes were in a cache, or others slowed the ceiling more.";
+  }
+  fmt::print("{}", paint(Style::dim, wrap(note, 0)));
 }
 
 void print_verdict(const RunReport& report) {

@@ -70,13 +70,24 @@ void Table::heading(const std::vector<std::string>& cells) {
   rows_.push_back(std::move(row));
 }
 
-std::string Table::str(int indent) const {
+std::vector<int> Table::widths() const {
   std::vector<int> widths(alignment_.size(), 0);
   for (const auto& row : rows_) {
     for (std::size_t i = 0; i < row.size() && i < widths.size(); ++i) {
       widths[i] = std::max(widths[i], columns(row[i].text));
     }
   }
+  return widths;
+}
+
+int Table::width() const {
+  int sum = 0;
+  for (const int width : widths()) sum += width + gap_;
+  return sum - gap_;
+}
+
+std::string Table::str(int indent) const {
+  const std::vector<int> widths = this->widths();
   std::string out;
   for (const auto& row : rows_) {
     std::string line(static_cast<std::size_t>(indent), ' ');

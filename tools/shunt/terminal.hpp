@@ -39,10 +39,11 @@ class Table {
   void row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
   // A label and a text that wraps within its column of `room` columns.
   void fact(const std::string& label, const std::string& text, int room);
-  bool empty() const { return rows_.empty(); }
+  int width() const;  // columns of the longest row
   std::string str(int indent = 0) const;
 
  private:
+  std::vector<int> widths() const;
   std::string alignment_;
   int gap_;
   std::vector<std::vector<Cell>> rows_;
