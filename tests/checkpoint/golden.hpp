@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <map>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -43,17 +43,30 @@ struct Recorded {
   Tensor token_ids{};        // [T] i64, of hash-routed layers
 };
 
+// The N of "layers.N." or "blocks.N."; -1 without one.
+inline int layer_number(const std::string& module) {
+  for (const std::string list : {"layers.", "blocks."}) {
+    for (auto at = module.find(list); at != std::string::npos; at = module.find(list, at + 1)) {
+      const auto begin = at + list.size();
+      auto end = begin;
+      while (end < module.size() && std::isdigit(static_cast<unsigned char>(module[end]))) ++end;
+      if (end > begin && end < module.size() && module[end] == '.') {
+        return std::stoi(module.substr(begin, end - begin));
+      }
+    }
+  }
+  return -1;
+}
+
 inline std::vector<Recorded> recorded(const SafetensorsFile& file) {
-  static const std::regex layer_number("(?:layers|blocks)\\.(\\d+)\\.");
   static const std::string input = ".input";
   std::vector<Recorded> result;
   for (const std::string& name : file.names()) {
     if (name.size() < input.size() || !name.ends_with(input)) continue;
     Recorded r;
     r.module = name.substr(0, name.size() - input.size());
-    std::smatch match;
-    if (!std::regex_search(r.module, match, layer_number)) continue;
-    r.layer = std::stoi(match[1]);
+    r.layer = layer_number(r.module);
+    if (r.layer < 0) continue;
     r.input = file.get(name);
     const std::string output = r.module + ".output";
     r.output = file.get(file.contains(output) ? output : output + ".0");
