@@ -27,7 +27,7 @@ struct BenchOptions {
   std::string tokens = "1,16,256";
   DType dtype = DType::bf16;
   std::string routing = "uniform";
-  std::string rotate = "1G";
+  std::string rotate;
   double seconds = 1;
   double wait = 3;
   DeviceOptions device;
@@ -148,7 +148,9 @@ BenchPlan make_plan(const BenchOptions& options) {
                 : options.routing == "one-hot" ? Spread::one_hot
                                                : Spread::uniform;
   plan.tokens = parse_list("--tokens", options.tokens, 1, 1 << 20);
-  plan.rotate_bytes = parse_bytes("--rotate-bytes", options.rotate);
+  plan.rotate_bytes = options.rotate.empty()
+                          ? std::max<std::int64_t>(1'000'000'000, 8 * last_cache_bytes())
+                          : parse_bytes("--rotate-bytes", options.rotate);
   plan.seconds = options.seconds;
   return plan;
 }
@@ -313,7 +315,7 @@ void add_bench(CLI::App& app, Action& action) {
           ""));
   command
       ->add_option("--rotate-bytes", options->rotate,
-                   "bytes read before any is read again (default: 1G)")
+                   "bytes read before any is read again (default: 1G, or 8 x L3)")
       ->option_text("SIZE");
   command->add_option("--seconds", options->seconds, "about this long a case (default: 1)")
       ->option_text("S")

@@ -20,6 +20,7 @@ std::string cpu_name();
 std::string isa_name();  // the instruction set that the engine uses
 std::int64_t memory_total();
 std::int64_t memory_available();
+std::int64_t last_cache_bytes();  // 0 where the system does not say
 
 struct Ceilings {
   double read = 0;               // bytes a second
