@@ -22,8 +22,8 @@ bool has_shape(const Tensor& tensor, const Shape& shape) {
 
 class Reader {
  public:
-  Reader(const TensorStore& store, const LayerSpec& spec, std::string prefix)
-      : store_(store), spec_(spec), prefix_(std::move(prefix)) {}
+  Reader(const TensorStore& store, std::string prefix)
+      : store_(store), prefix_(std::move(prefix)) {}
 
   // The first of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
   Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
@@ -237,7 +237,6 @@ class Reader {
   }
 
   const TensorStore& store_;
-  const LayerSpec& spec_;
   std::string prefix_;
 };
 
@@ -245,7 +244,7 @@ class Reader {
 
 LayerWeights read_weights(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
                           const std::string& prefix) {
-  const Reader reader(store, spec, prefix);
+  const Reader reader(store, prefix);
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   LayerWeights out;

@@ -186,6 +186,7 @@ TEST(Run, ChecksEveryGoldenCheckpoint) {
   for (const auto& entry : std::filesystem::directory_iterator(golden(""))) {
     if (!std::filesystem::exists(entry.path() / "golden.safetensors")) continue;
     const Outcome outcome = shunt({"run", "--model", entry.path().string(), "--no-timing"});
+    ASSERT_NE(outcome.code, 127) << "no command to run";
     EXPECT_EQ(outcome.code, 0) << entry.path().filename() << "\n" << outcome.out << outcome.err;
     ++checked;
   }

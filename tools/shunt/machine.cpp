@@ -128,6 +128,11 @@ Ceilings mean(const Ceilings& a, const Ceilings& b) {
   return {(a.read + b.read) / 2, (a.flops + b.flops) / 2, b.peak};
 }
 
+Ceilings better(const Ceilings& a, const Ceilings& b) {
+  return {std::max(a.read, b.read), std::max(a.flops, b.flops),
+          a.flops > b.flops ? a.peak : b.peak};
+}
+
 std::vector<Peak> measure_peaks(const Context& context) {
   cpu_engine::Pool& pool = context.pool();
   std::vector<Peak> peaks = {

@@ -35,6 +35,7 @@ Ceilings measure_ceilings(const Context& context, DType dtype);
 // One short measurement of the read bandwidth alone.
 double measure_read(const Context& context);
 Ceilings mean(const Ceilings& a, const Ceilings& b);
+Ceilings better(const Ceilings& a, const Ceilings& b);  // each figure the larger
 // {"read_GBps": .., "f32_GFLOPs" | "bf16_GFLOPs" | "f16_GFLOPs": ..}
 Json ceilings_json(const Ceilings& ceilings, DType dtype);
 

@@ -65,22 +65,20 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// One stage's times, each beside the floor of its moment.
 struct Samples {
   std::string stage;
   Cost cost;
-  std::vector<double> us, floors, shares;
+  std::vector<double> us;
 };
 
+// Without its floor, which waits for the end of the run.
 StageResult summarise(const Samples& samples) {
   return {.stage = samples.stage,
           .us = median(samples.us),
           .us_min = *std::min_element(samples.us.begin(), samples.us.end()),
           .us_max = *std::max_element(samples.us.begin(), samples.us.end()),
           .bytes = samples.cost.bytes,
-          .flops = samples.cost.flops,
-          .floor_us = median(samples.floors),
-          .share = median(samples.shares)};
+          .flops = samples.cost.flops};
 }
 
 Cost cost_of(const Layer& layer, const LayerInputs& in, const LayerResult& result) {
@@ -106,48 +104,30 @@ void time_layer(const Layer& layer, const Context& context, const LayerInputs& i
   const DType dtype = layer.options().dtype;
   Samples whole{.stage = "layer", .cost = cost_of(layer, in, result)};
   std::vector<Samples> stages;
-  std::vector<double> reads;
-  std::vector<double> peaks;
   double spent = 0;
-  Ceilings before = measure_ceilings(context, dtype);
+  Ceilings& best = result.ceilings;
+  best = measure_ceilings(context, dtype);
   for (int round = 0; round < rounds && spent < enough_seconds; ++round) {
-    std::vector<std::vector<StageTime>> timed;
-    std::vector<double> whole_us;
     double round_spent = 0;
     while (round_spent < round_seconds) {
       const double call = seconds_of([&] { layer.forward(in, out, workspace); });
       std::vector<StageTime> times;
       round_spent += call + seconds_of([&] { layer.forward_timed(in, out, workspace, times); });
-      whole_us.push_back(call * 1e6);
-      timed.push_back(std::move(times));
-    }
-    spent += round_spent;
-    const Ceilings after = measure_ceilings(context, dtype);
-    const Ceilings now = mean(before, after);
-    before = after;
-    reads.push_back(now.read);
-    peaks.push_back(now.flops);
-    const auto add = [&](Samples& samples, double us) {
-      const double floor = now.floor_us(samples.cost.bytes, samples.cost.flops);
-      samples.us.push_back(us);
-      samples.floors.push_back(floor);
-      samples.shares.push_back(floor / us);
-    };
-    for (const double us : whole_us) add(whole, us);
-    for (const auto& times : timed) {
+      whole.us.push_back(call * 1e6);
       for (std::size_t s = 0; s < times.size(); ++s) {
         if (stages.size() <= s) {
           stages.push_back(
               {.stage = times[s].stage,
                .cost = {static_cast<double>(times[s].bytes), static_cast<double>(times[s].flops)}});
         }
-        add(stages[s], times[s].seconds * 1e6);
+        stages[s].us.push_back(times[s].seconds * 1e6);
       }
     }
+    spent += round_spent;
+    best = better(best, measure_ceilings(context, dtype));
   }
   for (const auto& samples : stages) result.stages.push_back(summarise(samples));
   result.whole = summarise(whole);
-  result.ceilings = {median(reads), median(peaks), before.peak};
 }
 
 LayerResult run_layer(const Layer& layer, const Context& context, Pass& pass, int index,
@@ -266,15 +246,18 @@ double default_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2
 void finish(const RunOptions& options, const LoadWatch& watch, RunReport& report,
             const Context& context) {
   if (report.timed) report.note = watch.note();
-  std::vector<double> reads;
-  std::vector<double> peaks;
+  // The best that was seen between all calls: on a machine that others use too, a single look at a
+  // ceiling may find it low.
   for (const auto& layer : report.layers) {
-    if (layer.stages.empty()) continue;  // not timed
-    reads.push_back(layer.ceilings.read);
-    peaks.push_back(layer.ceilings.flops);
+    report.ceilings = better(report.ceilings, layer.ceilings);
   }
-  if (!reads.empty()) {
-    report.ceilings = {median(reads), median(peaks), report.layers.back().ceilings.peak};
+  const auto set_floor = [&](StageResult& stage) {
+    stage.floor_us = report.ceilings.floor_us(stage.bytes, stage.flops);
+    stage.share = stage.us > 0 ? stage.floor_us / stage.us : 0;
+  };
+  for (auto& layer : report.layers) {
+    for (auto& stage : layer.stages) set_floor(stage);
+    set_floor(layer.whole);
   }
   if (options.json.wanted) emit_json(options.json, run_json(report, context));
   if (!options.json.to_stdout()) print_report(report, context);

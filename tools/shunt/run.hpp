@@ -18,7 +18,7 @@ struct StageResult {
   double us = 0, us_min = 0, us_max = 0;
   double bytes = 0, flops = 0;
   double floor_us = 0;
-  double share = 0;  // median of floor / time
+  double share = 0;  // floor / time
 };
 
 struct LayerResult {
@@ -28,7 +28,7 @@ struct LayerResult {
   std::vector<std::int64_t> load;        // tokens of each expert
   std::vector<StageResult> stages;       // timed one by one
   StageResult whole;                     // one call
-  Ceilings ceilings;                     // measured between the calls
+  Ceilings ceilings;                     // the best between the calls
 };
 
 // Tokens of the busiest expert over the mean; 0 without tokens.
@@ -39,7 +39,7 @@ struct RunReport {
   DType dtype = DType::f32;
   double tolerance = 0;
   bool timed = false;
-  Ceilings ceilings;  // medians over the layers
+  Ceilings ceilings;  // the best seen
   std::string note;   // about the machine, a line or nothing
   std::vector<LayerResult> layers;
   std::vector<int> not_recorded;  // MoE layers without a recording

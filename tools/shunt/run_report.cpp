@@ -133,10 +133,7 @@ void print_stages(const RunReport& report) {
   std::string note =
       "floor: the longer of bytes / read bandwidth and operations / peak, counted and measured "
       "here; layer: the whole in one call, whose rows between stages need not cross memory.";
-  if (above && report.note.empty()) note += " A share above 100 %: the bytes were in a cache.";
-  if (above && !report.note.empty()) {
-    note += " A share above 100 %: the bytes were in a cache, or others slowed the ceiling more.";
-  }
+  if (above) note += " A share above 100 %: the bytes were in a cache.";
   fmt::print("{}", paint(Style::dim, wrap(note, 0)));
 }
 
