@@ -16,7 +16,8 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// Memory owned by the caller, freed by the destructor. Move only. 64-byte aligned.
+// Memory owned by the caller, freed by the destructor. Move only. 64-byte aligned (CPU) or 256-byte
+// aligned (CUDA).
 class Buffer {
  public:
   Buffer() = default;
@@ -29,6 +30,7 @@ class Buffer {
 
  private:
   friend class Context;
+  void release();
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
   Device device_{};
@@ -38,8 +40,20 @@ struct CpuOptions {
   int threads = 0;  // worker threads, the caller included; 0: every core this process may use
 };
 
+struct CudaOptions {
+  void* stream = nullptr;  // a cudaStream_t; nullptr: the default stream
+  int index = 0;           // of the GPU
+  // Programmatic dependent launch: the kernels of one operation after another may start before
+  // their predecessor has ended, and wait for its results themselves. What else runs on the stream
+  // need not take part. Only Hopper and newer; elsewhere it changes nothing.
+  bool dependent_launch = false;
+};
+
 namespace cpu_engine {
 class Pool;
+}
+namespace cuda_engine {
+struct Gpu;
 }
 
 // A device and what orders work on it. Copies share the same threads or stream. One Context is for
@@ -53,12 +67,15 @@ class Context {
   Buffer allocate(std::size_t bytes) const;
   // Waits for everything enqueued. A CPU call has always finished when it returns.
   void synchronize() const;
+  // Copies between this device and the host, in the stream's order, and waits: for set-up.
+  void copy(void* to, const void* from, std::size_t bytes) const;
 
-  cpu_engine::Pool& pool() const;  // for the CPU engine's own use
+  cpu_engine::Pool& pool() const;       // for the CPU engine's own use
+  const cuda_engine::Gpu& gpu() const;  // for the CUDA engine's own use
 
  private:
   friend Context cpu(CpuOptions);
-  friend Context cuda(void*, int);
+  friend Context cuda(CudaOptions);
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
@@ -68,8 +85,12 @@ class Context {
 // > 1024.
 Context cpu(CpuOptions options = {});
 
-// The CUDA engine on `stream` (a cudaStream_t) of device `index`. Throws Error{unsupported} when
-// the library was built without CUDA or no GPU is there.
+// The CUDA engine: calls are enqueued on the stream, in order, and return. Nothing on it is
+// looked at by the host: values that only the device knows (ids out of range, a permutation) are
+// the caller's to keep legal, where an operation does not say otherwise. Throws Error{unsupported}
+// when the library was built without CUDA, no such GPU is there, or it is older than compute
+// capability 8.0.
+Context cuda(CudaOptions options);
 Context cuda(void* stream = nullptr, int index = 0);
 
 }  // namespace shunt

@@ -6,10 +6,19 @@
 
 #include "core/check.hpp"
 #include "cpu/pool.hpp"
+#include "cuda/runtime.hpp"
 
 namespace shunt {
 
-Buffer::~Buffer() { std::free(data_); }
+void Buffer::release() {
+  if (data_ != nullptr && device_.type == DeviceType::cuda) {
+    cuda_engine::release(device_.index, data_);
+  } else {
+    std::free(data_);
+  }
+}
+
+Buffer::~Buffer() { release(); }
 
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
@@ -18,7 +27,7 @@ Buffer::Buffer(Buffer&& other) noexcept
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
-    std::free(data_);
+    release();
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     device_ = other.device_;
@@ -29,17 +38,36 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 struct Context::Impl {
   Impl(Device where, int threads) : device(where), pool(threads) {}
   Device device;
-  cpu_engine::Pool pool;
+  cpu_engine::Pool pool;  // of the caller alone on CUDA, for what a host does at set-up
+  cuda_engine::Gpu gpu{};
 };
 
 Device Context::device() const { return impl_->device; }
 int Context::threads() const { return impl_->pool.threads(); }
 cpu_engine::Pool& Context::pool() const { return impl_->pool; }
-void Context::synchronize() const {}
+const cuda_engine::Gpu& Context::gpu() const { return impl_->gpu; }
+
+void Context::synchronize() const {
+  if (impl_->device.type == DeviceType::cuda) cuda_engine::synchronize(impl_->gpu);
+}
+
+void Context::copy(void* to, const void* from, std::size_t bytes) const {
+  if (impl_->device.type == DeviceType::cuda) {
+    cuda_engine::copy(impl_->gpu, to, from, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
 
 Buffer Context::allocate(std::size_t bytes) const {
   Buffer buffer;
   if (bytes == 0) return buffer;
+  if (impl_->device.type == DeviceType::cuda) {
+    buffer.data_ = cuda_engine::allocate(impl_->gpu, bytes);
+    buffer.bytes_ = bytes;
+    buffer.device_ = impl_->device;
+    return buffer;
+  }
   // Large blocks start on a 2 MiB boundary: where the system grants huge pages, reads walk fewer
   // page tables.
   const std::size_t alignment = bytes >= (std::size_t{2} << 20) ? (std::size_t{2} << 20) : 64;
@@ -74,9 +102,31 @@ Context cpu(CpuOptions options) {
   return context;
 }
 
-Context cuda(void*, int) {
-  fail(Status::unsupported,
-       "cuda: this build of Shunt has no CUDA engine yet; the CPU engine is shunt::cpu()");
+Context cuda(CudaOptions options) {
+  Context context;
+  const cuda_engine::Gpu gpu =
+      cuda_engine::open(options.stream, options.index, options.dependent_launch);
+  context.impl_ = std::make_shared<Context::Impl>(Device{DeviceType::cuda, options.index}, 1);
+  context.impl_->gpu = gpu;
+  return context;
 }
+
+Context cuda(void* stream, int index) { return cuda({.stream = stream, .index = index}); }
+
+namespace cuda_engine {
+
+const Gpu& gpu(const Context& context) { return context.gpu(); }
+
+Support supported_device(const char* what, Device device) {
+  if (device.type == DeviceType::cpu) return {};
+  if (device.type != DeviceType::cuda) {
+    return refuse("{}: the device is of type {}: must be 0 (cpu) or 1 (cuda)", what,
+                  static_cast<int>(device.type));
+  }
+  if (!built) return refuse("{}: this build has no CUDA engine (SHUNT_CUDA=ON builds it in)", what);
+  return {};
+}
+
+}  // namespace cuda_engine
 
 }  // namespace shunt

@@ -2,7 +2,7 @@
 
 #include "cuda/devices.hpp"
 
-namespace shunt::cuda {
+namespace shunt::cuda_engine {
 
 DeviceList list_devices() {
   DeviceList list;
@@ -31,4 +31,4 @@ DeviceList list_devices() {
   return list;
 }
 
-}  // namespace shunt::cuda
+}  // namespace shunt::cuda_engine

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace shunt::cuda {
+namespace shunt::cuda_engine {
 
 struct DeviceInfo {
   std::string name;
@@ -24,4 +24,4 @@ struct DeviceList {
 // Never throws for a missing driver or GPU.
 DeviceList list_devices();
 
-}  // namespace shunt::cuda
+}  // namespace shunt::cuda_engine

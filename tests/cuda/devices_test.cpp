@@ -6,7 +6,7 @@ namespace {
 
 // Holds on every machine, with and without CUDA, driver or GPU: an answer, never a crash.
 TEST(Devices, EitherDevicesOrAReason) {
-  const shunt::cuda::DeviceList list = shunt::cuda::list_devices();
+  const shunt::cuda_engine::DeviceList list = shunt::cuda_engine::list_devices();
   EXPECT_EQ(list.devices.empty(), !list.reason.empty());
   for (const auto& device : list.devices) {
     EXPECT_FALSE(device.name.empty());
@@ -17,8 +17,8 @@ TEST(Devices, EitherDevicesOrAReason) {
 }
 
 TEST(Devices, AskingTwiceGivesTheSame) {
-  const auto first = shunt::cuda::list_devices();
-  const auto second = shunt::cuda::list_devices();
+  const auto first = shunt::cuda_engine::list_devices();
+  const auto second = shunt::cuda_engine::list_devices();
   EXPECT_EQ(first.devices.size(), second.devices.size());
   EXPECT_EQ(first.reason, second.reason);
 }

@@ -5,7 +5,7 @@
 namespace shunt::tool {
 
 Gpus list_gpus() {
-  const cuda::DeviceList found = cuda::list_devices();
+  const cuda_engine::DeviceList found = cuda_engine::list_devices();
   Gpus gpus;
   gpus.reason = found.reason;
   for (const auto& device : found.devices) {

@@ -1,5 +1,4 @@
-// The GPUs that this process sees. Apart, because the namespace shunt::cuda of the engine's own
-// headers and the function shunt::cuda of the public ones cannot meet in one file.
+// The GPUs that this process sees.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,104 @@
+#include "cuda/runtime.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/launch.hpp"
+
+namespace shunt::cuda_engine {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // reported here; the next call must not see it
+  const Status status =
+      error == cudaErrorMemoryAllocation ? Status::out_of_memory : Status::internal;
+  throw Error(status, std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+namespace {
+
+// Makes a GPU current, and the one before it again at the end.
+class Current {
+ public:
+  explicit Current(int index) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != index) check(cudaSetDevice(index), "cudaSetDevice");
+    index_ = index;
+  }
+  ~Current() {
+    if (before_ != index_) cudaSetDevice(before_);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int before_ = 0, index_ = 0;
+};
+
+}  // namespace
+
+Gpu open(void* stream, int index, bool dependent_launch) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    throw Error(Status::unsupported,
+                std::string("cuda: no GPU is there (") +
+                    (error != cudaSuccess ? cudaGetErrorString(error) : "none is visible") +
+                    "); the CPU engine is shunt::cpu()");
+  }
+  if (index < 0 || index >= count) {
+    throw Error(Status::unsupported, "cuda: index is " + std::to_string(index) + ": must be 0 to " +
+                                         std::to_string(count - 1));
+  }
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, index), "cudaDeviceGetAttribute");
+    return value;
+  };
+  Gpu gpu{.index = index, .stream = stream, .dependent_launch = dependent_launch};
+  gpu.compute = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                attribute(cudaDevAttrComputeCapabilityMinor);
+  if (gpu.compute < 80) {
+    throw Error(Status::unsupported,
+                "cuda: GPU " + std::to_string(index) + " has compute capability " +
+                    std::to_string(gpu.compute / 10) + "." + std::to_string(gpu.compute % 10) +
+                    ": must be 8.0 or newer");
+  }
+  gpu.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  gpu.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
+  if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
+  return gpu;
+}
+
+void* allocate(const Gpu& gpu, std::size_t bytes) {
+  const Current current(gpu.index);
+  void* data = nullptr;
+  const std::string what = "allocate: " + std::to_string(bytes) + " bytes on GPU " +
+                           std::to_string(gpu.index) + " cannot be had";
+  check(cudaMalloc(&data, bytes), what.c_str());
+  if (const cudaError_t error = cudaMemset(data, 0, bytes); error != cudaSuccess) {
+    cudaFree(data);
+    check(error, "cudaMemset");
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  return data;
+}
+
+void release(int index, void* data) noexcept {
+  int before = 0;
+  if (cudaGetDevice(&before) != cudaSuccess) return;  // the process is ending
+  if (before != index) cudaSetDevice(index);
+  cudaFree(data);
+  if (before != index) cudaSetDevice(before);
+}
+
+void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const Current current(gpu.index);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(gpu)), "copy");
+  check(cudaStreamSynchronize(stream_of(gpu)), "copy");
+}
+
+void synchronize(const Gpu& gpu) { check(cudaStreamSynchronize(stream_of(gpu)), "synchronize"); }
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,50 @@
+// What the host side of the CUDA engine shares: memory, copies, what the GPU is. Built with or
+// without CUDA; without, every call but built() is never reached.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shunt/error.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+class Context;
+}
+
+namespace shunt::cuda_engine {
+
+#if SHUNT_CUDA_BUILT
+inline constexpr bool built = true;
+#else
+inline constexpr bool built = false;
+#endif
+
+// A GPU and the stream that orders work on it.
+struct Gpu {
+  int index = 0;
+  void* stream = nullptr;         // cudaStream_t
+  bool dependent_launch = false;  // kernels may start before their predecessor has ended
+  int compute = 0;                // 90 for 9.0
+  int multiprocessors = 0;
+  int shared_bytes = 0;     // that a block may ask for
+  int largest_cluster = 1;  // blocks that a cluster may have; 1 before Hopper
+  std::size_t l2_bytes = 0;
+};
+
+// Yes for the CPU, and for CUDA when the engine is built in. `what`: "route".
+Support supported_device(const char* what, Device device);
+
+// Throws Error{unsupported} when there is no such GPU or it is older than compute capability 8.0.
+Gpu open(void* stream, int index, bool dependent_launch);
+// What a CUDA context works on.
+const Gpu& gpu(const Context& context);
+
+// Throws Error{out_of_memory}. 256-byte aligned, zeroed.
+void* allocate(const Gpu& gpu, std::size_t bytes);
+void release(int index, void* data) noexcept;
+// Both wait.
+void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes);
+void synchronize(const Gpu& gpu);
+
+}  // namespace shunt::cuda_engine
