@@ -37,6 +37,9 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 struct Context::Impl {
   Impl(Device where, int threads) : device(where), pool(threads) {}
+  ~Impl() { cuda_engine::close(gpu); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   Device device;
   cpu_engine::Pool pool;  // of the caller alone on CUDA, for what a host does at set-up
   cuda_engine::Gpu gpu{};
@@ -104,10 +107,8 @@ Context cpu(CpuOptions options) {
 
 Context cuda(CudaOptions options) {
   Context context;
-  const cuda_engine::Gpu gpu =
-      cuda_engine::open(options.stream, options.index, options.dependent_launch);
   context.impl_ = std::make_shared<Context::Impl>(Device{DeviceType::cuda, options.index}, 1);
-  context.impl_->gpu = gpu;
+  context.impl_->gpu = cuda_engine::open(options.stream, options.index, options.dependent_launch);
   return context;
 }
 

@@ -17,6 +17,7 @@ DeviceList list_devices() {
 }
 
 Gpu open(void*, int, bool) { absent(); }
+void close(const Gpu&) noexcept {}
 void* allocate(const Gpu&, std::size_t) { absent(); }
 void release(int, void*) noexcept {}
 void copy(const Gpu&, void*, const void*, std::size_t) { absent(); }

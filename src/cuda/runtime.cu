@@ -67,7 +67,12 @@ Gpu open(void* stream, int index, bool dependent_launch) {
   gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   gpu.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
+  gpu.tickets = static_cast<std::uint32_t*>(allocate(gpu, ticket_count * sizeof(std::uint32_t)));
   return gpu;
+}
+
+void close(const Gpu& gpu) noexcept {
+  if (gpu.tickets != nullptr) release(gpu.index, gpu.tickets);
 }
 
 void* allocate(const Gpu& gpu, std::size_t bytes) {

@@ -30,13 +30,23 @@ struct Gpu {
   int shared_bytes = 0;     // that a block may ask for
   int largest_cluster = 1;  // blocks that a cluster may have; 1 before Hopper
   std::size_t l2_bytes = 0;
+  // Counters by which the last block of a kernel knows that it is the last. Zero between kernels:
+  // whoever counts resets. Kernels of one context run one after another, so that they can share.
+  std::uint32_t* tickets = nullptr;
 };
+
+// Who counts with which of Gpu::tickets.
+inline constexpr int order_tickets = 0;    // 0 .. 15
+inline constexpr int router_tickets = 16;  // 16 .. 31
+inline constexpr int ticket_count = 256;
 
 // Yes for the CPU, and for CUDA when the engine is built in. `what`: "route".
 Support supported_device(const char* what, Device device);
 
 // Throws Error{unsupported} when there is no such GPU or it is older than compute capability 8.0.
+// Its tickets are freed by close().
 Gpu open(void* stream, int index, bool dependent_launch);
+void close(const Gpu& gpu) noexcept;
 // What a CUDA context works on.
 const Gpu& gpu(const Context& context);
 
