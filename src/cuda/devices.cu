@@ -4,6 +4,14 @@
 
 namespace shunt::cuda_engine {
 
+namespace {
+
+std::string version(int number) {  // 13000 -> "13.0"
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+}  // namespace
+
 DeviceList list_devices() {
   DeviceList list;
   int count = 0;
@@ -25,9 +33,16 @@ DeviceList list_devices() {
                             .compute_major = properties.major,
                             .compute_minor = properties.minor,
                             .multiprocessors = properties.multiProcessorCount,
-                            .memory_bytes = properties.totalGlobalMem});
+                            .memory_bytes = properties.totalGlobalMem,
+                            .l2_bytes = static_cast<std::size_t>(properties.l2CacheSize)});
   }
-  if (list.devices.empty()) list.reason = "no GPU that answers";
+  if (list.devices.empty()) {
+    list.reason = "no GPU that answers";
+    return list;
+  }
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess) list.driver = version(driver);
+  if (cudaRuntimeGetVersion(&runtime) == cudaSuccess) list.runtime = version(runtime);
   return list;
 }
 

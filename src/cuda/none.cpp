@@ -1,6 +1,8 @@
 // The build without CUDA: there is no GPU, and it says so.
+#include "cuda/ceilings.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/runtime.hpp"
+#include "cuda/timing.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -22,5 +24,15 @@ void* allocate(const Gpu&, std::size_t) { absent(); }
 void release(int, void*) noexcept {}
 void copy(const Gpu&, void*, const void*, std::size_t) { absent(); }
 void synchronize(const Gpu&) { absent(); }
+
+Stream::Stream(int) { absent(); }
+Stream::~Stream() = default;
+GraphTimes time_in_graph(const Context&, const std::function<void(std::int64_t)>&,
+                         const GraphOptions&) {
+  absent();
+}
+void fill_normal(const Context&, Tensor, float, std::uint64_t) { absent(); }
+double Ceilings::floor_us(double, double) const { absent(); }
+Ceilings measure_ceilings(const Context&) { absent(); }
 
 }  // namespace shunt::cuda_engine
