@@ -102,9 +102,45 @@ TEST(Bench, EveryStageOfASmallShape) {
   check_form(json);
   std::set<std::string> ops;
   for (const auto& row : json["rows"]) ops.insert(row["op"]);
-  EXPECT_EQ(ops, (std::set<std::string>{"route", "order", "gather", "grouped_gemm", "activate",
-                                        "combine", "layer"}));
-  EXPECT_EQ(json["rows"].size(), 16u);  // grouped_gemm: gate_up and down
+  EXPECT_EQ(ops, (std::set<std::string>{"route", "gate", "order", "shuffle", "gather",
+                                        "grouped_gemm", "activate", "combine", "layer"}));
+  EXPECT_EQ(json["rows"].size(), 20u);  // grouped_gemm: gate_up and down
+}
+
+// Stages that see neither rows nor weights take a shape without them, and any rule.
+TEST(Bench, GatesAndShufflesTakeARule) {
+  const auto row = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "bench");
+    for (const char* more : {"--experts", "64", "--top-k", "4", "--tokens", "9", "--seconds",
+                             "0.01", "--wait", "0", "--json"}) {
+      arguments.emplace_back(more);
+    }
+    const Outcome outcome = shunt(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = parsed(outcome.out);
+    check_form(json);
+    return json["rows"][0];
+  };
+  const Json gate = row({"gate", "--rule", "biased-sigmoid", "--groups", "8,4", "--dtype", "f32"});
+  EXPECT_EQ(gate["case"], "T9 E64 k4 g8/4");
+  EXPECT_NEAR(gate["bytes"], 4 * 9 * 64 + 4 * 64 + 8 * 9 * 4, 1e-6);
+  const Json shuffle = row({"shuffle", "--rule", "none"});
+  EXPECT_EQ(shuffle["op"], "shuffle");
+  EXPECT_NEAR(shuffle["bytes"], 2 * 9 * 64 + 8 * 9 * 4 + 8 * 9 * 4 + 4 * 65, 1e-6);
+}
+
+// Without a GPU an error that says so; with one, every case of a stage.
+TEST(Bench, OnAGpuOrNotAtAll) {
+  const Outcome outcome = shunt({"bench", "order", "--grid", "--device", "cuda", "--json"});
+  if (outcome.code != 0) {
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(contains(outcome.err, "cuda") || contains(outcome.err, "CUDA")) << outcome.err;
+    GTEST_SKIP() << outcome.err;
+  }
+  const Json json = parsed(outcome.out);
+  check_form(json);
+  for (const auto& row : json["rows"]) EXPECT_EQ(row["device"], "cuda");
+  EXPECT_GT(json["ceilings"]["launch_us"], 0);
 }
 
 TEST(Bench, RoutingsHitAsManyExpertsAsTheySay) {

@@ -28,7 +28,11 @@ struct BenchOptions {
   DType dtype = DType::bf16;
   std::string routing = "uniform";
   std::string rotate;
-  double seconds = 1;
+  std::optional<double> seconds;
+  std::string rule, groups;
+  int tile = 0;
+  bool grid = false;
+  bool dependent_launch = false;
   double wait = 3;
   DeviceOptions device;
   JsonOption json;
@@ -40,14 +44,15 @@ struct Stage {
   void (*run)(const BenchPlan&, const Context&, Emit&);
 };
 constexpr Stage stages[] = {
-    {"route", bench_route}, {"order", bench_order},       {"gather", bench_gather},
-    {"gemm", bench_gemm},   {"activate", bench_activate}, {"combine", bench_combine},
-    {"layer", bench_layer},
+    {"route", bench_route},       {"gate", bench_gate},       {"order", bench_order},
+    {"shuffle", bench_shuffle},   {"gather", bench_gather},   {"gemm", bench_gemm},
+    {"activate", bench_activate}, {"combine", bench_combine}, {"layer", bench_layer},
 };
+constexpr const char* gpu_stages[] = {"route", "gate", "order", "shuffle", "gather", "combine"};
 
 std::string stage_names() {
   std::string names;
-  for (const auto& stage : stages) names += std::string(stage.name) + ", ";
+  for (const auto& stage : stages) names += std::string(stage.name) + " ";
   return names + "all";
 }
 
@@ -91,10 +96,38 @@ int list_models() {
   return exit_done;
 }
 
+// --rule and --groups, over what the shape says.
+void apply_rule(const BenchOptions& options, RouteSpec& route) {
+  if (options.rule == "softmax") {
+    route.score = Score::softmax;
+    route.renormalize = true;
+  } else if (options.rule == "top-softmax") {
+    route = bench::softmax_of_top(route.experts, route.top_k);
+  } else if (options.rule == "biased-sigmoid") {
+    route = bench::biased_groups(route.experts, route.top_k, route.groups);
+  } else if (options.rule == "none") {
+    route.score = Score::none;
+    route.renormalize = false;
+  }
+  if (options.groups.empty()) return;
+  const auto numbers = parse_list("--groups", options.groups, 1, 4096);
+  if (numbers.size() != 2) {
+    throw UsageError(
+        fmt::format("--groups: '{}' is not COUNT,KEEP; 8,4 for DeepSeek-V3's", options.groups));
+  }
+  route.groups = {.count = static_cast<int>(numbers[0]),
+                  .keep = static_cast<int>(numbers[1]),
+                  .rank_by = route.selection_bias ? GroupRank::sum_of_top_2 : GroupRank::max};
+}
+
 // The shape that was asked for: a known model, a checkpoint, or given numbers; numbers override.
 BenchPlan make_plan(const BenchOptions& options) {
   BenchPlan plan;
-  const bool given = options.experts && options.top_k && options.hidden && options.intermediate;
+  const std::string& stage = options.stage;
+  const bool inner = stage == "gemm" || stage == "activate" || stage == "layer" || stage == "all";
+  const bool width = stage != "gate" && stage != "order" && stage != "shuffle";
+  const bool given = options.experts && options.top_k && (options.hidden || !width) &&
+                     (options.intermediate || !inner);
   if (!options.model.empty()) {
     if (const bench::Model* model = bench::find_model(options.model)) {
       plan.title = model->title;
@@ -114,11 +147,13 @@ BenchPlan make_plan(const BenchOptions& options) {
     }
   } else if (given) {
     plan.title = "given shape";
-    plan.spec = bench::plain_layer(*options.hidden, *options.intermediate, *options.experts,
-                                   *options.top_k);
+    plan.whole = options.hidden && options.intermediate;
+    plan.spec = bench::plain_layer(options.hidden.value_or(1), options.intermediate.value_or(1),
+                                   *options.experts, *options.top_k);
   } else if (options.experts || options.top_k || options.hidden || options.intermediate) {
     throw UsageError(
-        "without --model a shape is all of --experts, --top-k, --hidden and --intermediate");
+        "without --model a shape is all of --experts, --top-k, --hidden and --intermediate; route, "
+        "gather and combine need no --intermediate, gate, order and shuffle only the first two");
   } else {
     const bench::Model* model = bench::find_model("qwen3-30b-a3b");
     plan.title = model->title;
@@ -141,6 +176,7 @@ BenchPlan make_plan(const BenchOptions& options) {
     if (spec.latent == 0) spec.experts.hidden = spec.hidden;
     override_with(spec.experts.intermediate, options.intermediate, "intermediate");
   }
+  apply_rule(options, plan.spec.route);
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
@@ -151,14 +187,15 @@ BenchPlan make_plan(const BenchOptions& options) {
   plan.rotate_bytes = options.rotate.empty()
                           ? std::max<std::int64_t>(1'000'000'000, 8 * last_cache_bytes())
                           : parse_bytes("--rotate-bytes", options.rotate);
-  plan.seconds = options.seconds;
+  plan.seconds = options.seconds.value_or(1);
+  plan.tile = options.tile;
   return plan;
 }
 
 // Columns are fixed, so that rows can be printed as they come.
 void print_heading(const BenchPlan& plan, const Context& context, double busy) {
   fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
-  fmt::print("{}", wrap(describe(plan.spec), 2));
+  fmt::print("{}", wrap(plan.whole ? describe(plan.spec) : describe(plan.spec.route), 2));
   fmt::print("{}",
              wrap(fmt::format("{}, {} thread{}, {}; {} routing, weights rotate past {}", cpu_name(),
                               context.threads(), context.threads() == 1 ? "" : "s", isa_name(),
@@ -169,26 +206,47 @@ void print_heading(const BenchPlan& plan, const Context& context, double busy) {
                paint(Style::warn,
                      fmt::format("not idle: {} of this machine is busy already", percent(busy))));
   }
-  fmt::print(
-      "\n{}\n",
-      paint(Style::dim, fmt::format("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6}", "case",
-                                    "time", "min", "max", "bytes", "ops", "floor", "share")));
+  print_columns();
 }
-void print_row(const Row& row) {
-  const Style style = row.share >= 0.8 ? Style::good : Style::plain;
-  // "1.21 GFLOP" -> "1.21 G": the heading says what they are.
-  std::string ops = row.flops > 0 ? operations(row.flops) : "-";
-  if (const auto unit = ops.find("FLOP"); unit != std::string::npos) ops.resize(unit);
-  const std::string name =
-      row.op == "grouped_gemm" ? row.label : fmt::format("{} {}", row.op, row.label);
-  fmt::print("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {}\n", name, duration(row.us),
-             duration(row.us_min), duration(row.us_max), size(row.bytes), ops,
-             duration(row.floor_us), paint(style, fmt::format("{:>6}", percent(row.share))));
-  std::fflush(stdout);
+
+// What `--device cuda` can do: the stages, or the grid's rows of them.
+int run_gpu(const BenchOptions& options) {
+  GpuBench wanted{.title = "the grid of the routing stages",
+                  .dependent_launch = options.dependent_launch};
+  const auto takes = [&](const std::string& stage) {
+    return options.stage == stage || options.stage == "all";
+  };
+  if (options.grid) {
+    for (const auto& shape : bench::routing_grid()) {
+      if (takes(shape.stage)) wanted.shapes.push_back(shape);
+    }
+  } else {
+    const BenchPlan plan = make_plan(options);
+    wanted.title = plan.title;
+    wanted.spread = plan.spread;
+    for (const char* stage : gpu_stages) {
+      if (!takes(stage)) continue;
+      for (auto& shape : stage_shapes(plan, stage)) wanted.shapes.push_back(shape);
+    }
+  }
+  if (wanted.shapes.empty()) {
+    throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
+                                                 options.stage, fmt::join(gpu_stages, ", ")));
+  }
+  wanted.skip_unsupported = options.stage == "all";
+  if (!options.rotate.empty()) {
+    wanted.rotate_bytes = parse_bytes("--rotate-bytes", options.rotate);
+  }
+  if (options.seconds) wanted.seconds = *options.seconds;
+  return bench_gpu(wanted, options.json);
 }
 
 int run_bench(const BenchOptions& options) {
   if (options.list_models) return list_models();
+  if (options.device.device == "cuda") return run_gpu(options);
+  if (options.grid || options.dependent_launch) {
+    throw UsageError("--grid and --dependent-launch are about a GPU: --device cuda");
+  }
   const BenchPlan plan = make_plan(options);
   const Context context = open_device(options.device);
   if (!options.json.file.empty()) check_writable(options.json.file);
@@ -248,6 +306,37 @@ int run_bench(const BenchOptions& options) {
 
 }  // namespace
 
+void print_columns() {
+  fmt::print(
+      "\n{}\n",
+      paint(Style::dim, fmt::format("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6}", "case",
+                                    "time", "min", "max", "bytes", "ops", "floor", "share")));
+}
+
+void print_row(const Row& row) {
+  const Style style = row.share >= 0.8 ? Style::good : Style::plain;
+  // "1.21 GFLOP" -> "1.21 G": the heading says what they are.
+  std::string ops = row.flops > 0 ? operations(row.flops) : "-";
+  if (const auto unit = ops.find("FLOP"); unit != std::string::npos) ops.resize(unit);
+  const std::string name =
+      row.op == "grouped_gemm" ? row.label : fmt::format("{} {}", row.op, row.label);
+  fmt::print("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {}\n", name, duration(row.us),
+             duration(row.us_min), duration(row.us_max), size(row.bytes), ops,
+             duration(row.floor_us), paint(style, fmt::format("{:>6}", percent(row.share))));
+  std::fflush(stdout);
+}
+
+std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::string& stage) {
+  std::vector<bench::StageShape> shapes;
+  const bool rows = stage == "gather" || stage == "combine";
+  for (const auto tokens : plan.tokens) {
+    shapes.push_back({stage, plan.spec.route, tokens,
+                      rows ? plan.spec.experts.hidden : plan.spec.hidden, plan.dtype,
+                      stage == "order" ? plan.tile : 0});
+  }
+  return shapes;
+}
+
 void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const Case& work) {
   if (!emit.started) emit.start();
   emit.started = true;
@@ -274,7 +363,7 @@ void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command =
       app.add_subcommand("bench", "one stage or the whole layer over numbers of tokens");
-  command->add_option("stage", options->stage, "what: " + stage_names())
+  command->add_option("stage", options->stage, stage_names())
       ->option_text(" ")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
@@ -315,9 +404,30 @@ void add_bench(CLI::App& app, Action& action) {
           ""));
   command
       ->add_option("--rotate-bytes", options->rotate,
-                   "bytes read before any is read again (default: 1G, or 8 x L3)")
+                   "bytes read before any is read again (1G, or 8 x L3; GPU 2 x L2)")
       ->option_text("SIZE");
-  command->add_option("--seconds", options->seconds, "about this long a case (default: 1)")
+  command->add_option("--rule", options->rule, "softmax, top-softmax, biased-sigmoid or none")
+      ->option_text("NAME")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            for (const char* rule : {"softmax", "top-softmax", "biased-sigmoid", "none"}) {
+              if (text == rule) return {};
+            }
+            return fmt::format("'{}' is not softmax, top-softmax, biased-sigmoid or none", text);
+          },
+          ""));
+  command->add_option("--groups", options->groups, "groups of experts, and how many are kept")
+      ->option_text("COUNT,KEEP");
+  command
+      ->add_option("--tile", options->tile, "order on a GPU: rows of a padded tile (default: none)")
+      ->option_text("N")
+      ->check(whole_number(0, 1024));
+  command->add_flag("--grid", options->grid,
+                    "on a GPU: the shapes of docs/performance.md, of one stage or all");
+  command->add_flag("--dependent-launch", options->dependent_launch,
+                    "on a GPU: a kernel may start before its predecessor has ended");
+  command
+      ->add_option("--seconds", options->seconds, "about this long a case (default: 1, GPU 0.06)")
       ->option_text("S")
       ->check(CLI::Range(0.01, 600.0));
   command->add_option("--wait", options->wait, "at most this long for an idle machine (default: 3)")
@@ -329,6 +439,8 @@ void add_bench(CLI::App& app, Action& action) {
       "--experts, --top-k, --hidden and --intermediate override a model's numbers.\n"
       "Examples:\n"
       "  shunt bench layer --model qwen3-30b-a3b --tokens 1,2048 --dtype bf16\n"
+      "  shunt bench gate --device cuda --experts 256 --top-k 8 --rule biased-sigmoid --groups "
+      "8,4\n"
       "  shunt bench gemm --experts 16 --top-k 2 --hidden 1024 --intermediate 2048 --routing zipf");
   command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
 }

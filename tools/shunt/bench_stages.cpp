@@ -1,10 +1,11 @@
-// shunt bench route | order | gather | gemm | activate | combine: one stage alone.
+// shunt bench STAGE on the CPU: one stage alone.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "bench.hpp"
+#include "bench_cases.hpp"
 #include "cost.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/combine.hpp"
@@ -115,6 +116,34 @@ void bench_route(const BenchPlan& plan, const Context& context, Emit& emit) {
                   },
               .cost = [&](std::int64_t) { return cost; }});
   }
+}
+
+namespace {
+
+// Logits come out of the cache of the stage before: enough copies that no branch is learnt.
+void bench_from_logits(const char* stage, const BenchPlan& plan, const Context& context,
+                       Emit& emit) {
+  for (const auto& shape : stage_shapes(plan, stage)) {
+    const StageCase work = make_case(context, shape, plan.spread,
+                                     std::min<std::int64_t>(plan.rotate_bytes, 16'000'000));
+    run_case(plan, context, emit,
+             {.op = work.op,
+              .label = work.label,
+              .dtype = work.dtype,
+              .variants = work.variants,
+              .call = work.call,
+              .cost = [&](std::int64_t) { return work.cost; }});
+  }
+}
+
+}  // namespace
+
+void bench_gate(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_from_logits("gate", plan, context, emit);
+}
+
+void bench_shuffle(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_from_logits("shuffle", plan, context, emit);
 }
 
 void bench_order(const BenchPlan& plan, const Context& context, Emit& emit) {

@@ -1,6 +1,9 @@
 #include "gpus.hpp"
 
+#include <fmt/format.h>
+
 #include "cuda/devices.hpp"
+#include "terminal.hpp"
 
 namespace shunt::tool {
 
@@ -8,13 +11,34 @@ Gpus list_gpus() {
   const cuda_engine::DeviceList found = cuda_engine::list_devices();
   Gpus gpus;
   gpus.reason = found.reason;
+  gpus.driver = found.driver;
+  gpus.runtime = found.runtime;
   for (const auto& device : found.devices) {
     gpus.list.push_back(
         {device.name,
          std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor),
-         device.multiprocessors, device.memory_bytes});
+         device.multiprocessors, device.memory_bytes, device.l2_bytes});
   }
   return gpus;
+}
+
+nlohmann::ordered_json gpu_ceilings_json(const cuda_engine::Ceilings& ceilings) {
+  nlohmann::ordered_json json = {{"read_GBps", ceilings.read / 1e9},
+                                 {"copy_GBps", ceilings.copy / 1e9},
+                                 {"launch_us", ceilings.launch_us},
+                                 {"read_start_us", ceilings.read_start_us}};
+  if (ceilings.bf16_flops > 0) json["bf16_TFLOPs"] = ceilings.bf16_flops / 1e12;
+  return json;
+}
+
+std::string describe(const cuda_engine::Ceilings& ceilings) {
+  std::string text =
+      fmt::format("a launch {}, one that only reads {} + bytes / {}, copies {} of both ways",
+                  duration(ceilings.launch_us), duration(ceilings.read_start_us),
+                  rate(ceilings.read, "B/s"), rate(ceilings.copy, "B/s"));
+  if (ceilings.bf16_flops > 0)
+    text += fmt::format(", bf16 {}", rate(ceilings.bf16_flops, "FLOP/s"));
+  return text;
 }
 
 }  // namespace shunt::tool

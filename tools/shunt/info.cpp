@@ -3,12 +3,15 @@
 #include <CLI/Version.hpp>
 
 #include <memory>
+#include <optional>
 
 #include "cpu/features.hpp"
+#include "cuda/timing.hpp"
 #include "gpus.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "report.hpp"
+#include "shunt/error.hpp"
 #include "terminal.hpp"
 
 namespace shunt::tool {
@@ -27,6 +30,20 @@ std::string library_versions() {
                      NLOHMANN_JSON_VERSION_PATCH);
 }
 
+// Of each GPU that the engine runs on; a reason where it does not.
+struct GpuLimits {
+  std::optional<cuda_engine::Ceilings> ceilings;
+  std::string reason;
+};
+GpuLimits measure_gpu(int index) {
+  try {
+    const cuda_engine::Stream stream(index);
+    return {cuda_engine::measure_ceilings(cuda(stream.get(), index)), {}};
+  } catch (const shunt::Error& error) {
+    return {{}, error.what()};
+  }
+}
+
 int info(const InfoOptions& options) {
   const Context context = open_device(options.device);
   const Context one = cpu({.threads = 1});
@@ -42,11 +59,17 @@ int info(const InfoOptions& options) {
   for (const auto& peak : peaks) ceilings[peak.key] = peak.per_second / 1e9;
 
   Json devices = Json::array();
+  std::vector<GpuLimits> limits;
   for (const auto& gpu : gpus.list) {
-    devices.push_back({{"name", gpu.name},
-                       {"compute_capability", gpu.compute},
-                       {"multiprocessors", gpu.multiprocessors},
-                       {"memory_bytes", gpu.memory_bytes}});
+    limits.push_back(measure_gpu(static_cast<int>(limits.size())));
+    const GpuLimits& limit = limits.back();
+    devices.push_back(
+        {{"name", gpu.name},
+         {"compute_capability", gpu.compute},
+         {"multiprocessors", gpu.multiprocessors},
+         {"memory_bytes", gpu.memory_bytes},
+         {"l2_bytes", gpu.l2_bytes},
+         {"ceilings", limit.ceilings ? gpu_ceilings_json(*limit.ceilings) : Json(limit.reason)}});
   }
   if (options.json.wanted) {
     emit_json(options.json, {{"machine", machine},
@@ -55,6 +78,8 @@ int info(const InfoOptions& options) {
                              {"cpu_flags", cpu_engine::features().flags()},
                              {"gpus", devices},
                              {"gpu_note", gpus.reason},
+                             {"cuda_driver", gpus.driver},
+                             {"cuda_runtime", gpus.runtime},
                              {"libraries", library_versions()}});
     if (options.json.to_stdout()) return exit_done;
   }
@@ -82,10 +107,17 @@ int info(const InfoOptions& options) {
     table.row({peak.name, rate(peak.per_second, peak.floating ? "FLOP/s" : "op/s")});
   }
   if (gpus.list.empty()) table.row({"GPU", gpus.reason});
-  for (const auto& gpu : gpus.list) {
+  for (std::size_t i = 0; i < gpus.list.size(); ++i) {
+    const Gpu& gpu = gpus.list[i];
     table.row(
-        {"GPU", fmt::format("{}, compute {}, {} multiprocessors, {}", gpu.name, gpu.compute,
-                            gpu.multiprocessors, size(static_cast<double>(gpu.memory_bytes)))});
+        {"GPU", fmt::format("{}, compute {}, {} multiprocessors, {}, L2 {}", gpu.name, gpu.compute,
+                            gpu.multiprocessors, size(static_cast<double>(gpu.memory_bytes)),
+                            size(static_cast<double>(gpu.l2_bytes)))});
+    table.fact("", limits[i].ceilings ? describe(*limits[i].ceilings) : limits[i].reason,
+               page_width - 14);
+  }
+  if (!gpus.list.empty()) {
+    table.row({"CUDA", fmt::format("driver {}, run-time {}", gpus.driver, gpus.runtime)});
   }
   table.row({"libraries", library_versions()});
   fmt::print("{}", table.str());

@@ -1,0 +1,29 @@
+// The routing stages' shapes that docs/performance.md reports: `shunt bench STAGE --grid`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shunt/route.hpp"
+
+namespace shunt::bench {
+
+// One case of one of the stages around the experts' GEMMs.
+struct StageShape {
+  std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
+                      // order), gather, combine
+  RouteSpec route;
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;
+  DType dtype = DType::bf16;  // of hidden states and router weights, of logits, or of rows
+  int tile = 0;               // order: of the padded form; 0: the compact one
+};
+
+const std::vector<StageShape>& routing_grid();
+// The k best logits, weighed by a softmax over these.
+RouteSpec softmax_of_top(int experts, int top_k);
+// DeepSeek-V3's: sigmoid scores, selected with a bias within the best groups, renormalised.
+RouteSpec biased_groups(int experts, int top_k, Groups groups);
+
+}  // namespace shunt::bench

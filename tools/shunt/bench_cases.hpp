@@ -1,0 +1,35 @@
+// The stages around the experts' GEMMs as cases that run on any device: their tensors, the call,
+// what it costs at least, and a check against the CPU engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "bench/shapes/grid.hpp"
+#include "cost.hpp"
+#include "routing.hpp"
+
+namespace shunt::tool {
+
+struct StageCase {
+  std::string op;
+  std::string label;
+  DType dtype = DType::f32;
+  // Call i reads and writes other memory than call i - 1; after the last comes the first.
+  std::int64_t variants = 1;
+  Cost cost;
+  bool on_tensor_cores = false;  // cost.flops count towards the floor
+  std::function<void(std::int64_t)> call;
+  // Throws Error{internal} when what call(0) leaves is not the CPU engine's result.
+  std::function<void()> check;
+};
+
+// Throws Error{unsupported} with the engine's reason where it does not compute the shape.
+StageCase make_case(const Context& context, const bench::StageShape& shape, Spread spread,
+                    std::int64_t rotate_bytes);
+// The part of it that makes gather and combine.
+StageCase rows_case(const Context& context, const bench::StageShape& shape, Spread spread,
+                    std::int64_t rotate_bytes);
+
+}  // namespace shunt::tool

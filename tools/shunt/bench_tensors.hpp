@@ -1,0 +1,63 @@
+// What the cases of a benchmark are made of: tensors in many copies, ids and their order, and
+// copies on the host to check with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "routing.hpp"
+#include "shunt/context.hpp"
+#include "shunt/order.hpp"
+
+namespace shunt::tool {
+
+// How many copies of what a call moves it takes to pass rotate_bytes: 8 to 256, fewer where memory
+// is short.
+std::int64_t variants_for(double bytes_of_a_call, std::int64_t rotate_bytes);
+// Throws Error{unsupported} with the reason of a no.
+void require(const Support& support);
+// Throws the Error{internal} of a result that is not the CPU engine's.
+[[noreturn]] void differs(const std::string& label, const std::string& how);
+// The engine that results are checked with.
+const Context& host();
+
+// Tensors of one shape in one allocation, each on a boundary of 256 bytes. Empty: not given.
+class Variants {
+ public:
+  Variants() = default;
+  Variants(const Context& context, DType dtype, std::vector<std::int64_t> shape,
+           std::int64_t count);
+  Tensor operator[](std::int64_t i) const;
+  std::int64_t count() const { return count_; }
+
+ private:
+  Device device_;
+  DType dtype_ = DType::f32;
+  std::vector<std::int64_t> shape_;
+  std::int64_t count_ = 0, stride_ = 0;
+  Buffer memory_;
+};
+// Each with normal deviates of its own.
+void fill(const Context& context, const Variants& tensors, float deviation, std::uint64_t seed);
+
+// A copy of a dense tensor on the host; also the memory of a result there.
+struct OnHost {
+  OnHost(const Context& context, const Tensor& there);
+  const std::int32_t* ints() const { return tensor.as<std::int32_t>(); }
+  const float* floats() const { return tensor.as<float>(); }
+  Buffer memory;
+  Tensor tensor;
+};
+
+// A few draws of ids [tokens, top_k], and the order of each by the CPU engine.
+struct Batches {
+  Batches(const RouteSpec& route, Spread spread, std::int64_t tokens);
+  OrderSpec spec;
+  std::vector<std::vector<std::int32_t>> ids, offsets, permutation, inverse;
+};
+// Draw i into copy i; copies beyond the draws repeat them at other places.
+void upload(const Context& context, const Variants& to,
+            const std::vector<std::vector<std::int32_t>>& draws);
+
+}  // namespace shunt::tool
