@@ -128,6 +128,7 @@ struct RouteOutputs {
   Tensor weights{};  // [T, S] f32
   Tensor dense{};    // [T, E + shared.count] f32: weights at their experts, 0 elsewhere
   Tensor logits{};   // [T, C] f32: logits with bias and soft cap, as selection saw them
+  Tensor replay{};   // [T, k] i16: the selected experts alone, to be replayed in training
 };
 
 // NaN and -inf in logits (or in q) count as -FLT_MAX and +inf as FLT_MAX, so that ids are always

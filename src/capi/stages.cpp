@@ -50,7 +50,8 @@ shunt_status shunt_route(const shunt_context* context, const shunt_route_spec* s
                  {.ids = call.tensor("outputs.ids", out.ids),
                   .weights = call.tensor("outputs.weights", out.weights),
                   .dense = call.tensor("outputs.dense", out.dense),
-                  .logits = call.tensor("outputs.logits", out.logits)},
+                  .logits = call.tensor("outputs.logits", out.logits),
+                  .replay = call.tensor("outputs.replay", out.replay)},
                  {workspace, workspace_bytes});
   });
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/runtime.hpp"
 #include "route/rule.hpp"
 #include "shunt/route.hpp"
 
@@ -39,5 +40,9 @@ routing::Rule resolve(const RouteSpec& spec);
 std::size_t route_cpu_workspace_bytes(int threads, const RouteSpec& spec, std::int64_t tokens,
                                       std::int64_t hidden);
 void route_cpu(const Context& context, const RouteCall& call, Workspace workspace);
+
+std::size_t route_cuda_workspace_bytes(const cuda_engine::Gpu& gpu, const RouteSpec& spec,
+                                       std::int64_t tokens, std::int64_t hidden);
+void route_cuda(const Context& context, const RouteCall& call, Workspace workspace);
 
 }  // namespace shunt

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/check.hpp"
+#include "cuda/runtime.hpp"
 #include "route/engine.hpp"
 
 namespace shunt {
@@ -104,9 +105,9 @@ RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInpu
                  {.dtypes = index_dtypes, .shape = {any_size, spec.top_k}}, device);
   }
 
-  if (!out.ids && !out.weights && !out.dense && !out.logits) {
+  if (!out.ids && !out.weights && !out.dense && !out.logits && !out.replay) {
     fail(Status::invalid_argument,
-         "route: no output is given: give one or more of ids, weights, dense, logits");
+         "route: no output is given: give one or more of ids, weights, dense, logits, replay");
   }
   const auto check_output = [&](const char* name, const Tensor& tensor, DType dtype,
                                 std::int64_t width) {
@@ -122,6 +123,7 @@ RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInpu
   check_output("route: weights", out.weights, DType::f32, spec.slots());
   check_output("route: dense", out.dense, DType::f32, spec.experts + spec.shared.count);
   check_output("route: logits out", out.logits, DType::f32, columns);
+  check_output("route: replay", out.replay, DType::i16, spec.top_k);
   return call;
 }
 
@@ -137,6 +139,11 @@ std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
     fail(Status::invalid_argument, "route: hidden is {}: must be 0 (from logits) to {}", hidden,
          max_hidden);
   }
+  if constexpr (cuda_engine::built) {
+    if (context.device().type == DeviceType::cuda) {
+      return route_cuda_workspace_bytes(context.gpu(), spec, tokens, hidden);
+    }
+  }
   return route_cpu_workspace_bytes(context.threads(), spec, tokens, hidden);
 }
 
@@ -147,6 +154,9 @@ void route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
   if (call.tokens == 0) return;
   check_workspace("route", workspace,
                   route_workspace_bytes(context, spec, call.tokens, call.hidden));
+  if constexpr (cuda_engine::built) {
+    if (context.device().type == DeviceType::cuda) return route_cuda(context, call, workspace);
+  }
   if (spec.hashed) check_hash(spec, in, valid_tokens(call));
   route_cpu(context, call, workspace);
 }

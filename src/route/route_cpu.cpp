@@ -198,7 +198,8 @@ class Engine {
 
   RowOutputs outputs(std::int64_t t) const {
     return {row_of<std::int32_t>(call_.out.ids, t), row_of<float>(call_.out.weights, t),
-            row_of<float>(call_.out.dense, t), row_of<float>(call_.out.logits, t)};
+            row_of<float>(call_.out.dense, t), row_of<float>(call_.out.logits, t),
+            row_of<std::int16_t>(call_.out.replay, t)};
   }
 
   void clear(std::int64_t begin) const {
@@ -210,6 +211,7 @@ class Engine {
         std::fill_n(row.dense, rule_.experts + rule_.shared_count, 0.0F);
       }
       if (row.logits != nullptr) std::fill_n(row.logits, rule_.columns, 0.0F);
+      if (row.replay != nullptr) std::fill_n(row.replay, rule_.top_k, std::int16_t{-1});
     }
   }
 

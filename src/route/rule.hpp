@@ -63,10 +63,11 @@ struct Scratch {
 };
 
 struct RowOutputs {
-  std::int32_t* ids = nullptr;  // [slots]; any of these may be null
-  float* weights = nullptr;     // [slots]
-  float* dense = nullptr;       // [E + shared_count]
-  float* logits = nullptr;      // [C]
+  std::int32_t* ids = nullptr;     // [slots]; any of these may be null
+  float* weights = nullptr;        // [slots]
+  float* dense = nullptr;          // [E + shared_count]
+  float* logits = nullptr;         // [C]
+  std::int16_t* replay = nullptr;  // [top_k]
 };
 
 // A matrix of f32, bf16 or f16.

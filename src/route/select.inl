@@ -258,6 +258,9 @@ void select(const Rule& rule, const Scratch& scratch, const std::int32_t* hashed
   if (out.ids != nullptr) {
     for (int k = 0; k < rule.slots(); ++k) out.ids[k] = ids[k];
   }
+  if (out.replay != nullptr) {
+    for (int k = 0; k < rule.top_k; ++k) out.replay[k] = static_cast<std::int16_t>(ids[k]);
+  }
   if (out.weights != nullptr) {
     for (int k = 0; k < rule.slots(); ++k) out.weights[k] = weights[k];
   }

@@ -4,6 +4,7 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/runtime.hpp"
 #include "route/engine.hpp"
 
 namespace shunt {
@@ -177,8 +178,7 @@ Support legal(const RouteSpec& spec) {
 
 Support supports(const RouteSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
-  if (device.type != DeviceType::cpu) return refuse("route has no CUDA engine yet");
-  return {};
+  return cuda_engine::supported_device("route", device);
 }
 
 routing::Rule resolve(const RouteSpec& spec) {

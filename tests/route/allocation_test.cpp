@@ -30,6 +30,7 @@ namespace shunt::test {
 namespace {
 
 TEST(RouteAllocation, NoneInACall) {
+  SHUNT_ON_CPU_ONLY();
   const Context context = cpu({.threads = 2});
   for (const std::int64_t tokens : {1, 200}) {
     const std::vector<float> x(at(tokens * 96), 0.5F);

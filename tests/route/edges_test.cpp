@@ -11,7 +11,7 @@ const float nan_value = std::nanf("");
 
 class RouteEdges : public ::testing::Test {
  protected:
-  Context context = cpu({.threads = 2});
+  Context context = engine(2);
 
   // ids and weights of one row of logits.
   std::pair<std::vector<int>, std::vector<float>> one(const RouteSpec& spec,
@@ -192,6 +192,7 @@ TEST_F(RouteEdges, RowsPastTheValidOnesAreCleared) {
       expect(out.weights, all.weights, 0.0F);
       expect(out.dense, all.dense, 0.0F);
       expect(out.logits, all.logits, 0.0F);
+      expect(out.replay, all.replay, -1);
     }
   }
 }
@@ -233,19 +234,19 @@ TEST_F(RouteEdges, AHashTablesRepeatedIdStays) {
 TEST_F(RouteEdges, AnySubsetOfOutputsAndStridedOnes) {
   const RouteCase c = random_case(rules(24, 5, 4, 2)[5].spec, 6, 9);
   const RouteResult all = run(context, c);
-  const Buffer workspace = context.allocate(route_workspace_bytes(context, c.spec, 6, 0));
   RouteResult some(c.spec, 6);
   const RouteOutputs outs = some.outputs(c.spec, 6);
-  route(context, c.spec, c.inputs(), {.ids = outs.ids}, workspace);
-  route(context, c.spec, c.inputs(), {.weights = outs.weights}, workspace);
-  route(context, c.spec, c.inputs(), {.dense = outs.dense}, workspace);
-  route(context, c.spec, c.inputs(), {.logits = outs.logits}, workspace);
+  route_on(context, c.spec, c.inputs(), {.ids = outs.ids});
+  route_on(context, c.spec, c.inputs(), {.weights = outs.weights});
+  route_on(context, c.spec, c.inputs(), {.dense = outs.dense});
+  route_on(context, c.spec, c.inputs(), {.logits = outs.logits});
+  route_on(context, c.spec, c.inputs(), {.replay = outs.replay});
   EXPECT_TRUE(some == all);
 
   std::vector<float> strided(6 * 8, 42);
   Tensor weights = view(strided.data(), {6, 5});
   weights.strides[0] = 8;
-  route(context, c.spec, c.inputs(), {.weights = weights}, workspace);
+  route_on(context, c.spec, c.inputs(), {.weights = weights});
   for (std::size_t i = 0; i < strided.size(); ++i) {
     EXPECT_EQ(strided[i], i % 8 < 5 ? all.weights[i / 8 * 5 + i % 8] : 42);
   }

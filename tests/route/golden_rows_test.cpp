@@ -14,7 +14,7 @@ TEST(RouteGoldenRows, MatchTransformers) {
   ASSERT_TRUE(file);
   const nlohmann::json cases = nlohmann::json::parse(file);
   ASSERT_GE(cases.size(), 28U);
-  const Context context = cpu({.threads = 1});
+  const Context context = engine(1);
   for (const nlohmann::json& golden : cases) {
     SCOPED_TRACE(golden.at("name").get<std::string>());
     RouteCase c(route_spec_from_json(golden.at("spec").dump()), golden.at("tokens"));

@@ -16,7 +16,7 @@ void PrintTo(const Shape& s, std::ostream* out) {
 
 class RouteGrid : public ::testing::TestWithParam<Shape> {
  protected:
-  Context context = cpu({.threads = 2});
+  Context context = engine(2);
 };
 
 TEST_P(RouteGrid, MatchesReference) {
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{4096, 64, 64, 32}, Shape{4095, 64, 45, 7}));
 
 TEST(RouteManyTokens, MatchReference) {
-  const Context context = cpu({.threads = 2});
+  const Context context = engine(2);
   const RouteSpec spec{.experts = 64, .top_k = 6, .renormalize = true};
   for (const std::int64_t tokens : {1, 2, 3, 4, 8, 16, 31, 64, 127, 255, 256, 257, 1023, 4096}) {
     const RouteCase c = random_case(spec, tokens, static_cast<unsigned>(tokens));

@@ -44,7 +44,7 @@ struct Hidden {
 
 TEST(RouteHidden, LogitsAndWhatFollowsFromThem) {
   for (const int threads : {1, 3}) {
-    const Context context = cpu({.threads = threads});
+    const Context context = engine(threads);
     for (const std::int64_t experts : {1, 3, 4, 5, 6, 31, 64, 130}) {
       for (const std::int64_t width : {1, 15, 16, 17, 64, 100, 1024, 1025, 2500}) {
         for (const std::int64_t tokens : {1, 2, 3, 5, 70}) {
@@ -69,11 +69,11 @@ TEST(RouteHidden, LogitsAndWhatFollowsFromThem) {
 TEST(RouteHidden, ARowsBitsDependOnNothingElse) {
   const Hidden hidden(150, 37, 1300, 2);
   const RouteSpec spec{.experts = 37, .top_k = 5};
-  const RouteResult all = run(cpu({.threads = 1}), spec, hidden.inputs());
+  const RouteResult all = run(engine(1), spec, hidden.inputs());
   for (const int threads : {2, 3, 4}) {
-    EXPECT_TRUE(run(cpu({.threads = threads}), spec, hidden.inputs()) == all) << threads;
+    EXPECT_TRUE(run(engine(threads), spec, hidden.inputs()) == all) << threads;
   }
-  const Context context = cpu({.threads = 2});
+  const Context context = engine(2);
   for (const auto& [begin, end] :
        {std::pair{0, 1}, std::pair{149, 150}, std::pair{10, 13}, std::pair{7, 80}}) {
     RouteInputs in = hidden.inputs();
@@ -88,7 +88,7 @@ TEST(RouteHidden, ARowsBitsDependOnNothingElse) {
 }
 
 TEST(RouteHidden, EveryPairOfDtypesAndStrides) {
-  const Context context = cpu({.threads = 2});
+  const Context context = engine(2);
   const RouteSpec spec{.experts = 21, .top_k = 3};
   for (const std::int64_t tokens : {1, 9, 80}) {
     for (const DType dtype : {f32, bf16, f16}) {
@@ -132,7 +132,7 @@ TEST(RouteHidden, EveryPairOfDtypesAndStrides) {
 }
 
 TEST(RouteHidden, JointSharedExpertsHaveRowsInTheRouter) {
-  const Context context = cpu({.threads = 2});
+  const Context context = engine(2);
   const RouteSpec spec = rules(30, 4, 1, 1)[20].spec;
   ASSERT_EQ(spec.shared.weight, SharedWeight::joint);
   const Hidden hidden(11, spec.columns(), 48, 5);
@@ -147,7 +147,7 @@ TEST(RouteHidden, JointSharedExpertsHaveRowsInTheRouter) {
 }
 
 TEST(RouteHidden, NonFiniteHiddenStatesSpoilTheirRowOnly) {
-  const Context context = cpu({.threads = 2});
+  const Context context = engine(2);
   const RouteSpec spec{.experts = 16, .top_k = 4, .renormalize = true};
   Hidden hidden(6, 16, 40, 6);
   const RouteResult clean = run(context, spec, hidden.inputs());
@@ -169,7 +169,7 @@ TEST(RouteHidden, NonFiniteHiddenStatesSpoilTheirRowOnly) {
 }
 
 TEST(RouteHidden, WorkspaceOfManyTokensServesFewer) {
-  const Context context = cpu({.threads = 3});
+  const Context context = engine(3);
   const RouteSpec spec{.experts = 50, .top_k = 4};
   std::size_t last = 0;
   for (const std::int64_t tokens : {0, 1, 2, 63, 64, 65, 500, 5000, 100000}) {

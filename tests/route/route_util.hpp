@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/convert.hpp"
+#include "engine.hpp"
 #include "route/reference.hpp"
 #include "shunt/route.hpp"
 
@@ -80,21 +81,24 @@ struct RouteCase {
 };
 
 struct RouteResult {
-  std::vector<std::int32_t> ids;  // [T, S]
-  std::vector<float> weights;     // [T, S]
-  std::vector<float> dense;       // [T, E + shared]
-  std::vector<float> logits;      // [T, C]
+  std::vector<std::int32_t> ids;     // [T, S]
+  std::vector<float> weights;        // [T, S]
+  std::vector<float> dense;          // [T, E + shared]
+  std::vector<float> logits;         // [T, C]
+  std::vector<std::int16_t> replay;  // [T, k]
 
   RouteResult(const RouteSpec& spec, std::int64_t tokens)
       : ids(at(tokens * spec.slots()), -7),
         weights(at(tokens * spec.slots()), -7),
         dense(at(tokens * (spec.experts + spec.shared.count)), -7),
-        logits(at(tokens * spec.columns()), -7) {}
+        logits(at(tokens * spec.columns()), -7),
+        replay(at(tokens * spec.top_k), -7) {}
   RouteOutputs outputs(const RouteSpec& spec, std::int64_t tokens) const {
     return {.ids = view(ids.data(), {tokens, spec.slots()}),
             .weights = view(weights.data(), {tokens, spec.slots()}),
             .dense = view(dense.data(), {tokens, spec.experts + spec.shared.count}),
-            .logits = view(logits.data(), {tokens, spec.columns()})};
+            .logits = view(logits.data(), {tokens, spec.columns()}),
+            .replay = view(replay.data(), DType::i16, {tokens, spec.top_k})};
   }
   // To the bit: no NaN compares equal to itself otherwise.
   bool operator==(const RouteResult& other) const {
@@ -103,17 +107,41 @@ struct RouteResult {
              (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0);
     };
     return same(ids, other.ids) && same(weights, other.weights) && same(dense, other.dense) &&
-           same(logits, other.logits);
+           same(logits, other.logits) && same(replay, other.replay);
   }
 };
+
+// route() on tensors of the host, whatever the engine.
+inline void route_on(const Context& context, const RouteSpec& spec, const RouteInputs& in,
+                     const RouteOutputs& out) {
+  Mirror mirror(context);
+  const Tensor& rows = in.logits ? in.logits : in.hidden;
+  const Buffer workspace = context.allocate(
+      route_workspace_bytes(context, spec, rows.shape[0], in.hidden ? in.hidden.shape[1] : 0));
+  const RouteInputs there{.logits = mirror.in(in.logits),
+                          .hidden = mirror.in(in.hidden),
+                          .router_weight = mirror.in(in.router_weight),
+                          .router_bias = mirror.in(in.router_bias),
+                          .selection_bias = mirror.in(in.selection_bias),
+                          .per_expert_scale = mirror.in(in.per_expert_scale),
+                          .token_ids = mirror.in(in.token_ids),
+                          .hash_table = mirror.in(in.hash_table),
+                          .shared_logits = mirror.in(in.shared_logits),
+                          .valid_tokens = mirror.in(in.valid_tokens)};
+  const RouteOutputs results{.ids = mirror.out(out.ids),
+                             .weights = mirror.out(out.weights),
+                             .dense = mirror.out(out.dense),
+                             .logits = mirror.out(out.logits),
+                             .replay = mirror.out(out.replay)};
+  route(context, spec, there, results, workspace);
+  mirror.fetch();
+}
 
 inline RouteResult run(const Context& context, const RouteSpec& spec, const RouteInputs& in) {
   const Tensor& rows = in.logits ? in.logits : in.hidden;
   const std::int64_t tokens = rows.shape[0];
-  const std::int64_t hidden = in.hidden ? in.hidden.shape[1] : 0;
   RouteResult out(spec, tokens);
-  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, hidden));
-  route(context, spec, in, out.outputs(spec, tokens), workspace);
+  route_on(context, spec, in, out.outputs(spec, tokens));
   return out;
 }
 
@@ -200,6 +228,10 @@ inline bool check_row(const RouteCase& c, const RouteResult& out, std::int64_t t
   for (std::size_t e = 0; e < expected_dense.size(); ++e) {
     EXPECT_NEAR(static_cast<double>(dense[e]), expected_dense[e],
                 1e-6 * std::abs(expected_dense[e]));
+  }
+
+  for (int k = 0; k < spec.top_k; ++k) {
+    EXPECT_EQ(out.replay[at(t * spec.top_k + k)], ids[k]) << "token " << t;
   }
 
   bool clear = true;

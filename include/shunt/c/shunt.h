@@ -258,6 +258,7 @@ typedef struct shunt_route_outputs {
   const shunt_tensor* weights; /* [T, S] f32 */
   const shunt_tensor* dense;   /* [T, E + shared_count] f32 */
   const shunt_tensor* logits;  /* [T, C] f32 */
+  const shunt_tensor* replay;  /* [T, top_k] i16: the selected experts alone */
 } shunt_route_outputs;
 
 SHUNT_API shunt_status shunt_route_supports(const shunt_context* context,

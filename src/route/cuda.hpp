@@ -1,0 +1,52 @@
+// The CUDA engine of route, for its own files.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/runtime.hpp"
+#include "route/device.hpp"
+#include "route/engine.hpp"
+
+namespace shunt::routing {
+
+// N for which rows.cuh is compiled: experts that a lane holds in the quick selection.
+inline constexpr int per_lane_choices[] = {1, 2, 4, 5, 8, 12, 16, 32};
+
+// Calls body.operator()<N>() for N = per_lane.
+template <class Body>
+void with_per_lane(int per_lane, Body&& body) {
+  switch (per_lane) {
+    case 2:
+      return body.template operator()<2>();
+    case 4:
+      return body.template operator()<4>();
+    case 5:
+      return body.template operator()<5>();
+    case 8:
+      return body.template operator()<8>();
+    case 12:
+      return body.template operator()<12>();
+    case 16:
+      return body.template operator()<16>();
+    case 32:
+      return body.template operator()<32>();
+    default:
+      return body.template operator()<1>();
+  }
+}
+
+// What kernels need of a call; whether selection may be quick, and how.
+DeviceRoute device_route(const RouteCall& call);
+
+// Lays the quick selection out for lanes of `per_lane` experts; where groups do not fit, selection
+// is exact.
+void fit_per_lane(DeviceRoute& r, int per_lane);
+
+void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
+
+std::size_t router_workspace_bytes(const RouteSpec& spec, std::int64_t tokens);
+void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
+                 Workspace workspace);
+
+}  // namespace shunt::routing

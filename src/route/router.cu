@@ -1,0 +1,435 @@
+// Router: hidden states [T, H] times router weights [C, H], then the whole of routing, one launch
+// without logits in memory.
+//
+// A cluster of S blocks takes `rows` tokens (16 or 64) and all columns (up to 512); its blocks
+// share out H. A block sums its part of H on the tensor cores with all rows x columns sums in
+// registers, puts them into its shared memory, and after one barrier of the cluster each block adds
+// up the S parts of rows / S rows, in the order of the ranks, and routes them, a warp a row
+// (rows.cuh). More than 512 columns: blocks of 512 columns write logits to the workspace, and the
+// gate follows.
+//
+// 8 warps, over rows x columns: 2 x 4 of 32 x 8 NT (64 rows) or 1 x 8 of 16 x 8 NT (16 rows).
+// Whole: operands of one 16-bit type, 16-byte aligned: cp.async in three stages of 64 along H,
+//   rows of 128 bytes whose 16-byte pieces are swizzled by the row, ldmatrix, mma.sync.
+// Split: any types and alignment: values staged as f32, 32 along H at a time, each split into up to
+//   three bf16 that add up to it; products of pieces down to 2^-24 of the result: f32-grade logits.
+//
+// Bytes: W once a cluster (from L2), x once. A sum's order follows from H and S alone; S follows
+// from T, C and H (plan()).
+#include "cuda/launch.hpp"
+#include "cuda/mma.cuh"
+#include "route/cuda.hpp"
+#include "route/rows.cuh"
+
+namespace shunt::routing {
+
+namespace {
+
+using cuda_engine::cluster_barrier;
+using cuda_engine::cluster_rank;
+using cuda_engine::cp_async_16;
+using cuda_engine::mma_16816;
+using cuda_engine::shared_address;
+
+constexpr int warps = 8;
+constexpr int threads = 32 * warps;
+constexpr int stages = 3;
+
+struct Operands {
+  DeviceVector x, w;
+  std::int64_t x_stride = 0, w_stride = 0;  // elements
+  int hidden = 0;
+  float* logits = nullptr;  // [T, C]: write raw sums there and route nothing; or null
+  int parts = 1;            // blocks of a cluster
+};
+
+template <int rows, int NT>
+struct Tile {
+  static constexpr int warps_m = rows == 64 ? 2 : 1;
+  static constexpr int warps_n = warps / warps_m;
+  static constexpr int MT = rows / warps_m / 16;  // m16 tiles of a warp
+  static constexpr int columns = warps_n * NT * 8;
+  static constexpr int sum_stride = columns + 4;  // f32, of a row of sums
+  static constexpr int whole_stage = (rows + columns) * 64 * 2;
+  static constexpr int split_stride = 40;  // f32: 32 along H and a pad
+  static constexpr int split_bytes = (rows + columns) * split_stride * 4;
+  static constexpr int sum_bytes = rows * sum_stride * 4;
+  // Sums added up lie beyond those that other blocks still read.
+  static constexpr int most(int a, int b) { return a > b ? a : b; }
+  static constexpr int bytes(bool split, int parts) {
+    const int loop = split ? split_bytes : stages * whole_stage;
+    const int after = parts == 1 ? sum_bytes : sum_bytes + rows / parts * sum_stride * 4;
+    return most(loop, after);
+  }
+};
+
+template <int rows, int NT>
+using Sums = float[Tile<rows, NT>::MT][NT][4];
+
+// Where 16-byte piece `piece` of row `row` lies in a stage.
+__device__ __forceinline__ std::uint32_t swizzled(int row, int piece) {
+  return static_cast<std::uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4));
+}
+
+template <int rows, int NT, class T>
+__device__ __forceinline__ void multiply_whole(const Operands& o, std::int64_t first_token,
+                                               std::int64_t tokens, int first_column, int columns,
+                                               int begin, int end, unsigned char* shared,
+                                               Sums<rows, NT>& sums) {
+  using Shape = Tile<rows, NT>;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const auto* x = static_cast<const T*>(o.x.data) + first_token * o.x_stride;
+  const auto* w = static_cast<const T*>(o.w.data) + first_column * o.w_stride;
+  const std::uint32_t base = shared_address(shared);
+  const int steps = (end - begin + 63) / 64;
+
+  const auto fetch = [&](int step) {
+    const std::uint32_t stage = base + static_cast<std::uint32_t>(step % stages) *
+                                           static_cast<std::uint32_t>(Shape::whole_stage);
+    const int h = begin + step * 64;
+    for (int i = thread; i < (rows + Shape::columns) * 8; i += threads) {
+      const int row = i >> 3, piece = i & 7;
+      const int at = h + piece * 8;
+      const bool of_x = row < rows;
+      const int index = of_x ? row : row - rows;
+      const bool there = of_x ? index < tokens : index < columns;
+      const int left = there ? min(max(end - at, 0), 8) * 2 : 0;
+      const T* from = of_x ? x + index * o.x_stride : w + index * o.w_stride;
+      cp_async_16(stage + swizzled(row, piece), left > 0 ? from + at : (of_x ? x : w), left);
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < stages - 1; ++s) {
+    if (s < steps) fetch(s);
+    cuda_engine::cp_async_commit();
+  }
+  const int row_m = warp % Shape::warps_m * Shape::MT * 16;
+  const int row_n = rows + warp / Shape::warps_m * NT * 8;
+  for (int step = 0; step < steps; ++step) {
+    cuda_engine::cp_async_wait<stages - 2>();
+    __syncthreads();  // this stage is there for all, and all have left the one before
+    if (step + stages - 1 < steps) fetch(step + stages - 1);
+    cuda_engine::cp_async_commit();
+    const std::uint32_t stage = base + static_cast<std::uint32_t>(step % stages) *
+                                           static_cast<std::uint32_t>(Shape::whole_stage);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t a[Shape::MT][4];
+#pragma unroll
+      for (int m = 0; m < Shape::MT; ++m) {
+        cuda_engine::ldmatrix_x4(
+            a[m], stage + swizzled(row_m + m * 16 + (lane & 15), 2 * k + (lane >> 4)));
+      }
+      if constexpr (NT == 1) {
+        std::uint32_t b0, b1;
+        cuda_engine::ldmatrix_x2(b0, b1,
+                                 stage + swizzled(row_n + (lane & 7), 2 * k + (lane >> 3 & 1)));
+#pragma unroll
+        for (int m = 0; m < Shape::MT; ++m) mma_16816(T{}, sums[m][0], a[m], b0, b1);
+      } else {
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+          std::uint32_t b[4];
+          cuda_engine::ldmatrix_x4(b, stage + swizzled(row_n + n * 8 + (lane & 7) + (lane >> 4) * 8,
+                                                       2 * k + (lane >> 3 & 1)));
+#pragma unroll
+          for (int m = 0; m < Shape::MT; ++m) {
+            mma_16816(T{}, sums[m][n], a[m], b[0], b[1]);
+            mma_16816(T{}, sums[m][n + 1], a[m], b[2], b[3]);
+          }
+        }
+      }
+    }
+  }
+  cuda_engine::cp_async_wait<0>();
+}
+
+// Two values as three pairs of bf16: they add up to the value.
+struct Pieces {
+  std::uint32_t of[3];
+};
+__device__ __forceinline__ Pieces split(float2 v) {
+  Pieces pieces;
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    const __nv_bfloat16 x = __float2bfloat16_rn(v.x), y = __float2bfloat16_rn(v.y);
+    pieces.of[p] = static_cast<std::uint32_t>(__bfloat16_as_ushort(x)) |
+                   static_cast<std::uint32_t>(__bfloat16_as_ushort(y)) << 16;
+    // Infinities and NaN are in the first piece alone.
+    v.x = isfinite(v.x) ? v.x - __bfloat162float(x) : 0.0F;
+    v.y = isfinite(v.y) ? v.y - __bfloat162float(y) : 0.0F;
+  }
+  return pieces;
+}
+__device__ __forceinline__ int pieces_of(Form form) {
+  return form == Form::bf16 ? 1 : form == Form::f16 ? 2 : 3;
+}
+
+template <int rows, int NT>
+__device__ __forceinline__ void multiply_split(const Operands& o, std::int64_t first_token,
+                                               std::int64_t tokens, int first_column, int columns,
+                                               int begin, int end, unsigned char* shared,
+                                               Sums<rows, NT>& sums) {
+  using Shape = Tile<rows, NT>;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  auto* const staged = reinterpret_cast<float*>(shared);
+  const int row_m = warp % Shape::warps_m * Shape::MT * 16 + (lane >> 2);
+  const int row_n = rows + warp / Shape::warps_m * NT * 8 + (lane >> 2);
+  const int x_pieces = pieces_of(o.x.form), w_pieces = pieces_of(o.w.form);
+  for (int h = begin; h < end; h += 32) {
+    __syncthreads();
+    for (int i = thread; i < (rows + Shape::columns) * 32; i += threads) {
+      const int row = i >> 5, at = h + (i & 31);
+      const bool of_x = row < rows;
+      const int index = of_x ? row : row - rows;
+      float value = 0;
+      if (at < end && (of_x ? index < tokens : index < columns)) {
+        value = of_x ? load_form(o.x.data, o.x.form, (first_token + index) * o.x_stride + at)
+                     : load_form(o.w.data, o.w.form, (first_column + index) * o.w_stride + at);
+      }
+      staged[row * Shape::split_stride + (i & 31)] = value;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < 32; k += 16) {
+      const auto pair = [&](int row, int column) {
+        return split(*reinterpret_cast<const float2*>(staged + row * Shape::split_stride + k +
+                                                      column + 2 * (lane & 3)));
+      };
+      Pieces a[Shape::MT][4];
+#pragma unroll
+      for (int m = 0; m < Shape::MT; ++m) {
+        a[m][0] = pair(row_m + m * 16, 0);
+        a[m][1] = pair(row_m + m * 16 + 8, 0);
+        a[m][2] = pair(row_m + m * 16, 8);
+        a[m][3] = pair(row_m + m * 16 + 8, 8);
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const Pieces b0 = pair(row_n + n * 8, 0), b1 = pair(row_n + n * 8, 8);
+#pragma unroll
+        for (int m = 0; m < Shape::MT; ++m) {
+#pragma unroll
+          for (int i = 2; i >= 0; --i) {  // the small products first
+#pragma unroll
+            for (int j = 2 - i; j >= 0; --j) {
+              if (i >= x_pieces || j >= w_pieces) continue;
+              const std::uint32_t piece[4] = {a[m][0].of[i], a[m][1].of[i], a[m][2].of[i],
+                                              a[m][3].of[i]};
+              mma_16816(__nv_bfloat16{}, sums[m][n], piece, b0.of[j], b1.of[j]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// One token's logits in shared memory, as a source.
+struct SharedRow {
+  const float* logits;
+  __device__ float operator()(std::int64_t c) const { return logits[c]; }
+};
+
+template <int N, bool grouped>
+__device__ __forceinline__ void route_shared(const DeviceRoute& r, const float* logits,
+                                             std::int64_t t, int lane) {
+  float own[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int e = expert_of<N, grouped>(lane, i);
+    own[i] = e < r.rule.experts ? logits[e] : 0.0F;
+  }
+  route_row<N, grouped>(r, SharedRow{logits}, own, t, lane);
+}
+
+// `N`: at least the experts of a lane that the quick selection asks for.
+template <int N>
+__device__ __forceinline__ void route_logits(const DeviceRoute& r, const float* logits,
+                                             std::int64_t t, int lane) {
+  if (r.grouped) {
+    route_shared<N, true>(r, logits, t, lane);
+  } else {
+    route_shared<N, false>(r, logits, t, lane);
+  }
+}
+
+template <int rows, int NT, int N, bool is_split, class T>
+__global__ void __launch_bounds__(threads, 1)
+    router(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o) {
+  using Shape = Tile<rows, NT>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int part = static_cast<int>(cluster_rank());
+  const std::int64_t first = std::int64_t{blockIdx.x} / o.parts * rows;
+  const std::int64_t valid = valid_tokens(r);
+  const std::int64_t tokens = min(max(valid - first, std::int64_t{0}), std::int64_t{rows});
+  const int first_column = static_cast<int>(blockIdx.y) * Shape::columns;
+  const int columns = min(r.rule.columns - first_column, Shape::columns);
+  // Whole steps of 64 to a part.
+  const int steps = (o.hidden + 63) / 64;
+  const int begin = steps * part / o.parts * 64;
+  const int end = min(steps * (part + 1) / o.parts * 64, o.hidden);
+
+  float sums[Shape::MT][NT][4] = {};
+  if (tokens > 0) {
+    if constexpr (is_split) {
+      multiply_split<rows, NT>(o, first, tokens, first_column, columns, begin, end, shared, sums);
+    } else {
+      multiply_whole<rows, NT, T>(o, first, tokens, first_column, columns, begin, end, shared,
+                                  sums);
+    }
+  }
+  __syncthreads();  // the stages are free
+  auto* const mine = reinterpret_cast<float*>(shared);
+  const int row_m = warp % Shape::warps_m * Shape::MT * 16 + (lane >> 2);
+  const int column = warp / Shape::warps_m * NT * 8 + 2 * (lane & 3);
+#pragma unroll
+  for (int m = 0; m < Shape::MT; ++m) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<float2*>(mine + (row_m + m * 16 + half * 8) * Shape::sum_stride + column +
+                                   n * 8) =
+            make_float2(sums[m][n][2 * half], sums[m][n][2 * half + 1]);
+      }
+    }
+  }
+  if (o.parts > 1) {
+    cluster_barrier();
+  } else {
+    __syncthreads();
+  }
+  const int share = rows / o.parts;  // rows of this block
+  float* const added = mine + rows * Shape::sum_stride;
+  for (int i = warp; i < share; i += warps) {
+    const int row = part * share + i;
+    const std::int64_t t = first + row;
+    if (t >= r.tokens) continue;
+    if (row >= tokens) {
+      if (o.logits == nullptr) clear_row(r, t, lane);
+      continue;
+    }
+    float* logits = mine + row * Shape::sum_stride;
+    if (o.parts > 1) {
+      float* const to = added + i * Shape::sum_stride;
+      for (int c = lane; c < columns; c += 32) {
+        float sum = cuda_engine::load_of_rank(logits + c, 0);
+        for (int p = 1; p < o.parts; ++p) {
+          sum += cuda_engine::load_of_rank(logits + c, static_cast<unsigned>(p));
+        }
+        to[c] = sum;
+      }
+      __syncwarp();
+      logits = to;
+    }
+    if (o.logits != nullptr) {
+      for (int c = lane; c < columns; c += 32) {
+        o.logits[t * r.rule.columns + first_column + c] = logits[c];
+      }
+    } else {
+      route_logits<N>(r, logits, t, lane);
+    }
+  }
+  if (o.parts > 1) cluster_barrier();  // no block ends while another reads its sums
+}
+
+struct Plan {
+  int rows = 64;
+  int parts = 1;
+};
+
+// Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64 rows, and H
+// shared out only as far as multiprocessors are left over.
+Plan plan(const cuda_engine::Gpu& gpu, std::int64_t tokens, int hidden) {
+  const int steps = (hidden + 63) / 64;
+  Plan p;
+  p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
+  const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+  while (p.parts * 2 <= gpu.largest_cluster && p.parts * 2 <= steps &&
+         tiles * p.parts * 2 <= gpu.multiprocessors) {
+    p.parts *= 2;
+  }
+  return p;
+}
+
+template <int rows, int NT, int N>
+void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
+                   bool whole) {
+  using Shape = Tile<rows, NT>;
+  const std::int64_t tiles = (r.tokens + rows - 1) / rows;
+  const auto column_tiles =
+      static_cast<unsigned>((r.rule.columns + Shape::columns - 1) / Shape::columns);
+  const cuda_engine::Shape shape{
+      .grid = {static_cast<unsigned>(tiles) * static_cast<unsigned>(o.parts), column_tiles, 1},
+      .block = {threads, 1, 1},
+      .shared = static_cast<std::size_t>(Shape::bytes(!whole, o.parts)),
+      .cluster = static_cast<unsigned>(o.parts)};
+  const char* what = "route: router";
+  if (!whole) {
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, true, __nv_bfloat16>, r, o);
+  } else if (o.x.form == Form::bf16) {
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, false, __nv_bfloat16>, r, o);
+  } else {
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, false, __half>, r, o);
+  }
+}
+
+// The experts of a lane that a tile of so many columns may need.
+int per_lane_of(int columns) {
+  return columns <= 64 ? 2 : columns <= 128 ? 4 : columns <= 256 ? 8 : 16;
+}
+
+void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o, int rows,
+                  bool whole) {
+  const int columns = r.rule.columns;
+  if (rows == 64) {
+    if (columns <= 64) return launch_router<64, 2, 2>(gpu, r, o, whole);
+    if (columns <= 128) return launch_router<64, 4, 4>(gpu, r, o, whole);
+    if (columns <= 256) return launch_router<64, 8, 8>(gpu, r, o, whole);
+    return launch_router<64, 16, 16>(gpu, r, o, whole);
+  }
+  if (columns <= 64) return launch_router<16, 1, 2>(gpu, r, o, whole);
+  if (columns <= 128) return launch_router<16, 2, 4>(gpu, r, o, whole);
+  if (columns <= 256) return launch_router<16, 4, 8>(gpu, r, o, whole);
+  return launch_router<16, 8, 16>(gpu, r, o, whole);
+}
+
+bool aligned(const Tensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
+         (tensor.shape[0] <= 1 || tensor.strides[0] % 8 == 0);
+}
+
+}  // namespace
+
+std::size_t router_workspace_bytes(const RouteSpec& spec, std::int64_t tokens) {
+  if (spec.columns() <= 512) return 0;
+  return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(spec.columns()) * 4;
+}
+
+void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
+                 Workspace workspace) {
+  const Tensor& x = call.in.hidden;
+  const Tensor& w = call.in.router_weight;
+  Operands o{.x = {x.data, static_cast<Form>(x.dtype)},
+             .w = {w.data, static_cast<Form>(w.dtype)},
+             .x_stride = x.strides[0],
+             .w_stride = w.strides[0],
+             .hidden = static_cast<int>(call.hidden)};
+  const bool whole = x.dtype == w.dtype && x.dtype != DType::f32 && aligned(x) && aligned(w);
+  const Plan p = plan(gpu, call.tokens, o.hidden);
+  o.parts = p.parts;
+  if (r.rule.columns > 512) {
+    o.logits = static_cast<float*>(workspace.data);
+    launch_tiles(gpu, r, o, p.rows, whole);
+    return gate_cuda(gpu, r, view(o.logits, DType::f32, {call.tokens, r.rule.columns}));
+  }
+  // The kernel is compiled for the experts of its columns; more lanes' worth than needed is fine.
+  if (r.quick) fit_per_lane(r, per_lane_of(r.rule.columns));
+  launch_tiles(gpu, r, o, p.rows, whole);
+}
+
+}  // namespace shunt::routing
