@@ -8,6 +8,7 @@
 #include "combine/engine.hpp"
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/runtime.hpp"
 
 namespace shunt {
 
@@ -33,8 +34,7 @@ Support legal(const CombineSpec& spec) {
 
 Support supports(const CombineSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
-  if (device.type != DeviceType::cpu) return refuse("combine has no CUDA engine yet");
-  return {};
+  return cuda_engine::supported_device("combine", device);
 }
 
 std::string to_json(const CombineSpec& spec) {
@@ -114,6 +114,9 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
     check_tensor("combine: valid_tokens", in.valid_tokens, {.dtypes = {i32}, .shape = {1}}, device);
   }
 
+  if constexpr (cuda_engine::built) {
+    if (device.type == DeviceType::cuda) return combine_cuda(context, spec, in, out);
+  }
   // Nothing is read through an index that was not checked.
   const std::int32_t* inverse = in.inverse.as<std::int32_t>();
   const std::int64_t rows = in.rows.shape[0];

@@ -7,5 +7,7 @@ namespace shunt {
 
 void combine_cpu(const Context& context, const CombineSpec& spec, const CombineInputs& in,
                  const Tensor& out);
+void combine_cuda(const Context& context, const CombineSpec& spec, const CombineInputs& in,
+                  const Tensor& out);
 
 }  // namespace shunt

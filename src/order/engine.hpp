@@ -58,5 +58,7 @@ void order_cpu(const Context& context, const OrderCall& call, Workspace workspac
 
 void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInputs& in,
                 const Tensor& rows, std::int64_t count);
+void gather_cuda(const Context& context, const GatherSpec& spec, const GatherInputs& in,
+                 const Tensor& rows);
 
 }  // namespace shunt

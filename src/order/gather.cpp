@@ -1,6 +1,9 @@
 // gather(): checks of everything it is given, then the engine.
+#include <limits>
+
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/runtime.hpp"
 #include "order/engine.hpp"
 
 namespace shunt {
@@ -18,8 +21,7 @@ Support legal(const GatherSpec& spec) {
 
 Support supports(const GatherSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
-  if (device.type != DeviceType::cpu) return refuse("gather has no CUDA engine yet");
-  return {};
+  return cuda_engine::supported_device("gather", device);
 }
 
 std::string to_json(const GatherSpec& spec) {
@@ -63,6 +65,13 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
     fail(Status::invalid_argument,
          "gather: rows (output) has a row stride of {}: must be {} or more", rows.strides[0],
          width);
+  }
+  if (pairs > std::numeric_limits<std::int32_t>::max()) {
+    fail(Status::invalid_argument, "gather: hidden is {}: more than {} pairs",
+         in.hidden.describe(), std::numeric_limits<std::int32_t>::max());
+  }
+  if constexpr (cuda_engine::built) {
+    if (device.type == DeviceType::cuda) return gather_cuda(context, spec, in, rows);
   }
   const std::int32_t count = *in.rows.as<std::int32_t>();
   if (count < 0 || count > pairs) {
