@@ -67,8 +67,8 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
          width);
   }
   if (pairs > std::numeric_limits<std::int32_t>::max()) {
-    fail(Status::invalid_argument, "gather: hidden is {}: more than {} pairs",
-         in.hidden.describe(), std::numeric_limits<std::int32_t>::max());
+    fail(Status::invalid_argument, "gather: hidden is {}: more than {} pairs", in.hidden.describe(),
+         std::numeric_limits<std::int32_t>::max());
   }
   if constexpr (cuda_engine::built) {
     if (device.type == DeviceType::cuda) return gather_cuda(context, spec, in, rows);

@@ -9,6 +9,7 @@
 
 #include "combine/reference.hpp"
 #include "core/convert.hpp"
+#include "engine.hpp"
 #include "order/reference.hpp"
 #include "shunt/combine.hpp"
 
@@ -67,11 +68,28 @@ struct CombineCase {
     if (!valid.empty()) in.valid_tokens = view(valid.data(), {1});
     return in;
   }
-  Matrix engine(int threads = 1) const {
+  Matrix on(const Context& context) const {
     Matrix y(out, tokens, rows.width);
-    combine(cpu({.threads = threads}), spec, inputs(), y.tensor());
+    call(context, y);
     return y;
   }
+  // `y` may be one of this case's own inputs.
+  void call(const Context& context, Matrix& y) const { call(context, inputs(), y.tensor()); }
+  void call(const Context& context, const CombineInputs& in, const Tensor& y) const {
+    Mirror mirror(context);
+    const CombineInputs there = {.rows = mirror.in(in.rows),
+                                 .inverse = mirror.in(in.inverse),
+                                 .weights = mirror.in(in.weights),
+                                 .ids = mirror.in(in.ids),
+                                 .hidden = mirror.in(in.hidden),
+                                 .shared = mirror.in(in.shared),
+                                 .shared_gate = mirror.in(in.shared_gate),
+                                 .residual = mirror.in(in.residual),
+                                 .valid_tokens = mirror.in(in.valid_tokens)};
+    combine(context, spec, there, mirror.out(y));
+    mirror.fetch();
+  }
+  Matrix engine(int threads = 1) const { return on(test::engine(threads)); }
   Matrix reference() const {
     Matrix y(out, tokens, rows.width);
     combine_reference(spec, inputs(), y.tensor());

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "combine/combine_case.hpp"
+#include "cuda/runtime.hpp"
 
 namespace shunt::test {
 namespace {
@@ -33,7 +34,9 @@ TEST(CombineSpecs, SupportsSaysWhyNot) {
   const float infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(supports(CombineSpec{.slots = 1, .shared_scale = infinity}, device).reason,
             "shared_scale is inf: must be finite");
-  EXPECT_FALSE(supports(CombineSpec{.slots = 1}, Device{DeviceType::cuda, 0}));
+  const Device gpu{DeviceType::cuda, 0};
+  EXPECT_EQ(supports(CombineSpec{.slots = 1}, gpu).supported, cuda_engine::built);
+  EXPECT_FALSE(supports(CombineSpec{.slots = 0}, gpu));
 }
 
 TEST(CombineSpecs, Json) {
@@ -57,6 +60,7 @@ TEST(CombineSpecs, Json) {
 }
 
 TEST(Combine, RefusesBadArguments) {
+  SHUNT_ON_CPU_ONLY();
   const CombineShape shape{
       .tokens = 3, .width = 4, .experts = 4, .slots = 2, .shared = true, .residual = true};
   // `change` makes a legal call illegal.

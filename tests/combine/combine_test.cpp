@@ -113,7 +113,7 @@ TEST(Combine, BitsDoNotDependOnTheBatch) {
       *tensor = tensor->rows(t, t + 1);
     }
     Matrix alone(f32, 1, 300);
-    combine(cpu({.threads = 1}), c.spec, in, alone.tensor());
+    c.call(engine(), in, alone.tensor());
     for (std::int64_t h = 0; h < 300; ++h) ASSERT_EQ(alone.at(0, h), all.at(t, h));
   }
 }
@@ -201,7 +201,7 @@ TEST(Combine, OutputMayBeAnInput) {
   for (Matrix CombineCase::*input :
        {&CombineCase::hidden, &CombineCase::shared, &CombineCase::residual}) {
     CombineCase in_place = c;
-    combine(cpu({.threads = 2}), c.spec, in_place.inputs(), (in_place.*input).tensor());
+    in_place.call(engine(), in_place.*input);
     EXPECT_EQ(in_place.*input, want);
   }
 }
