@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "activate/cpu_engine.hpp"
+#include "activate/cuda_engine.hpp"
 #include "core/check.hpp"
 #include "cpu/pool.hpp"
 
@@ -63,10 +64,7 @@ Support supports(const ActivationSpec& spec, Device device) {
   if (spec.up_offset != 0 && !spec.gated) {
     return refuse("activation: up_offset is {}: only a gated form has one", spec.up_offset);
   }
-  if (device.type != DeviceType::cpu) {
-    return refuse("activation: no engine for this device yet; the CPU engine computes it");
-  }
-  return {};
+  return cuda_engine::supported_device("activation", device);
 }
 
 void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
@@ -84,11 +82,16 @@ void activate(const Context& context, const ActivationSpec& spec, Tensor gate, T
   check_tensor("activate: out", out, same, device);
   if (rows) {
     check_tensor("activate: rows", rows, {.dtypes = {DType::i32}, .shape = {1}}, device);
-    count = std::clamp<std::int64_t>(*rows.as<std::int32_t>(), 0, count);
   }
 
-  using cpu_engine::Form;
   const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
+  if constexpr (cuda_engine::built) {
+    if (device.type == DeviceType::cuda) {
+      return cuda_engine::activate(context.gpu(), rule, gate, up, out, rows);
+    }
+  }
+  if (rows) count = std::clamp<std::int64_t>(*rows.as<std::int32_t>(), 0, count);
+  using cpu_engine::Form;
   cpu_engine::Pool& pool = context.pool();
   const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(pool.isa());
   const auto row = [](const Tensor& t, std::int64_t r) {

@@ -13,6 +13,8 @@ namespace {
 #include "cpu/simd_rows.hpp"
 // The functions of one vector.
 #include "cpu/simd_math.hpp"
+// The nonlinearities.
+#include "activate/formulas.inl"
 // The kernels.
 #include "activate/kernels.inl"
 

@@ -1,5 +1,5 @@
 // The two GEMMs of an expert as the layer calls them: gather and scale on the way in, activation on
-// the way out. Arguments are checked by the layer.
+// the way out. Arguments are checked by the layer; pointers are of the context's device.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,9 @@ namespace shunt {
 
 struct MlpInput {
   Tensor rows{};                          // [T, K] f32 | bf16 | f16, rows may be strided
-  const std::int32_t* offsets = nullptr;  // [groups + 1]
+  const std::int32_t* offsets = nullptr;  // [groups + 1]; null: one group of all rows
+  // With null offsets, on a GPU: rows at or past *valid are left alone; may be null.
+  const std::int32_t* valid = nullptr;
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;

@@ -8,6 +8,7 @@
 #include "core/convert.hpp"
 #include "core/workspace.hpp"
 #include "gemm/cpu_engine.hpp"
+#include "gemm/cuda_engine.hpp"
 #include "gemm/fused.hpp"
 #include "gemm/layout.hpp"
 
@@ -57,6 +58,23 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
   }
 }
 
+bool on_gpu(const Context& context) {
+  return cuda_engine::built && context.device().type == DeviceType::cuda;
+}
+
+void check_offsets(const GroupedGemmSpec& spec, const std::int32_t* offsets, std::int64_t rows) {
+  if (offsets[0] != 0) {
+    fail(Status::invalid_argument, "grouped_gemm: offsets[0] is {}: must be 0", offsets[0]);
+  }
+  for (int g = 0; g < spec.groups; ++g) {
+    if (offsets[g + 1] < offsets[g] || offsets[g + 1] > rows) {
+      fail(Status::invalid_argument,
+           "grouped_gemm: offsets[{}] is {}: must be {} (the one before) to {} (the rows)", g + 1,
+           offsets[g + 1], offsets[g], rows);
+    }
+  }
+}
+
 }  // namespace
 
 Support supports(const GroupedGemmSpec& spec, Device device) {
@@ -66,8 +84,7 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
   if (!float_dtype(spec.dtype)) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
-  if (device.type != DeviceType::cpu) return refuse("grouped_gemm has no CUDA engine yet");
-  return {};
+  return cuda_engine::supported_device("grouped_gemm", device);
 }
 
 std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
@@ -76,6 +93,7 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
   if (rows < 0) fail(Status::invalid_argument, "grouped_gemm: rows is {}: must be >= 0", rows);
   (void)prepared_bytes(context, spec.dtype, spec.groups, spec.n, spec.k);  // sizes that overflow
   (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
+  if (on_gpu(context)) return 0;
   Carver carver;
   carver.take_bytes(bias_bytes(spec));
   carver.take_bytes(cpu_engine::product_workspace_bytes(
@@ -104,18 +122,22 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                  {.dtypes = float_dtypes, .shape = {spec.groups, spec.n}}, device);
   }
   const auto* offsets = in.offsets.as<const std::int32_t>();
-  if (offsets[0] != 0) {
-    fail(Status::invalid_argument, "grouped_gemm: offsets[0] is {}: must be 0", offsets[0]);
-  }
-  for (int g = 0; g < spec.groups; ++g) {
-    if (offsets[g + 1] < offsets[g] || offsets[g + 1] > rows) {
-      fail(Status::invalid_argument,
-           "grouped_gemm: offsets[{}] is {}: must be {} (the one before) to {} (the rows)", g + 1,
-           offsets[g + 1], offsets[g], rows);
-    }
-  }
+  if (!on_gpu(context)) check_offsets(spec, offsets, rows);
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
 
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      return cuda_engine::multiply_groups(context.gpu(),
+                                          {.layout = {spec.dtype, spec.n, spec.k, false},
+                                           .groups = spec.groups,
+                                           .prepared = in.prepared.data,
+                                           .matrices = in.weights,
+                                           .offsets = offsets,
+                                           .rows = in.rows,
+                                           .bias = in.bias,
+                                           .out = out});
+    }
+  }
   Carver carver(workspace);
   auto* const bias = static_cast<float*>(carver.take_bytes(bias_bytes(spec)));
   cpu_engine::GroupedProduct product{.layout = {spec.dtype, spec.n, spec.k, false},
@@ -136,18 +158,42 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
 
 namespace {
 
-cpu_engine::GroupedProduct product_of(const PreparedWeights& weights, const MlpInput& in,
-                                      const Tensor& out) {
-  return {.layout = PanelLayout(weights),
-          .groups = weights.groups,
-          .prepared = weights.data,
-          .offsets = in.offsets,
-          .rows = in.rows,
-          .permutation = in.permutation,
-          .slots = in.slots,
-          .row_scale = in.row_scale,
-          .bias = in.bias,
-          .out = out};
+void multiply(const Context& context, const PreparedWeights& weights,
+              const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
+              Workspace workspace) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      const std::int64_t groups = weights.groups;
+      return cuda_engine::multiply_groups(
+          context.gpu(),
+          {.layout = {weights.dtype, weights.n, weights.k, weights.paired},
+           .groups = weights.groups,
+           .prepared = weights.data,
+           .offsets = in.offsets,
+           .valid = in.valid,
+           .rows = in.rows,
+           .permutation = in.permutation,
+           .slots = in.slots,
+           .row_scale = in.row_scale,
+           .bias = in.bias != nullptr ? view(in.bias, {groups, weights.n}) : Tensor{},
+           .activation = activation,
+           .out = out});
+    }
+  }
+  const std::int32_t one_group[2] = {0, static_cast<std::int32_t>(out.shape[0])};
+  cpu_engine::multiply_groups(context.pool(),
+                              {.layout = PanelLayout(weights),
+                               .groups = weights.groups,
+                               .prepared = weights.data,
+                               .offsets = in.offsets != nullptr ? in.offsets : one_group,
+                               .rows = in.rows,
+                               .permutation = in.permutation,
+                               .slots = in.slots,
+                               .row_scale = in.row_scale,
+                               .bias = in.bias,
+                               .activation = activation,
+                               .out = out},
+                              workspace);
 }
 
 }  // namespace
@@ -155,24 +201,27 @@ cpu_engine::GroupedProduct product_of(const PreparedWeights& weights, const MlpI
 void mlp_gate_up(const Context& context, const PreparedWeights& weights,
                  const ActivationSpec& activation, const MlpInput& in, Tensor out,
                  Workspace workspace) {
-  cpu_engine::GroupedProduct product = product_of(weights, in, out);
-  product.activation = cpu_engine::activation_rule(activation);
-  cpu_engine::multiply_groups(context.pool(), product, workspace);
+  multiply(context, weights, cpu_engine::activation_rule(activation), in, out, workspace);
 }
 
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace) {
-  cpu_engine::multiply_groups(context.pool(), product_of(weights, in, out), workspace);
+  multiply(context, weights, {.kind = cpu_engine::ActivationRule::identity, .gated = false}, in,
+           out, workspace);
 }
 
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows) {
+  if (on_gpu(context)) return 0;
   return cpu_engine::product_workspace_bytes(context.pool(), PanelLayout(weights), weights.groups,
                                              rows, source_rows < 0 ? rows : source_rows, true);
 }
 
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) return cuda_engine::product_words(weights.dtype);
+  }
   const PanelLayout layout(weights);
   const cpu_engine::Isa isa = context.pool().isa();
   const cpu_engine::ProductPlan plan = cpu_engine::plan_product(isa, layout, rows);

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
+#include "gemm/cuda_engine.hpp"
 #include "gemm/layout.hpp"
 #include "shunt/gemm.hpp"
 
@@ -112,20 +113,28 @@ PanelLayout checked_layout(const char* what, DType dtype, int groups, std::int64
   return {dtype, n, k, paired};
 }
 
+bool on_gpu(const Context& context) {
+  return cuda_engine::built && context.device().type == DeviceType::cuda;
+}
+
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
                             const std::vector<Tensor>& gate, const std::vector<Tensor>* up,
                             Workspace memory) {
   if (gate.empty()) fail(Status::invalid_argument, "{}: no matrices are given", what);
   const Device device = context.device();
+  // A GPU takes matrices from the host as well.
+  const auto legal_place = [&](const Tensor& matrix) {
+    return matrix.device.type == DeviceType::cpu ? Device{} : device;
+  };
   const auto check_all = [&](const std::vector<Tensor>& list, const char* name) {
     for (std::size_t g = 0; g < list.size(); ++g) {
       check_tensor(fmt::format("{}: {}[{}]", what, name, g), list[g],
                    {.dtypes = {gate[0].dtype}, .shape = {gate[0].shape[0], gate[0].shape[1]}},
-                   device);
+                   legal_place(list[g]));
     }
   };
   check_tensor(fmt::format("{}: {}[0]", what, up == nullptr ? "matrices" : "gate"), gate[0],
-               {.dtypes = float_dtypes, .shape = {any_size, any_size}}, device);
+               {.dtypes = float_dtypes, .shape = {any_size, any_size}}, legal_place(gate[0]));
   check_all(gate, up == nullptr ? "matrices" : "gate");
   if (up != nullptr) {
     if (up->size() != gate.size()) {
@@ -138,8 +147,22 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   const int groups = static_cast<int>(gate.size());
   const std::int64_t n = gate[0].shape[0] * (paired ? 2 : 1);
   const PanelLayout layout = checked_layout(what, dtype, groups, n, gate[0].shape[1], paired);
-  const auto bytes = static_cast<std::size_t>(layout.group_bytes() * groups);
+  const std::size_t bytes = shunt::prepared_bytes(context, dtype, groups, n, layout.k, paired);
   check_workspace(what, memory, bytes);
+  const PreparedWeights prepared{.dtype = dtype,
+                                 .groups = groups,
+                                 .n = n,
+                                 .k = layout.k,
+                                 .paired = paired,
+                                 .device = device,
+                                 .data = memory.data,
+                                 .bytes = bytes};
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      cuda_engine::write_groups(context, {dtype, n, layout.k, paired}, gate, up, memory.data);
+      return prepared;
+    }
+  }
 
   auto* const to = static_cast<char*>(memory.data);
   const auto panels = static_cast<std::size_t>(layout.panels());
@@ -151,14 +174,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                   to + static_cast<std::int64_t>(task) * layout.panel_bytes());
     });
   });
-  return {.dtype = dtype,
-          .groups = groups,
-          .n = n,
-          .k = layout.k,
-          .paired = paired,
-          .device = device,
-          .data = memory.data,
-          .bytes = bytes};
+  return prepared;
 }
 
 }  // namespace
@@ -177,8 +193,11 @@ void write_panel(const PanelLayout& layout, const Tensor& gate, const Tensor& up
 
 std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
                            std::int64_t k, bool paired) {
-  (void)context;
   const PanelLayout layout = checked_layout("prepared_bytes", dtype, groups, n, k, paired);
+  if (on_gpu(context)) {
+    const cuda_engine::RowLayout rows{dtype, n, k, paired};
+    return static_cast<std::size_t>(rows.group_bytes() * groups);
+  }
   return static_cast<std::size_t>(layout.group_bytes() * groups);
 }
 
@@ -200,6 +219,17 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
   }
   check_tensor("unprepare: out", out, {.dtypes = float_dtypes, .shape = {weights.n, weights.k}},
                context.device());
+  if (weights.device != context.device()) {
+    fail(Status::invalid_argument, "unprepare: weights are on another device than the context");
+  }
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      const cuda_engine::RowLayout rows{weights.dtype, weights.n, weights.k, weights.paired};
+      return cuda_engine::read_group(
+          context.gpu(), rows, static_cast<const char*>(weights.data) + group * rows.group_bytes(),
+          out);
+    }
+  }
   const PanelLayout layout(weights);
   const char* const from = static_cast<const char*>(weights.data) + group * layout.group_bytes();
   context.pool().run([&](cpu_engine::Team& team) {

@@ -10,13 +10,11 @@
 #include "activate/cpu_engine.hpp"
 #include "activate/reference.hpp"
 #include "core/convert.hpp"
-#include "cpu/test_isa.hpp"
+#include "engines.hpp"
 #include "shunt/error.hpp"
 
 namespace shunt {
 namespace {
-
-using cpu_engine::Isa;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -46,7 +44,27 @@ std::vector<float> interesting_values() {
   return values;
 }
 
-class ActivateIsa : public testing::TestWithParam<Isa> {};
+class ActivateOn : public testing::TestWithParam<test::Engine> {};
+
+// One row of f32 by an instruction set's own kernel, or by the GPU.
+void activate_row(const test::Engine& engine, const ActivationSpec& spec,
+                  const std::vector<float>& gate, const std::vector<float>& up,
+                  std::vector<float>& out) {
+  if (!engine.gpu) {
+    cpu_engine::activate_kernels(engine.isa)
+        .row(cpu_engine::activation_rule(spec), gate.data(), cpu_engine::Form::f32, up.data(),
+             cpu_engine::Form::f32, out.data(), cpu_engine::Form::f32, out.size());
+    return;
+  }
+  const Context context = test::context_of(engine, 1);
+  test::Mirror mirror(context);
+  const auto row = [](const std::vector<float>& data) {
+    return view(data.data(), {1, static_cast<std::int64_t>(data.size())});
+  };
+  activate(context, spec, spec.gated ? mirror.in(row(gate)) : Tensor{}, mirror.in(row(up)),
+           mirror.out(row(out)));
+  mirror.fetch();
+}
 
 // The exponent that act takes: its rounding is a relative error of the result.
 double exponent(const ActivationSpec& spec, double x) {
@@ -64,15 +82,12 @@ double exponent(const ActivationSpec& spec, double x) {
 
 // The bound: act() within 6 + 2 |exponent| half units of the last place (as long as e^-exponent is
 // a normal number), the product with up adds two roundings.
-TEST_P(ActivateIsa, AgreesWithTheReference) {
-  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+TEST_P(ActivateOn, AgreesWithTheReference) {
   const std::vector<float> gate = interesting_values();
   std::vector<float> up(gate.rbegin(), gate.rend());
   std::vector<float> out(gate.size());
   for (const ActivationSpec& spec : all_forms()) {
-    const auto rule = cpu_engine::activation_rule(spec);
-    kernels.row(rule, gate.data(), cpu_engine::Form::f32, up.data(), cpu_engine::Form::f32,
-                out.data(), cpu_engine::Form::f32, out.size());
+    activate_row(GetParam(), spec, gate, up, out);
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto g = static_cast<double>(gate[i]), u = static_cast<double>(up[i]);
       const double want = activate_reference(spec, g, u);
@@ -96,8 +111,9 @@ TEST_P(ActivateIsa, AgreesWithTheReference) {
 }
 
 // The same value whatever its place in the row: in a full vector or in the tail.
-TEST_P(ActivateIsa, TailsAreLikeFullVectors) {
-  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+TEST_P(ActivateOn, TailsAreLikeFullVectors) {
+  SHUNT_ON_CPU_ONLY();
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam().isa);
   const std::vector<float> x = interesting_values();
   for (const ActivationSpec& spec : all_forms()) {
     const auto rule = cpu_engine::activation_rule(spec);
@@ -114,8 +130,9 @@ TEST_P(ActivateIsa, TailsAreLikeFullVectors) {
 }
 
 // A GEMM's epilogue gives what the row kernel gives, bit for bit.
-TEST_P(ActivateIsa, TileIsTheRowKernel) {
-  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+TEST_P(ActivateOn, TileIsTheRowKernel) {
+  SHUNT_ON_CPU_ONLY();
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam().isa);
   const std::vector<float> x = interesting_values();
   for (const ActivationSpec& spec : all_forms()) {
     const auto rule = cpu_engine::activation_rule(spec);
@@ -143,13 +160,11 @@ TEST_P(ActivateIsa, TileIsTheRowKernel) {
   }
 }
 
-TEST_P(ActivateIsa, NanComesThroughAndInfinityMeansItsLimit) {
-  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(GetParam());
+TEST_P(ActivateOn, NanComesThroughAndInfinityMeansItsLimit) {
   const auto one = [&](const ActivationSpec& spec, float gate, float up) {
-    float out = 0;
-    kernels.row(cpu_engine::activation_rule(spec), &gate, cpu_engine::Form::f32, &up,
-                cpu_engine::Form::f32, &out, cpu_engine::Form::f32, 1);
-    return out;
+    std::vector<float> out(1);
+    activate_row(GetParam(), spec, {gate}, {up}, out);
+    return out[0];
   };
   for (const ActivationSpec& spec : all_forms()) {
     EXPECT_TRUE(std::isnan(one(spec, nan, nan))) << describe(spec);
@@ -164,7 +179,7 @@ TEST_P(ActivateIsa, NanComesThroughAndInfinityMeansItsLimit) {
   EXPECT_EQ(one({.kind = Activation::relu, .gated = false}, 0, -infinity), 0.0F);
 }
 
-TEST_P(ActivateIsa, EveryDtypeIsRoundedOnceAndF16Saturates) {
+TEST_P(ActivateOn, EveryDtypeIsRoundedOnceAndF16Saturates) {
   const Context context = test::context_of(GetParam(), 2);
   std::mt19937 random(3);
   std::normal_distribution<float> normal(0, 2);
@@ -182,7 +197,10 @@ TEST_P(ActivateIsa, EveryDtypeIsRoundedOnceAndF16Saturates) {
         return t;
       };
       const ActivationSpec spec{.alpha = 1.702F, .limit = 7, .up_offset = 1};
-      activate(context, spec, tensor(gate, in), tensor(up, in), tensor(out, to));
+      test::Mirror mirror(context);
+      activate(context, spec, mirror.in(tensor(gate, in)), mirror.in(tensor(up, in)),
+               mirror.out(tensor(out, to)));
+      mirror.fetch();
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t i = 0; i < width; ++i) {
           const std::int64_t at = r * stride + i;
@@ -200,13 +218,15 @@ TEST_P(ActivateIsa, EveryDtypeIsRoundedOnceAndF16Saturates) {
   }
   float big[2] = {300, -300}, up[2] = {300, 300};
   std::uint16_t half[2];
-  activate(context, {.kind = Activation::identity}, view(big, {1, 2}), view(up, {1, 2}),
-           view(half, DType::f16, {1, 2}));
+  test::Mirror mirror(context);
+  activate(context, {.kind = Activation::identity}, mirror.in(view(big, {1, 2})),
+           mirror.in(view(up, {1, 2})), mirror.out(view(half, DType::f16, {1, 2})));
+  mirror.fetch();
   EXPECT_EQ(half[0], 0x7bff);
   EXPECT_EQ(half[1], 0xfbff);
 }
 
-TEST_P(ActivateIsa, SameBitsForAnyNumberOfThreadsAndInPlace) {
+TEST_P(ActivateOn, SameBitsForAnyNumberOfThreadsAndInPlace) {
   const std::int64_t rows = 300, width = 211;
   std::vector<float> gate(rows * width), up(rows * width), first;
   std::mt19937 random(4);
@@ -215,33 +235,67 @@ TEST_P(ActivateIsa, SameBitsForAnyNumberOfThreadsAndInPlace) {
   for (float& x : up) x = normal(random);
   for (const int threads : {1, 2, 3, 4}) {
     std::vector<float> data = gate;
-    const Tensor t = view(data.data(), {rows, width});
-    activate(test::context_of(GetParam(), threads), {}, t, view(up.data(), {rows, width}), t);
+    const Context context = test::context_of(GetParam(), threads);
+    test::Mirror mirror(context);
+    const Tensor t = mirror.out(view(data.data(), {rows, width}));
+    activate(context, {}, t, mirror.in(view(up.data(), {rows, width})), t);
+    mirror.fetch();
     if (first.empty()) first = data;
     EXPECT_EQ(data, first);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ActivateIsa, testing::ValuesIn(test::all_isas()),
-                         [](const auto& set) { return test::isa_name(set.param); });
+INSTANTIATE_TEST_SUITE_P(All, ActivateOn, testing::ValuesIn(test::all_engines()),
+                         [](const auto& set) { return test::engine_name(set.param); });
+
+// The GPU computes the formulas of the vector sets, operation by operation.
+TEST(Activate, TheGpuGivesTheBitsOfACpuWithFma) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about the CUDA engine";
+  const std::vector<float> gate = interesting_values();
+  const std::vector<float> up(gate.rbegin(), gate.rend());
+  std::vector<float> ours(gate.size()), theirs(gate.size());
+  for (const cpu_engine::Isa isa : test::all_isas()) {
+    if (isa == cpu_engine::Isa::scalar) continue;
+    for (const ActivationSpec& spec : all_forms()) {
+      activate_row({.gpu = true}, spec, gate, up, ours);
+      activate_row({.isa = isa}, spec, gate, up, theirs);
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        ASSERT_TRUE(ours[i] == theirs[i] || (std::isnan(ours[i]) && std::isnan(theirs[i])))
+            << describe(spec) << " gate " << gate[i] << " up " << up[i] << ": " << ours[i] << ", "
+            << theirs[i];
+      }
+    }
+  }
+}
 
 TEST(Activate, LeavesRowsPastTheCountAlone) {
-  const Context context = cpu({.threads = 1});
-  std::vector<float> up(6, 2.0F), out(6, 9.0F);
-  const std::int32_t count = 2;
-  activate(context, {.kind = Activation::relu2, .gated = false}, {}, view(up.data(), {3, 2}),
-           view(out.data(), {3, 2}), view(&count, {1}));
-  EXPECT_EQ(out, (std::vector<float>{4, 4, 4, 4, 9, 9}));
+  const Context context = test::engine(1);
+  for (const std::int32_t count : {-5, 0, 2, 3, 9}) {
+    std::vector<float> up(6, 2.0F), out(6, 9.0F);
+    test::Mirror mirror(context);
+    activate(context, {.kind = Activation::relu2, .gated = false}, {},
+             mirror.in(view(up.data(), {3, 2})), mirror.out(view(out.data(), {3, 2})),
+             mirror.in(view(&count, {1})));
+    mirror.fetch();
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(out[static_cast<std::size_t>(i)], i / 2 < count ? 4 : 9) << count;
+    }
+  }
 }
 
 TEST(Activate, NoRowsAndNoColumnsAreLegal) {
-  const Context context = cpu({.threads = 2});
+  const Context context = test::engine();
   float none = 0;
-  activate(context, {}, view(&none, {0, 5}), view(&none, {0, 5}), view(&none, {0, 5}));
-  activate(context, {}, view(&none, {5, 0}), view(&none, {5, 0}), view(&none, {5, 0}));
+  test::Mirror mirror(context);
+  const Tensor no_rows = mirror.in(view(&none, {0, 5})),
+               no_columns = mirror.in(view(&none, {5, 0}));
+  activate(context, {}, no_rows, no_rows, no_rows);
+  activate(context, {}, no_columns, no_columns, no_columns);
+  EXPECT_NO_THROW(context.synchronize());
 }
 
 TEST(Activate, RefusesWhatDoesNotFitByName) {
+  SHUNT_ON_CPU_ONLY();
   const Context context = cpu({.threads = 1});
   std::vector<float> data(12);
   const Tensor t = view(data.data(), {3, 4});

@@ -7,19 +7,18 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/test_isa.hpp"
+#include "engines.hpp"
 #include "gemm/gemm_data.hpp"
 
 namespace shunt {
 namespace {
 
-using cpu_engine::Isa;
 using test::Array;
 using test::random_array;
 
 constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f16};
 
-class Fused : public testing::TestWithParam<Isa> {};
+class Fused : public testing::TestWithParam<test::Engine> {};
 
 struct Setup {
   int groups = 5, slots = 2;
@@ -43,13 +42,20 @@ struct Expert {
         bias(random_array(DType::f32, {s.groups, s.activation.gated ? 2 * s.inner : s.inner}, 4)) {
     for (int i = 0; i < 12; ++i) scale.push_back(0.25F + 0.1F * static_cast<float>(i));
   }
-  MlpInput input() const {
-    return {.rows = x.tensor,
-            .offsets = offsets.data(),
-            .permutation = s.permuted ? permutation.data() : nullptr,
+  MlpInput input(test::Mirror& mirror) const {
+    const auto floats = [&](const float* data, std::int64_t size) {
+      return mirror.in(view(data, {size})).as<const float>();
+    };
+    const auto ints = [&](const std::vector<std::int32_t>& data) {
+      return mirror.in(view(data.data(), {static_cast<std::int64_t>(data.size())}))
+          .as<const std::int32_t>();
+    };
+    return {.rows = mirror.in(x.tensor),
+            .offsets = ints(offsets),
+            .permutation = s.permuted ? ints(permutation) : nullptr,
             .slots = s.slots,
-            .row_scale = s.scaled ? scale.data() : nullptr,
-            .bias = s.bias ? static_cast<const float*>(bias.tensor.data) : nullptr};
+            .row_scale = s.scaled ? floats(scale.data(), 12) : nullptr,
+            .bias = s.bias ? mirror.in(bias.tensor).as<const float>() : nullptr};
   }
   static std::vector<Tensor> list(const Array& a) {
     std::vector<Tensor> tensors;
@@ -70,7 +76,9 @@ struct Expert {
     for (std::int64_t i = 0; i < out.tensor.elements(); ++i) out.set(i, 9);
     const std::int64_t source = s.permuted && !s.scaled ? s.tokens : -1;
     const Buffer workspace = context.allocate(mlp_workspace_bytes(context, w, 12, source));
-    mlp_gate_up(context, w, s.activation, input(), out.tensor, workspace);
+    test::Mirror mirror(context);
+    mlp_gate_up(context, w, s.activation, input(mirror), mirror.out(out.tensor), workspace);
+    mirror.fetch();
     return out;
   }
   // The same by the stages: gathered rows, grouped GEMM to f32, activation.
@@ -102,16 +110,21 @@ struct Expert {
                                .prepared = false};
     const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, 12));
     for (std::int64_t i = 0; i < sums.tensor.elements(); ++i) sums.set(i, 0);
+    test::Mirror mirror(context);
     grouped_gemm(context, spec,
-                 {.rows = rows.tensor,
-                  .offsets = view(offsets.data(), {s.groups + 1}),
-                  .weights = weights.tensor,
-                  .bias = s.bias ? bias.tensor : Tensor{}},
-                 sums.tensor, workspace);
+                 {.rows = mirror.in(rows.tensor),
+                  .offsets = mirror.in(view(offsets.data(), {s.groups + 1})),
+                  .weights = mirror.in(weights.tensor),
+                  .bias = s.bias ? mirror.in(bias.tensor) : Tensor{}},
+                 mirror.out(sums.tensor), workspace);
+    mirror.fetch();
     Tensor g = sums.tensor, u = sums.tensor;
     g.shape[1] = u.shape[1] = s.inner;
     if (gated) u.data = u.as<float>() + s.inner;
-    activate(context, s.activation, gated ? g : Tensor{}, u, out.tensor);
+    test::Mirror second(context);
+    if (gated) g = second.in(g);
+    activate(context, s.activation, gated ? g : Tensor{}, second.in(u), second.out(out.tensor));
+    second.fetch();
     for (std::int64_t i = offsets.back() * s.inner; i < 12 * s.inner; ++i) out.set(i, 9);
     return out;
   }
@@ -178,8 +191,8 @@ TEST_P(Fused, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Fused, testing::ValuesIn(test::all_isas()),
-                         [](const auto& set) { return test::isa_name(set.param); });
+INSTANTIATE_TEST_SUITE_P(All, Fused, testing::ValuesIn(test::all_engines()),
+                         [](const auto& set) { return test::engine_name(set.param); });
 
 }  // namespace
 }  // namespace shunt

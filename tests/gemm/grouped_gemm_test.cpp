@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/test_isa.hpp"
+#include "engines.hpp"
 #include "gemm/gemm_data.hpp"
 #include "gemm/reference.hpp"
 #include "shunt/gemm.hpp"
@@ -12,7 +12,6 @@
 namespace shunt {
 namespace {
 
-using cpu_engine::Isa;
 using test::Array;
 using test::random_array;
 
@@ -43,7 +42,12 @@ struct Case {
     Array out(p.out_dtype, {p.offsets.back(), p.spec.n});
     const Buffer workspace =
         context.allocate(grouped_gemm_workspace_bytes(context, p.spec, p.offsets.back()));
+    test::Mirror mirror(context);
     GroupedGemmInputs in = inputs();
+    in.rows = mirror.in(in.rows);
+    in.offsets = mirror.in(in.offsets);
+    in.weights = mirror.in(in.weights);
+    in.bias = mirror.in(in.bias);
     Buffer memory;
     if (p.spec.prepared) {
       std::vector<Tensor> matrices;
@@ -53,7 +57,8 @@ struct Case {
       in.prepared = prepare(context, p.spec.dtype, matrices, memory);
       in.weights = {};
     }
-    grouped_gemm(context, p.spec, in, out.tensor, workspace);
+    grouped_gemm(context, p.spec, in, mirror.out(out.tensor), workspace);
+    mirror.fetch();
     return out;
   }
   void check(const Array& out) const {
@@ -74,7 +79,7 @@ bool same_bits(const Array& a, const Array& b) {
   return std::memcmp(a.tensor.data, b.tensor.data, static_cast<std::size_t>(a.tensor.bytes())) == 0;
 }
 
-class GroupedGemm : public testing::TestWithParam<Isa> {};
+class GroupedGemm : public testing::TestWithParam<test::Engine> {};
 
 TEST_P(GroupedGemm, OddShapesAgreeWithTheReference) {
   const Context context = test::context_of(GetParam(), 2);
@@ -198,7 +203,13 @@ TEST_P(GroupedGemm, StridedRowsAndOutAndRowsPastTheLastOffset) {
     const GroupedGemmInputs in{
         .rows = x, .offsets = view(offsets.data(), {3}), .weights = weights.tensor};
     const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, 9));
-    grouped_gemm(context, spec, in, y, workspace);
+    test::Mirror mirror(context);
+    grouped_gemm(context, spec,
+                 {.rows = mirror.in(x),
+                  .offsets = mirror.in(in.offsets),
+                  .weights = mirror.in(weights.tensor)},
+                 mirror.out(y), workspace);
+    mirror.fetch();
     std::vector<double> magnitude;
     const std::vector<double> want = grouped_gemm_reference(spec, in, &magnitude);
     for (std::int64_t r = 0; r < 9; ++r) {
@@ -261,8 +272,8 @@ TEST_P(GroupedGemm, NothingToDoIsLegal) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupedGemm, testing::ValuesIn(test::all_isas()),
-                         [](const auto& set) { return test::isa_name(set.param); });
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemm, testing::ValuesIn(test::all_engines()),
+                         [](const auto& set) { return test::engine_name(set.param); });
 
 }  // namespace
 }  // namespace shunt

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine.hpp"
 #include "shunt/error.hpp"
 #include "shunt/gemm.hpp"
 
@@ -34,6 +35,7 @@ struct Call {
 };
 
 TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
+  SHUNT_ON_CPU_ONLY();
   Call fits;
   EXPECT_NO_THROW(fits());
   const auto with = [](const std::function<void(Call&)>& change, const char* word) {
@@ -69,6 +71,7 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
 }
 
 TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
+  SHUNT_ON_CPU_ONLY();
   Call call;
   const Buffer memory = call.context.allocate(prepared_bytes(call.context, DType::f32, 2, 4, 4));
   const Tensor matrix = view(call.numbers.data(), {4, 4});
@@ -84,6 +87,7 @@ TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
 }
 
 TEST(PrepareRefuses, WhatDoesNotFitByName) {
+  SHUNT_ON_CPU_ONLY();
   const Context context = cpu({.threads = 1});
   const std::vector<float> numbers(100, 1.0F);
   const Tensor matrix = view(numbers.data(), {3, 4});

@@ -1,0 +1,14 @@
+// The CUDA engine of activate.
+#pragma once
+
+#include "activate/kernels.hpp"
+#include "cuda/runtime.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// Tensors as activate() has checked them; `rows` is read on the device.
+void activate(const Gpu& gpu, const cpu_engine::ActivationRule& rule, const Tensor& gate,
+              const Tensor& up, const Tensor& out, const Tensor& rows);
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,52 @@
+// The grouped GEMM of the CUDA engine, and the writing of weights in its layout.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "activate/kernels.hpp"
+#include "cuda/runtime.hpp"
+#include "gemm/cuda_layout.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// Every pointer is the device's, and nothing behind one is read by the host.
+struct GroupedProduct {
+  RowLayout layout;
+  int groups = 0;
+  const void* prepared = nullptr;  // null: `matrices`
+  Tensor matrices{};               // [groups, n, k], any strides
+
+  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+
+  Tensor rows{};                              // [T, k], rows may be strided
+  const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
+  int slots = 1;
+  const float* row_scale = nullptr;  // times row_scale[r]
+
+  Tensor bias{};  // [groups, n], any strides; may be absent
+  cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
+                                        .gated = false};
+  Tensor out{};  // [R, out columns], rows may be strided
+};
+
+// Enqueues the product. Offsets, a permutation and a count that are out of range give rows that are
+// skipped or read as zeros.
+void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
+// The kernel for `rows` rows, in words.
+const char* product_words(DType dtype);
+
+// One group of prepared weights from its matrix, or its two; device memory, any strides. Enqueued.
+void write_group(const Gpu& gpu, const RowLayout& layout, const Tensor& gate, const Tensor& up,
+                 void* to);
+// All groups, whose matrices may also lie on the host: those are copied over first, which waits and
+// takes memory for the largest. `up` is null unless paired.
+void write_groups(const Context& context, const RowLayout& layout, const std::vector<Tensor>& gate,
+                  const std::vector<Tensor>* up, void* to);
+// The inverse of write_group: out [n, k], gate rows first.
+void read_group(const Gpu& gpu, const RowLayout& layout, const void* from, const Tensor& out);
+
+}  // namespace shunt::cuda_engine
