@@ -19,7 +19,7 @@ struct DeviceInfo {
 
 struct DeviceList {
   std::vector<DeviceInfo> devices;
-  std::string reason;           // why the list is empty; empty itself where it is not
+  std::string reason;               // why the list is empty; empty itself where it is not
   std::string driver{}, runtime{};  // CUDA versions, "13.0"; empty where the list is
 };
 

@@ -65,6 +65,9 @@ void launch(const char* what, const Gpu& gpu, const Shape& shape, void (*kernel)
   config.attrs = attributes;
   config.numAttrs = count;
   allow_shared(kernel, shape.shared);
+  if (shape.cluster > 8) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), what);
+  }
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), what);
 }
 

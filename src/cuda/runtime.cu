@@ -67,6 +67,8 @@ Gpu open(void* stream, int index, bool dependent_launch) {
   gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   gpu.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
+  // A part of a GPU (MIG) may lack groups of 16 multiprocessors.
+  gpu.widest_cluster = gpu.compute == 90 && gpu.multiprocessors >= 100 ? 16 : gpu.largest_cluster;
   gpu.tickets = static_cast<std::uint32_t*>(allocate(gpu, ticket_count * sizeof(std::uint32_t)));
   return gpu;
 }

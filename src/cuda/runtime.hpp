@@ -28,7 +28,8 @@ struct Gpu {
   int compute = 0;                // 90 for 9.0
   int multiprocessors = 0;
   int shared_bytes = 0;     // that a block may ask for
-  int largest_cluster = 1;  // blocks that a cluster may have; 1 before Hopper
+  int largest_cluster = 1;  // blocks that any cluster may have; 1 before Hopper
+  int widest_cluster = 1;   // that one may have where the GPU is whole: 16 on Hopper
   std::size_t l2_bytes = 0;
   // Counters by which the last block of a kernel knows that it is the last. Zero between kernels:
   // whoever counts resets. Kernels of one context run one after another, so that they can share.

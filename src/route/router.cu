@@ -9,7 +9,7 @@
 // gate follows.
 //
 // 8 warps, over rows x columns: 2 x 4 of 32 x 8 NT (64 rows) or 1 x 8 of 16 x 8 NT (16 rows).
-// Whole: operands of one 16-bit type, 16-byte aligned: cp.async in three stages of 64 along H,
+// Whole: operands of one 16-bit type, 16-byte aligned: cp.async in 3 to 8 stages of 64 along H,
 //   rows of 128 bytes whose 16-byte pieces are swizzled by the row, ldmatrix, mma.sync.
 // Split: any types and alignment: values staged as f32, 32 along H at a time, each split into up to
 //   three bf16 that add up to it; products of pieces down to 2^-24 of the result: f32-grade logits.
@@ -33,7 +33,6 @@ using cuda_engine::shared_address;
 
 constexpr int warps = 8;
 constexpr int threads = 32 * warps;
-constexpr int stages = 3;
 
 struct Operands {
   DeviceVector x, w;
@@ -51,6 +50,8 @@ struct Tile {
   static constexpr int columns = warps_n * NT * 8;
   static constexpr int sum_stride = columns + 4;  // f32, of a row of sums
   static constexpr int whole_stage = (rows + columns) * 64 * 2;
+  // As many as shared memory holds: what is on its way is what a multiprocessor can read a second.
+  static constexpr int stages = 220 * 1024 / whole_stage < 8 ? 220 * 1024 / whole_stage : 8;
   static constexpr int split_stride = 40;  // f32: 32 along H and a pad
   static constexpr int split_bytes = (rows + columns) * split_stride * 4;
   static constexpr int sum_bytes = rows * sum_stride * 4;
@@ -83,19 +84,31 @@ __device__ __forceinline__ void multiply_whole(const Operands& o, std::int64_t f
   const std::uint32_t base = shared_address(shared);
   const int steps = (end - begin + 63) / 64;
 
+  constexpr int stages = Shape::stages;
+  // A thread fetches the same piece of every 32nd row.
+  const int piece = thread & 7, own = thread >> 3;
+  const T* const from_x = x + own * o.x_stride + piece * 8;
+  const T* const from_w = w + own * o.w_stride + piece * 8;
   const auto fetch = [&](int step) {
     const std::uint32_t stage = base + static_cast<std::uint32_t>(step % stages) *
                                            static_cast<std::uint32_t>(Shape::whole_stage);
     const int h = begin + step * 64;
-    for (int i = thread; i < (rows + Shape::columns) * 8; i += threads) {
-      const int row = i >> 3, piece = i & 7;
-      const int at = h + piece * 8;
-      const bool of_x = row < rows;
-      const int index = of_x ? row : row - rows;
-      const bool there = of_x ? index < tokens : index < columns;
-      const int left = there ? min(max(end - at, 0), 8) * 2 : 0;
-      const T* from = of_x ? x + index * o.x_stride : w + index * o.w_stride;
-      cp_async_16(stage + swizzled(row, piece), left > 0 ? from + at : (of_x ? x : w), left);
+    const int bytes = min(max(end - h - piece * 8, 0), 8) * 2;
+#pragma unroll
+    for (int j = 0; j < (rows + 31) / 32; ++j) {
+      const int row = own + 32 * j;
+      if (rows % 32 == 0 || row < rows) {
+        const bool there = row < tokens && bytes > 0;
+        cp_async_16(stage + swizzled(row, piece), there ? from_x + 32 * j * o.x_stride + h : x,
+                    there ? bytes : 0);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Shape::columns / 32; ++j) {
+      const int row = own + 32 * j;
+      const bool there = row < columns && bytes > 0;
+      cp_async_16(stage + swizzled(rows + row, piece), there ? from_w + 32 * j * o.w_stride + h : w,
+                  there ? bytes : 0);
     }
   };
 #pragma unroll
@@ -231,9 +244,10 @@ struct SharedRow {
   __device__ float operator()(std::int64_t c) const { return logits[c]; }
 };
 
+// Not inlined: two dozen kernels share eight of these.
 template <int N, bool grouped>
-__device__ __forceinline__ void route_shared(const DeviceRoute& r, const float* logits,
-                                             std::int64_t t, int lane) {
+__device__ __noinline__ void route_shared(const DeviceRoute& r, const float* logits, std::int64_t t,
+                                          int lane) {
   float own[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -349,7 +363,7 @@ Plan plan(const cuda_engine::Gpu& gpu, std::int64_t tokens, int hidden) {
   Plan p;
   p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
   const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
-  while (p.parts * 2 <= gpu.largest_cluster && p.parts * 2 <= steps &&
+  while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
          tiles * p.parts * 2 <= gpu.multiprocessors) {
     p.parts *= 2;
   }

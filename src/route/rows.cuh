@@ -12,7 +12,8 @@
 //          the index within the lane; k + 1 rounds of one redux.max pick the best of 32 heads. A
 //          sigmoid that is only compared is computed with the fast instructions. Where two
 //          neighbours of the result, or two groups, are closer than what this leaves out, it gives
-//          up: fewer than one row of a hundred on random logits.
+//          up, and the values are computed exactly and chosen from in as many rounds of two redux:
+//          fewer than one row of a hundred on random logits.
 //   exact  k rounds over all experts with 64-bit keys (value, id), each for the best key below the
 //          last. No state, any E, k and groups.
 // Weights are then computed from the logits of the chosen, with the arithmetic of policy.hpp in its
@@ -62,8 +63,23 @@ __device__ __forceinline__ int expert_of(int lane, int i) {
   return grouped ? lane * N + i : lane + 32 * i;
 }
 
+// What a kernel knows of its rule when it is compiled. Code that runs once a launch is read from
+// memory: what a plain rule does not need must not be there.
+struct AnyKind {
+  static constexpr bool plain = false;
+  __device__ static __forceinline__ Weigh weigh(const Rule& rule) { return rule.weigh; }
+};
+// No router bias, cap, hash, shared slots or scales of experts; ids and weights alone; k below 32.
+template <Weigh w>
+struct PlainKind {
+  static constexpr bool plain = true;
+  __device__ static __forceinline__ constexpr Weigh weigh(const Rule&) { return w; }
+};
+
 // Bias, clean, cap.
+template <class Kind = AnyKind>
 __device__ __forceinline__ float finished(const DeviceRoute& r, float raw, int column) {
+  if constexpr (Kind::plain) return sanitised(raw);
   if (r.router_bias.data != nullptr) raw = raw + element(r.router_bias, column);
   float l = sanitised(raw);
   if (r.rule.soft_cap > 0) l = sanitised(soft_capped(l, r.rule.soft_cap));
@@ -244,6 +260,13 @@ __device__ __forceinline__ void sort_descending(std::int32_t (&a)[N]) {
   }
 }
 
+// A plain rule's bias is f32.
+template <class Kind>
+__device__ __forceinline__ float bias_of(const DeviceRoute& r, int e) {
+  if constexpr (Kind::plain) return static_cast<const float*>(r.selection_bias.data)[e];
+  return element(r.selection_bias, e);
+}
+
 // sigmoid within 1e-6.
 __device__ __forceinline__ float sigmoid_about(float l) {
   return __fdividef(1.0F, 1.0F + __expf(-l));
@@ -252,7 +275,7 @@ __device__ __forceinline__ float sigmoid_about(float l) {
 // Drops the keys of groups that do not stay. Returns false where it cannot tell.
 template <int N>
 __device__ __forceinline__ bool keep_groups(const DeviceRoute& r, const float (&ranked)[N],
-                                            int lane, bool& stays) {
+                                            float approximation, int lane, bool& stays) {
   const Rule& rule = r.rule;
   float first = ranked[0], second = minus_infinity;
 #pragma unroll
@@ -268,7 +291,7 @@ __device__ __forceinline__ bool keep_groups(const DeviceRoute& r, const float (&
   }
   const float rank = rule.rank_by_two_best && rule.group_size > 1 ? first + second : first;
   const int group = lane / r.lanes_per_group;
-  const float margin = r.approximation > 0 ? 4 * r.approximation + 1e-6F * fabsf(rank) : 0;
+  const float margin = approximation > 0 ? 4 * approximation + 1e-6F * fabsf(rank) : 0;
   int surely = 0, perhaps = 0;  // groups that are better
   for (int g = 0; g < rule.groups; ++g) {
     const float other = __shfl_sync(every_lane, rank, g * r.lanes_per_group);
@@ -286,9 +309,55 @@ __device__ __forceinline__ bool keep_groups(const DeviceRoute& r, const float (&
   return __ballot_sync(every_lane, unsure) == 0;
 }
 
+// Exactly, for lanes that hold their experts: k rounds of redux.max over 32-bit values and
+// redux.min over the ids that have it, each for the best below the last.
+template <int N, bool grouped>
+__device__ __noinline__ void select_held(const DeviceRoute& r, const float (&l)[N],
+                                         const Softmax& softmax, int lane,
+                                         Slots<std::int32_t>& ids) {
+  const Rule& rule = r.rule;
+  std::int32_t values[N];
+  float ranked[N];
+#pragma unroll 1
+  for (int i = 0; i < N; ++i) {
+    const int e = expert_of<N, grouped>(lane, i);
+    float v = l[i];
+    if (rule.scores_rank && e < rule.experts) {
+      if (rule.weigh == Weigh::sigmoid) v = sigmoid(v);
+      if (rule.weigh == Weigh::sqrt_softplus) v = sqrt_softplus(v);
+      if (rule.weigh == Weigh::softmax_of_all) {
+        v = exp_of_negative(v - softmax.best) / softmax.sum;
+      }
+    }
+    const bool biased = r.selection_bias.data != nullptr && e < rule.experts;
+    if (biased) v = sanitised(v + element(r.selection_bias, e));
+    ranked[i] = v;
+    values[i] = ordered(biased ? v : l[i]);
+  }
+  bool stays = true;
+  if constexpr (grouped) keep_groups<N>(r, ranked, 0, lane, stays);
+  std::int32_t last = INT32_MAX, last_id = -1;
+  for (int s = 0; s < rule.top_k; ++s) {
+    std::int32_t best = INT32_MIN, best_id = INT32_MAX;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int e = expert_of<N, grouped>(lane, i);
+      const bool open =
+          stays && e < rule.experts && (values[i] < last || (values[i] == last && e > last_id));
+      if (open && values[i] > best) {
+        best = values[i];
+        best_id = e;
+      }
+    }
+    last = __reduce_max_sync(every_lane, best);
+    last_id = __reduce_min_sync(every_lane, best == last ? best_id : INT32_MAX);
+    ids.set(lane, s, last_id);
+  }
+}
+
 // `l`: the finished logits of the lane's experts, -inf past E. Returns false where the ids are not
 // certain.
-template <int N, bool grouped>
+template <int N, bool grouped, class Kind>
 __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (&l)[N],
                                              const Softmax& softmax, int lane,
                                              Slots<std::int32_t>& ids) {
@@ -299,7 +368,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
 #pragma unroll
   for (int i = 0; i < N; ++i) ranked[i] = l[i];
   if (rule.scores_rank) {
-    switch (rule.weigh) {
+    switch (Kind::weigh(rule)) {
       case Weigh::sigmoid:
 #pragma unroll
         for (int i = 0; i < N; ++i) ranked[i] = sigmoid_about(l[i]);
@@ -323,12 +392,12 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int e = expert_of<N, grouped>(lane, i);
-      if (e < rule.experts) ranked[i] = sanitised(ranked[i] + element(r.selection_bias, e));
+      if (e < rule.experts) ranked[i] = sanitised(ranked[i] + bias_of<Kind>(r, e));
     }
   }
   bool stays = true;
   if constexpr (grouped) {
-    if (!keep_groups(r, ranked, lane, stays)) return false;
+    if (!keep_groups<N>(r, ranked, r.approximation, lane, stays)) return false;
   }
   std::int32_t keys[N];
 #pragma unroll
@@ -361,7 +430,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
   // Each of the k is certainly before the next.
   bool unsure = spent;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < (Kind::plain ? 1 : 2); ++half) {
     const std::int32_t mine = won.of[half];
     std::int32_t next = __shfl_down_sync(every_lane, mine, 1);
     if (half == 0) {
@@ -418,28 +487,29 @@ __device__ __forceinline__ float sum_of_slots(const Slots<float>& w, int count) 
 }
 
 // Weights before renormalisation of the k selected.
-template <class Source>
+template <class Kind, class Source>
 __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source& source,
                                               const Softmax& softmax,
                                               const Slots<std::int32_t>& ids, int lane) {
   const Rule& rule = r.rule;
-  if (rule.weigh == Weigh::sparsemixer) return sparsemixer(r, source, ids, lane);
+  const Weigh kind = Kind::weigh(rule);
+  if (kind == Weigh::sparsemixer) return sparsemixer(r, source, ids, lane);
   Slots<float> l{{minus_infinity, minus_infinity}};
-  const int halves = rule.top_k > 32 ? 2 : 1;
+  const int halves = !Kind::plain && rule.top_k > 32 ? 2 : 1;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int id = ids.of[half];
     if (half < halves && lane + 32 * half < rule.top_k && id >= 0) {
-      l.of[half] = finished(r, source(id), id);
+      l.of[half] = finished<Kind>(r, source(id), id);
     }
   }
   Slots<float> w{{0, 0}};
   float best = 0;
-  if (rule.weigh == Weigh::softmax_of_selected) best = warp_max(larger(l.of[0], l.of[1]));
+  if (kind == Weigh::softmax_of_selected) best = warp_max(larger(l.of[0], l.of[1]));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (half >= halves || lane + 32 * half >= rule.top_k || ids.of[half] < 0) continue;
-    switch (rule.weigh) {
+    switch (kind) {
       case Weigh::softmax_of_all:
         w.of[half] = exp_of_negative(l.of[half] - softmax.best) / softmax.sum;
         break;
@@ -457,7 +527,7 @@ __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source
         break;
     }
   }
-  if (rule.weigh == Weigh::softmax_of_selected) {
+  if (kind == Weigh::softmax_of_selected) {
     const float sum = sum_of_slots(w, rule.top_k);
     if (ids.of[0] >= 0) w.of[0] = w.of[0] / sum;
     if (ids.of[1] >= 0) w.of[1] = w.of[1] / sum;
@@ -465,11 +535,12 @@ __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source
   return w;
 }
 
+template <class Kind = AnyKind>
 __device__ __forceinline__ float final_weight(const DeviceRoute& r, float w, float sum,
                                               std::int32_t id) {
   if (r.rule.renormalize) w = renormalised(w, sum, r.rule.epsilon, r.rule.epsilon_is_floor);
   w = w * r.rule.factor;
-  if (r.per_expert_scale.data != nullptr) w = w * element(r.per_expert_scale, id);
+  if (!Kind::plain && r.per_expert_scale.data != nullptr) w = w * element(r.per_expert_scale, id);
   return w;
 }
 
@@ -559,21 +630,21 @@ __device__ __forceinline__ std::int64_t valid_tokens(const DeviceRoute& r) {
 // ---- a row
 // ---------------------------------------------------------------------------------------
 
-template <int N, bool grouped, class Source>
+template <int N, bool grouped, class Kind = AnyKind, class Source>
 __device__ __forceinline__ void route_row(const DeviceRoute& r, const Source& source,
                                           const float (&own)[N], std::int64_t t, int lane) {
   const Rule& rule = r.rule;
   Softmax softmax;
   Slots<std::int32_t> ids{{-1, -1}};
   bool chosen = false;
-  if (r.quick) {
+  if (Kind::plain || r.quick) {
     float l[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int e = expert_of<N, grouped>(lane, i);
-      l[i] = e < rule.experts ? finished(r, own[i], e) : minus_infinity;
+      l[i] = e < rule.experts ? finished<Kind>(r, own[i], e) : minus_infinity;
     }
-    if (rule.weigh == Weigh::softmax_of_all) {
+    if (Kind::weigh(rule) == Weigh::softmax_of_all) {
       if constexpr (grouped) {
         softmax = softmax_of(r, source, lane);
       } else {
@@ -587,37 +658,45 @@ __device__ __forceinline__ void route_row(const DeviceRoute& r, const Source& so
         softmax.sum = warp_sum(softmax.sum);
       }
     }
-    if (!r.hashed) chosen = select_quick<N, grouped>(r, l, softmax, lane, ids);
+    if (Kind::plain || !r.hashed) {
+      chosen = true;
+      if (!select_quick<N, grouped, Kind>(r, l, softmax, lane, ids)) {
+        select_held<N, grouped>(r, l, softmax, lane, ids);
+      }
+    }
   } else if (rule.weigh == Weigh::softmax_of_all) {
     softmax = softmax_of(r, source, lane);
   }
-  if (r.hashed) {
+  if (Kind::plain) {
+  } else if (r.hashed) {
     ids = look_up(r, t, lane);
   } else if (!chosen) {
     ids = select_exact(r, source, lane);
   }
-  Slots<float> w = weigh(r, source, softmax, ids, lane);
+  Slots<float> w = weigh<Kind>(r, source, softmax, ids, lane);
 
   float sum = 0;
-  const bool joint = rule.shared_count > 0 && rule.shared == Shared::joint;
-  if (rule.renormalize || (rule.shared_count > 0 && rule.shared == Shared::sum_over_scale)) {
+  const bool joint = !Kind::plain && rule.shared_count > 0 && rule.shared == Shared::joint;
+  if (rule.renormalize ||
+      (!Kind::plain && rule.shared_count > 0 && rule.shared == Shared::sum_over_scale)) {
     sum = sum_of_slots(w, rule.top_k);
     if (joint) {
       for (int i = 0; i < rule.shared_count; ++i) sum += shared_score(r, source, i);
     }
   }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < (Kind::plain ? 1 : 2); ++half) {
     const int s = lane + 32 * half;
     if (s >= rule.top_k) continue;
     const std::int32_t id = ids.of[half];
-    w.of[half] = id < 0 ? 0.0F : finite_weight(final_weight(r, w.of[half], sum, id));
+    w.of[half] = id < 0 ? 0.0F : finite_weight(final_weight<Kind>(r, w.of[half], sum, id));
     if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + s] = id;
     if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + s] = w.of[half];
-    if (r.replay.data != nullptr) {
+    if (!Kind::plain && r.replay.data != nullptr) {
       r.replay.data[t * r.replay.stride + s] = static_cast<std::int16_t>(id);
     }
   }
+  if constexpr (Kind::plain) return;
   if (r.dense.data != nullptr) store_dense(r, t, ids, w, lane);
   if (rule.shared_count > 0) store_shared(r, source, t, sum, lane);
   if (r.logits_out.data != nullptr) {
