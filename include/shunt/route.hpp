@@ -135,8 +135,14 @@ struct RouteOutputs {
 // k different ones in [0, E) and weights are finite. (A hash table's ids are taken as they are: a
 // repeated one stays, and its weights add up in `dense`.)
 //
-// A logit's sum over H has a fixed order of its own, whatever T, the other rows and the number of
-// threads. From the same logits the same build gives the same bits on every instruction set.
+// From the same logits the same build gives the same bits on every instruction set, and the CUDA
+// engine gives the CPU engine's. A logit's sum over H has a fixed order of its own, on the CPU
+// whatever T, the other rows and the number of threads; on CUDA the order follows from H, C and the
+// number of tokens that the call is given (run after run it is the same). There, operands of two
+// 16-bit types or of f32 are split into bf16 pieces, so that logits are f32-grade.
+//
+// On CUDA nobody looks at a hash table on the host: a token id or an entry out of range gives the
+// id -1 and the weight 0.
 Support supports(const RouteSpec& spec, Device device);
 // Bytes of workspace for up to `tokens` tokens of width `hidden` (0: from logits). Throws Error for
 // a spec that supports() refuses.
