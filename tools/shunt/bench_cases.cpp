@@ -10,6 +10,10 @@
 #include "bench_tensors.hpp"
 #include "shunt/order.hpp"
 #include "shunt/route.hpp"
+#if __has_include("shunt/route_and_order.hpp")
+#include "shunt/route_and_order.hpp"
+#define SHUNT_BENCH_FUSED
+#endif
 
 namespace shunt::tool {
 
@@ -81,12 +85,28 @@ struct Routing {
   void route_only(std::int64_t i) const {
     route(context, spec, in(i), {.ids = ids[i], .weights = weights[i]}, workspace);
   }
+  OrderOutputs orders(std::int64_t i) const {
+    return {.offsets = offsets[i], .permutation = permutation[i], .inverse = inverse[i]};
+  }
+#ifdef SHUNT_BENCH_FUSED
+  void route_then_order(std::int64_t i) const {
+    route_and_order(context, spec, in(i), {.ids = ids[i], .weights = weights[i]}, ordering,
+                    orders(i), workspace);
+  }
+  std::size_t workspace_bytes() const {
+    return offsets.count() > 0
+               ? route_and_order_workspace_bytes(context, spec, ordering, tokens, hidden)
+               : route_workspace_bytes(context, spec, tokens, hidden);
+  }
+#else
   void route_then_order(std::int64_t i) const {
     route_only(i);
-    order(context, ordering, {.ids = ids[i]},
-          {.offsets = offsets[i], .permutation = permutation[i], .inverse = inverse[i]},
-          order_workspace);
+    order(context, ordering, {.ids = ids[i]}, orders(i), order_workspace);
   }
+  std::size_t workspace_bytes() const {
+    return route_workspace_bytes(context, spec, tokens, hidden);
+  }
+#endif
 };
 
 void check_routing(const Routing& gpu, const std::string& label) {
@@ -164,7 +184,6 @@ StageCase routing_case(const Context& context, const bench::StageShape& shape,
   made->expert_scale = vector(spec.per_expert_scale, columns, 5);
   made->ids = Variants(context, DType::i32, {tokens, slots}, n);
   made->weights = Variants(context, DType::f32, {tokens, slots}, n);
-  made->workspace = context.allocate(route_workspace_bytes(context, spec, tokens, hidden));
   if (ordered) {
     made->ordering = {.experts = spec.experts + spec.shared.count, .slots = spec.slots()};
     require(supports(made->ordering, context.device()));
@@ -174,6 +193,8 @@ StageCase routing_case(const Context& context, const bench::StageShape& shape,
     made->order_workspace =
         context.allocate(order_workspace_bytes(context, made->ordering, tokens));
   }
+
+  made->workspace = context.allocate(made->workspace_bytes());
 
   std::string label = fmt::format("T{} {}", tokens, rule_label(spec));
   if (fused) label += fmt::format(" H{}", hidden);
