@@ -77,9 +77,22 @@ std::size_t order_workspace_bytes(const Context& context, const OrderSpec& spec,
 void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
            const OrderOutputs& out, Workspace workspace);
 
+// Which values share a scale where rows are written as fp8 e4m3: all of a row, or 128 consecutive
+// columns (the last block may be shorter).
+enum class Quantise : std::int32_t { none = 0, row = 1, block_128 = 2 };
+
+// A quantised value q stands for q * scale. Of the values x that share a scale (rounded to f32):
+//   amax   = the largest |x| that is finite, at most scale_upper_bound, at least 1e-12
+//   scale  = amax / 448, or the power of two at or above that
+//   q      = e4m3(x * (448 / amax)), or e4m3(x / scale) with power_of_two_scales
+// to nearest even, saturating: infinities and what exceeds the bound become +-448; NaN stays NaN
+// (0x7f) and moves no scale.
 struct GatherSpec {
   int slots = 0;                 // S of the order
   bool scale_by_weight = false;  // rows are multiplied by their weight, in f32
+  Quantise quantise = Quantise::none;
+  float scale_upper_bound = 0;  // of amax; 0: none; finite
+  bool power_of_two_scales = false;
   bool operator==(const GatherSpec&) const = default;
 };
 std::string to_json(const GatherSpec& spec);
@@ -90,12 +103,16 @@ struct GatherInputs {
   Tensor permutation{};  // [N] i32 of order; rows past the count are left alone
   Tensor rows{};         // [1] i32: R (offsets[L])
   Tensor weights{};      // [N] f32 in row order; iff scale_by_weight
+  // [T, S] i32 of the same order, optional: with it a GPU reads every token's row once, whatever S.
+  Tensor inverse{};
 };
 
 Support supports(const GatherSpec& spec, Device device);
 // rows [N, H] f32 | bf16 | f16, may be strided: hidden[permutation / S], rounded to nearest even;
-// f16 saturates. No workspace. Throws Error for bad shapes, and (CPU) a count or a permutation out
-// of range.
-void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows);
+// f16 saturates. With quantise: rows are f8_e4m3, and scales is f32 [N], or [N, ceil(H / 128)],
+// with any strides. No workspace. Throws Error for bad shapes, and (CPU) a count or a permutation
+// out of range; a GPU leaves such rows alone.
+void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows,
+            Tensor scales = {});
 
 }  // namespace shunt

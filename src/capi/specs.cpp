@@ -12,6 +12,7 @@ static_assert(static_cast<int>(ScoreStage::after_top_k) == SHUNT_AFTER_TOP_K);
 static_assert(static_cast<int>(GroupRank::sum_of_top_2) == SHUNT_GROUP_SUM_OF_TOP_2);
 static_assert(static_cast<int>(EpsilonRule::floor) == SHUNT_EPSILON_FLOOR);
 static_assert(static_cast<int>(SharedWeight::joint) == SHUNT_SHARED_JOINT);
+static_assert(static_cast<int>(Quantise::block_128) == SHUNT_QUANTISE_BLOCK_128);
 static_assert(static_cast<int>(Activation::gelu_tanh) == SHUNT_ACTIVATION_GELU_TANH);
 static_assert(static_cast<int>(LimitOn::output) == SHUNT_LIMIT_ON_OUTPUT);
 
@@ -61,8 +62,12 @@ OrderSpec to_spec(const Call& call, const shunt_order_spec* spec) {
 GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec) {
   const shunt_gather_spec defaults = SHUNT_GATHER_SPEC_INIT;
   const shunt_gather_spec s = call.read("spec", spec, defaults);
+  call.reserved("spec.reserved", s.reserved);
   return {.slots = s.slots,
-          .scale_by_weight = call.flag("spec.scale_by_weight", s.scale_by_weight)};
+          .scale_by_weight = call.flag("spec.scale_by_weight", s.scale_by_weight),
+          .quantise = call.choice("spec.quantise", s.quantise, Quantise::block_128),
+          .scale_upper_bound = s.scale_upper_bound,
+          .power_of_two_scales = call.flag("spec.power_of_two_scales", s.power_of_two_scales)};
 }
 
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {

@@ -119,9 +119,12 @@ shunt_status shunt_gather_supports(const shunt_context* context, const shunt_gat
   });
 }
 
-shunt_status shunt_gather(const shunt_context* context, const shunt_gather_spec* spec,
-                          const shunt_gather_inputs* inputs, const shunt_tensor* rows) {
-  return run(__func__, [&](const Call& call) {
+namespace {
+
+shunt_status run_gather(const char* function, const shunt_context* context,
+                        const shunt_gather_spec* spec, const shunt_gather_inputs* inputs,
+                        const shunt_tensor* rows, const shunt_tensor* scales) {
+  return run(function, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;
     const auto rule = to_spec(call, spec);
     const shunt_gather_inputs in = call.read("inputs", inputs);
@@ -129,9 +132,23 @@ shunt_status shunt_gather(const shunt_context* context, const shunt_gather_spec*
                   {.hidden = call.tensor("inputs.hidden", in.hidden),
                    .permutation = call.tensor("inputs.permutation", in.permutation),
                    .rows = call.tensor("inputs.rows", in.rows),
-                   .weights = call.tensor("inputs.weights", in.weights)},
-                  call.tensor("rows", rows));
+                   .weights = call.tensor("inputs.weights", in.weights),
+                   .inverse = call.tensor("inputs.inverse", in.inverse)},
+                  call.tensor("rows", rows), call.tensor("scales", scales));
   });
+}
+
+}  // namespace
+
+shunt_status shunt_gather(const shunt_context* context, const shunt_gather_spec* spec,
+                          const shunt_gather_inputs* inputs, const shunt_tensor* rows) {
+  return run_gather(__func__, context, spec, inputs, rows, nullptr);
+}
+
+shunt_status shunt_gather_quantised(const shunt_context* context, const shunt_gather_spec* spec,
+                                    const shunt_gather_inputs* inputs, const shunt_tensor* rows,
+                                    const shunt_tensor* scales) {
+  return run_gather(__func__, context, spec, inputs, rows, scales);
 }
 
 // ---- weights and the grouped GEMM ---------------------------------------------------------------

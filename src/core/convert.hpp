@@ -1,4 +1,4 @@
-// Scalar conversions between f32 and the 16-bit floats, round to nearest even.
+// Scalar conversions between f32 and shorter floats, round to nearest even.
 #pragma once
 
 #include <bit>
@@ -47,7 +47,31 @@ inline std::uint16_t f32_to_f16(float value) {
   return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-// Element i of a dense array of f32 | bf16 | f16 | f64.
+// e4m3 without infinities: everything beyond the range, infinities too, becomes +-448; NaN is 0x7f.
+inline std::uint8_t f32_to_e4m3(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);
+  if (magnitude < 0x3c800000u) {  // subnormal: the addition rounds at 2^-9
+    const float shifted = std::bit_cast<float>(magnitude) + 16384.0f;
+    return static_cast<std::uint8_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x46800000u));
+  }
+  const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return static_cast<std::uint8_t>(sign | ((rounded - 0x3c000000u) >> 20));
+}
+
+inline float e4m3_to_f32(std::uint8_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80u) << 24;
+  const std::uint32_t rest = bits & 0x7fu;
+  if (rest == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  // As f16: the exponent is 120 too small until the product, which also normalises subnormals.
+  const float magnitude = std::bit_cast<float>(rest << 20) * 0x1p120f;
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+}
+
+// Element i of a dense array of f32 | bf16 | f16 | f64 | f8_e4m3.
 inline float load_f32(const void* data, DType dtype, std::int64_t i) {
   switch (dtype) {
     case DType::f32:
@@ -58,6 +82,8 @@ inline float load_f32(const void* data, DType dtype, std::int64_t i) {
       return f16_to_f32(static_cast<const std::uint16_t*>(data)[i]);
     case DType::f64:
       return static_cast<float>(static_cast<const double*>(data)[i]);
+    case DType::f8_e4m3:
+      return e4m3_to_f32(static_cast<const std::uint8_t*>(data)[i]);
     default:
       return std::nanf("");
   }
@@ -76,6 +102,9 @@ inline void store_f32(void* data, DType dtype, std::int64_t i, float value) {
       break;
     case DType::f64:
       static_cast<double*>(data)[i] = static_cast<double>(value);
+      break;
+    case DType::f8_e4m3:
+      static_cast<std::uint8_t*>(data)[i] = f32_to_e4m3(value);
       break;
     default:
       break;

@@ -73,30 +73,28 @@ __device__ __forceinline__ Raw<bytes> load_raw(const char* from) {
   return raw;
 }
 
+// First out of the L2 when room is needed: rows written must not drive out rows to be read again.
 template <int bytes>
 __device__ __forceinline__ void store_raw(char* to, const Raw<bytes>& raw) {
   if constexpr (bytes == 32) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.word[0]),
-                 "r"(raw.word[1]), "r"(raw.word[2]), "r"(raw.word[3])
-                 : "memory");
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to + 16), "r"(raw.word[4]),
-                 "r"(raw.word[5]), "r"(raw.word[6]), "r"(raw.word[7])
-                 : "memory");
+    store_raw<16>(to, {raw.word[0], raw.word[1], raw.word[2], raw.word[3]});
+    store_raw<16>(to + 16, {raw.word[4], raw.word[5], raw.word[6], raw.word[7]});
   } else if constexpr (bytes == 16) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.word[0]),
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.word[0]),
                  "r"(raw.word[1]), "r"(raw.word[2]), "r"(raw.word[3])
                  : "memory");
   } else if constexpr (bytes == 8) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1])
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1])
                  : "memory");
   } else if constexpr (bytes == 4) {
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(raw.word[0]) : "memory");
+    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(raw.word[0]) : "memory");
   } else if constexpr (bytes == 2) {
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(static_cast<std::uint16_t>(raw.word[0]))
+    asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to),
+                 "h"(static_cast<std::uint16_t>(raw.word[0]))
                  : "memory");
   } else {
     static_assert(bytes == 1);
-    asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "h"(static_cast<std::uint16_t>(raw.word[0]))
+    asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(to), "h"(static_cast<std::uint16_t>(raw.word[0]))
                  : "memory");
   }
 }

@@ -57,8 +57,8 @@ std::size_t order_cpu_workspace_bytes(int threads, int locals);
 void order_cpu(const Context& context, const OrderCall& call, Workspace workspace);
 
 void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInputs& in,
-                const Tensor& rows, std::int64_t count);
+                const Tensor& rows, const Tensor& scales, std::int64_t count);
 void gather_cuda(const Context& context, const GatherSpec& spec, const GatherInputs& in,
-                 const Tensor& rows);
+                 const Tensor& rows, const Tensor& scales);
 
 }  // namespace shunt

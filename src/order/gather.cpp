@@ -1,5 +1,9 @@
 // gather(): checks of everything it is given, then the engine.
+#include <cmath>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/json.hpp"
@@ -10,9 +14,23 @@ namespace shunt {
 
 namespace {
 
+std::vector<std::string_view> quantise_names() { return {"none", "row", "block_128"}; }
+
 Support legal(const GatherSpec& spec) {
   if (spec.slots < 1 || spec.slots > 128) {
     return refuse("slots is {}: must be 1 to 128", spec.slots);
+  }
+  if (spec.quantise < Quantise::none || spec.quantise > Quantise::block_128) {
+    return refuse("quantise is {}: must be 0 (none), 1 (row) or 2 (block_128)",
+                  static_cast<int>(spec.quantise));
+  }
+  if (!(spec.scale_upper_bound >= 0) || !std::isfinite(spec.scale_upper_bound)) {
+    return refuse("scale_upper_bound is {}: must be 0 for none, or positive and finite",
+                  spec.scale_upper_bound);
+  }
+  if (spec.quantise == Quantise::none && (spec.scale_upper_bound > 0 || spec.power_of_two_scales)) {
+    return refuse("{} is given, but quantise is none: there are no scales",
+                  spec.power_of_two_scales ? "power_of_two_scales" : "scale_upper_bound");
   }
   return {};
 }
@@ -25,7 +43,13 @@ Support supports(const GatherSpec& spec, Device device) {
 }
 
 std::string to_json(const GatherSpec& spec) {
-  return nlohmann::ordered_json{{"slots", spec.slots}, {"scale_by_weight", spec.scale_by_weight}}
+  return nlohmann::ordered_json{
+      {"slots", spec.slots},
+      {"scale_by_weight", spec.scale_by_weight},
+      {"quantise", quantise_names().at(static_cast<std::size_t>(spec.quantise))},
+      // JSON holds doubles; this one prints as the float does: 0.1
+      {"scale_upper_bound", std::stod(fmt::format("{}", spec.scale_upper_bound))},
+      {"power_of_two_scales", spec.power_of_two_scales}}
       .dump();
 }
 
@@ -36,11 +60,18 @@ GatherSpec gather_spec_from_json(const std::string& json) {
   reader.require("slots");
   reader.read("slots", spec.slots, 1, 128);
   reader.read("scale_by_weight", spec.scale_by_weight);
+  reader.read("quantise", spec.quantise, quantise_names());
+  reader.read("scale_upper_bound", spec.scale_upper_bound);
+  reader.read("power_of_two_scales", spec.power_of_two_scales);
   reader.finish();
+  if (const Support support = legal(spec); !support) {
+    fail(Status::invalid_argument, "GatherSpec: {}", support.reason);
+  }
   return spec;
 }
 
-void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows) {
+void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows,
+            Tensor scales) {
   const Device device = context.device();
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "gather: {}", support.reason);
@@ -54,12 +85,30 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
   check_tensor("gather: permutation", in.permutation,
                {.dtypes = {i32}, .shape = {pairs}, .dense = true}, device);
   check_tensor("gather: rows (count)", in.rows, {.dtypes = {i32}, .shape = {1}}, device);
-  check_tensor("gather: rows (output)", rows,
-               {.dtypes = float_dtypes, .shape = {pairs, width}, .rows_dense = true}, device);
+  const bool quantises = spec.quantise != Quantise::none;
+  if (quantises) {
+    check_tensor("gather: rows (output)", rows,
+                 {.dtypes = {DType::f8_e4m3}, .shape = {pairs, width}, .rows_dense = true}, device);
+  } else {
+    check_tensor("gather: rows (output)", rows,
+                 {.dtypes = float_dtypes, .shape = {pairs, width}, .rows_dense = true}, device);
+  }
+  if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
+    if (spec.quantise == Quantise::row) {
+      check_tensor("gather: scales", scales, {.dtypes = {f32}, .shape = {pairs}}, device);
+    } else {
+      check_tensor("gather: scales", scales,
+                   {.dtypes = {f32}, .shape = {pairs, (width + 127) / 128}}, device);
+    }
+  }
   if (check_given("gather: weights", in.weights, spec.scale_by_weight,
                   "GatherSpec.scale_by_weight")) {
     check_tensor("gather: weights", in.weights, {.dtypes = {f32}, .shape = {pairs}, .dense = true},
                  device);
+  }
+  if (in.inverse) {
+    check_tensor("gather: inverse", in.inverse,
+                 {.dtypes = {i32}, .shape = {tokens, spec.slots}, .dense = true}, device);
   }
   if (pairs > 1 && rows.strides[0] < width) {
     fail(Status::invalid_argument,
@@ -71,7 +120,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
          std::numeric_limits<std::int32_t>::max());
   }
   if constexpr (cuda_engine::built) {
-    if (device.type == DeviceType::cuda) return gather_cuda(context, spec, in, rows);
+    if (device.type == DeviceType::cuda) return gather_cuda(context, spec, in, rows, scales);
   }
   const std::int32_t count = *in.rows.as<std::int32_t>();
   if (count < 0 || count > pairs) {
@@ -84,7 +133,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
            permutation[r], pairs - 1);
     }
   }
-  gather_cpu(context, spec, in, rows, count);
+  gather_cpu(context, spec, in, rows, scales, count);
 }
 
 }  // namespace shunt

@@ -1,11 +1,12 @@
 // gather on a GPU: rows of hidden states in the order of experts, converted on the way. How rows
-// move is in cuda/move_rows.cuh; here is the map, one item a row: its token and its weight.
+// move is in cuda/move_rows.cuh; here are the maps. With the order's inverse every token is read
+// once and written to its rows; else every row reads its token, most often from the L2.
 //
-// Bytes: a token's row once from memory and, for each of its other experts, from the L2, as strips
-// of columns are worked off one after another; every row written once. Predicted: 90 % of a copy of
-// as many bytes.
+// Bytes: tokens once (with a permutation alone: once and what the L2 does not hold), rows once.
+// Predicted: 90 % of a copy of as many bytes.
 #include "cuda/move_rows.cuh"
 #include "order/engine.hpp"
+#include "order/gather_cuda.hpp"
 
 namespace shunt {
 
@@ -13,71 +14,64 @@ namespace {
 
 using namespace cuda_engine;
 
-// n / slots for 0 <= n < 2^31 by a multiplication.
-struct Divisor {
-  std::uint32_t factor = 0;
-  int shift = 0;
-
-  explicit Divisor(std::uint32_t d) {
-    while ((1u << shift) < d) ++shift;
-    shift += 31;
-    factor = static_cast<std::uint32_t>((std::uint64_t{1} << shift) / d + 1);
-  }
-  __device__ std::int32_t operator()(std::int32_t n) const {
-    return static_cast<std::int32_t>((static_cast<std::uint64_t>(n) * factor) >> shift);
-  }
-};
-
-struct GatherMap {
-  const std::int32_t* permutation;
-  const std::int32_t* count;
-  const float* weights;  // null: 1
-  std::int32_t pairs;
-  Divisor slots;
-
-  __device__ std::int64_t items() const { return min(max(*count, 0), pairs); }
-  __device__ MoveItem item(std::int64_t row) const {
-    const std::int32_t pair = permutation[row];
-    if (pair < 0 || pair >= pairs) return {};
-    return {slots(pair), row, weights != nullptr ? weights[row] : 1.0f};
-  }
-};
-
 struct Gather {
   const Gpu& gpu;
-  GatherMap map;
+  PermutationMap by_row;
+  InverseMap by_token;  // inverse is null: not given
   RowsView from, to;
-  std::int64_t tokens, width;
+  std::int64_t width;
 
+  template <class Vector>
+  void run(std::int64_t vectors) const {
+    if (by_token.inverse != nullptr) {
+      launch_rows("gather", gpu, spread_rows_kernel<Vector, InverseMap>,
+                  move_shape(gpu, vectors, Vector::from_bytes, by_token.tokens, 0), by_token.tokens,
+                  by_token, from, to);
+    } else {
+      const std::int64_t again = by_row.slots.divisor > 1 ? by_token.tokens : 0;
+      launch_rows("gather", gpu, move_rows_kernel<Vector, PermutationMap>,
+                  move_shape(gpu, vectors, Vector::from_bytes, by_row.pairs, again), by_row.pairs,
+                  by_row, from, to);
+    }
+  }
   template <Form from_form, Form to_form, int n>
   bool convert() const {
     using Vector = ConvertVector<from_form, to_form, n>;
     if (width % n != 0 || !from.aligned(Vector::from_bytes) || !to.aligned(Vector::to_bytes)) {
       return false;
     }
-    move_rows<Vector>("gather", gpu, move_shape(gpu, width / n, Vector::from_bytes, tokens),
-                      map.pairs, map, from, to);
+    run<Vector>(width / n);
     return true;
   }
   template <Form from_form, Form to_form>
-  void run() const {
-    if (from_form == to_form && map.weights == nullptr) {
-      return copy_rows("gather", gpu, width * form_bytes(to_form), tokens, map.pairs, map, from,
-                       to);
-    }
+  void convert() const {
     constexpr int most = from_form == Form::f32 && to_form == Form::f32 ? 4 : 8;
     convert<from_form, to_form, most>() || convert<from_form, to_form, 2>() ||
         convert<from_form, to_form, 1>();
   }
   template <Form from_form>
-  void run() const {
+  void convert() const {
     switch (to.form) {
       case Form::f32:
-        return run<from_form, Form::f32>();
+        return convert<from_form, Form::f32>();
       case Form::f16:
-        return run<from_form, Form::f16>();
+        return convert<from_form, Form::f16>();
       default:
-        return run<from_form, Form::bf16>();
+        return convert<from_form, Form::bf16>();
+    }
+  }
+  void run() const {
+    if (from.form == to.form && by_row.weights == nullptr) {
+      const std::int64_t bytes = width * form_bytes(to.form);
+      return with_widest_copy(bytes, from, to, [&]<int n>() { run<CopyVector<n>>(bytes / n); });
+    }
+    switch (from.form) {
+      case Form::f32:
+        return convert<Form::f32>();
+      case Form::f16:
+        return convert<Form::f16>();
+      default:
+        return convert<Form::bf16>();
     }
   }
 };
@@ -85,26 +79,30 @@ struct Gather {
 }  // namespace
 
 void gather_cuda(const Context& context, const GatherSpec& spec, const GatherInputs& in,
-                 const Tensor& rows) {
+                 const Tensor& rows, const Tensor& scales) {
   const std::int64_t tokens = in.hidden.shape[0];
-  const Gather gather{.gpu = gpu(context),
-                      .map = {.permutation = in.permutation.as<std::int32_t>(),
+  const auto pairs = static_cast<std::int32_t>(tokens * spec.slots);
+  const PermutationMap by_row{.permutation = in.permutation.as<std::int32_t>(),
                               .count = in.rows.as<std::int32_t>(),
                               .weights = spec.scale_by_weight ? in.weights.as<float>() : nullptr,
-                              .pairs = static_cast<std::int32_t>(tokens * spec.slots),
-                              .slots = Divisor(static_cast<std::uint32_t>(spec.slots))},
+                              .pairs = pairs,
+                              .slots = Divisor(static_cast<std::uint32_t>(spec.slots))};
+  const InverseMap by_token{.inverse = in.inverse.as<std::int32_t>(),
+                            .count = by_row.count,
+                            .weights = by_row.weights,
+                            .pairs = pairs,
+                            .targets = spec.slots,
+                            .tokens = tokens};
+  if (spec.quantise != Quantise::none) {
+    return gather_quantised_cuda(context, spec, in, rows, scales, by_row, by_token);
+  }
+  const Gather gather{.gpu = gpu(context),
+                      .by_row = by_row,
+                      .by_token = by_token,
                       .from = RowsView(in.hidden),
                       .to = RowsView(rows),
-                      .tokens = tokens,
                       .width = in.hidden.shape[1]};
-  switch (gather.from.form) {
-    case Form::f32:
-      return gather.run<Form::f32>();
-    case Form::f16:
-      return gather.run<Form::f16>();
-    default:
-      return gather.run<Form::bf16>();
-  }
+  gather.run();
 }
 
 }  // namespace shunt

@@ -1,6 +1,7 @@
 #include "order/reference.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/convert.hpp"
@@ -72,13 +73,48 @@ void order_reference(const OrderSpec& spec, const OrderInputs& in, const OrderOu
   std::fill_n(out.zeroed.as<char>(), out.zeroed ? out.zeroed.bytes() : 0, '\0');
 }
 
-void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor rows) {
+namespace {
+
+// Values of one scale, as the header defines it.
+void quantise(const GatherSpec& spec, const double* values, std::int64_t n, std::uint8_t* to,
+              float& scale) {
+  double amax = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (std::isfinite(values[i])) amax = std::max(amax, std::abs(values[i]));
+  }
+  if (spec.scale_upper_bound > 0) {
+    amax = std::min(amax, static_cast<double>(spec.scale_upper_bound));
+  }
+  amax = std::max(amax, static_cast<double>(1e-12F));
+  scale = static_cast<float>(amax / 448);
+  if (spec.power_of_two_scales) scale = std::exp2(std::ceil(std::log2(scale)));
+  const double factor = spec.power_of_two_scales
+                            ? 1 / static_cast<double>(scale)
+                            : static_cast<double>(static_cast<float>(448 / amax));
+  for (std::int64_t i = 0; i < n; ++i) to[i] = f32_to_e4m3(static_cast<float>(values[i] * factor));
+}
+
+}  // namespace
+
+void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor rows, Tensor scales) {
+  const std::int64_t width = in.hidden.shape[1];
+  std::vector<double> values(static_cast<std::size_t>(width));
   for (std::int64_t r = 0; r < *in.rows.as<std::int32_t>(); ++r) {
     const Tensor from = in.hidden[in.permutation.as<std::int32_t>()[r] / spec.slots];
     const double weight = spec.scale_by_weight ? static_cast<double>(in.weights.as<float>()[r]) : 1;
-    for (std::int64_t h = 0; h < from.shape[0]; ++h) {
+    for (std::int64_t h = 0; h < width; ++h) {
       const double product = weight * static_cast<double>(load_f32(from.data, from.dtype, h));
-      store_f32(rows[r].data, rows.dtype, h, static_cast<float>(product));
+      values[static_cast<std::size_t>(h)] = static_cast<double>(static_cast<float>(product));
+      if (spec.quantise == Quantise::none) {
+        store_f32(rows[r].data, rows.dtype, h, static_cast<float>(product));
+      }
+    }
+    const std::int64_t block =
+        spec.quantise == Quantise::row ? std::max<std::int64_t>(1, width) : 128;
+    for (std::int64_t b = 0; b * block < width && spec.quantise != Quantise::none; ++b) {
+      const std::int64_t at = r * scales.strides[0] + (scales.rank > 1 ? b * scales.strides[1] : 0);
+      quantise(spec, values.data() + b * block, std::min(block, width - b * block),
+               rows[r].as<std::uint8_t>() + b * block, scales.as<float>()[at]);
     }
   }
 }

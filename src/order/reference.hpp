@@ -9,6 +9,7 @@ namespace shunt {
 void order_reference(const OrderSpec& spec, const OrderInputs& in, const OrderOutputs& out);
 
 // Takes what gather() takes; computes in double.
-void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor rows);
+void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor rows,
+                      Tensor scales = {});
 
 }  // namespace shunt

@@ -38,8 +38,8 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<OrderSpec>(), 8);
   EXPECT_EQ(members<OrderInputs>(), 4);
   EXPECT_EQ(members<OrderOutputs>(), 11);
-  EXPECT_EQ(members<GatherSpec>(), 2);
-  EXPECT_EQ(members<GatherInputs>(), 4);
+  EXPECT_EQ(members<GatherSpec>(), 5);
+  EXPECT_EQ(members<GatherInputs>(), 5);
   EXPECT_EQ(members<PreparedWeights>(), 8);
   EXPECT_EQ(members<GroupedGemmSpec>(), 6);
   EXPECT_EQ(members<GroupedGemmInputs>(), 5);
@@ -97,8 +97,11 @@ TEST(CApi, EveryFieldIsWithinReach) {
                                               true}));
   const shunt_order_spec order = {sizeof order, 8, 2, 1, 4, 1, 16, 99, 0};
   EXPECT_EQ(to_spec(call, &order), (OrderSpec{8, 2, 1, 4, true, 16, 99, false}));
-  const shunt_gather_spec gather = {sizeof gather, 2, 1};
-  EXPECT_EQ(to_spec(call, &gather), (GatherSpec{2, true}));
+  const shunt_gather_spec gather = {sizeof gather, 2, 1, SHUNT_QUANTISE_ROW, 0.5F, 1, 0};
+  EXPECT_EQ(to_spec(call, &gather), (GatherSpec{2, true, Quantise::row, 0.5F, true}));
+  // A caller's whose header has no quantisation.
+  shunt_gather_spec older = {16, 2, 1, 77, 77, 77, 77};
+  EXPECT_EQ(to_spec(call, &older), (GatherSpec{2, true}));
   const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16, 3, 4, 1, 0};
   EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{2, 3, 4, bf16, true, false}));
   const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};

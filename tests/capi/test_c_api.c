@@ -193,7 +193,8 @@ static void test_order_gather_combine(const shunt_context* context) {
   const float weights[15] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   float hidden[10], rows[30], y[10];
   int32_t offsets[7], permutation[15], inverse[15], token_ids[36], experts[9], padded[1], tiles[1];
-  float row_weights[15], zeroed[10];
+  float row_weights[15], zeroed[10], scales[15];
+  unsigned char quantised[30];
   const shunt_tensor t_ids = shunt_view_2d(ids, SHUNT_I32, 5, 3);
   const shunt_tensor t_weights = shunt_view_2d(weights, SHUNT_F32, 5, 3);
   const shunt_tensor t_offsets = ints(offsets, 7);
@@ -209,6 +210,8 @@ static void test_order_gather_combine(const shunt_context* context) {
   const shunt_tensor t_rows = shunt_view_2d(rows, SHUNT_F32, 15, 2);
   const shunt_tensor t_count = ints(offsets + 6, 1);
   const shunt_tensor t_y = shunt_view_2d(y, SHUNT_F32, 5, 2);
+  const shunt_tensor t_quantised = shunt_view_2d(quantised, SHUNT_F8_E4M3, 15, 2);
+  const shunt_tensor t_scales = floats(scales, 15);
   shunt_order_spec spec = SHUNT_ORDER_SPEC_INIT;
   shunt_gather_spec gather = SHUNT_GATHER_SPEC_INIT;
   shunt_combine_spec combine = SHUNT_COMBINE_SPEC_INIT;
@@ -271,6 +274,19 @@ static void test_order_gather_combine(const shunt_context* context) {
   gather.scale_by_weight = 0;
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "weights is given",
               shunt_gather(context, &gather, &gather_in, &t_rows));
+
+  /* To fp8: a row (t, 1) has the amax max(t, 1), for which 448 (0x7e) stands; 0x76 is 224. */
+  gather.quantise = SHUNT_QUANTISE_ROW;
+  gather_in.weights = NULL;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "scales is missing",
+              shunt_gather(context, &gather, &gather_in, &t_quantised));
+  CHECK_OK(shunt_gather_quantised(context, &gather, &gather_in, &t_quantised, &t_scales));
+  CHECK_FLOATS(scales, 1.0F / 448, 2.0F / 448, 3.0F / 448, 4.0F / 448, 1.0F / 448, 3.0F / 448);
+  CHECK(quantised[0] == 0x00 && quantised[1] == 0x7e); /* (0, 1) */
+  CHECK(quantised[2] == 0x7e && quantised[3] == 0x76); /* (2, 1) */
+  gather.quantise = 3;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.quantise is 3: must be 0 to 2",
+              shunt_gather_quantised(context, &gather, &gather_in, &t_quantised, &t_scales));
 
   /* The weights are in the rows already: y[t] = (t, 1) * the sum of t's weights. */
   combine.slots = 3;

@@ -55,6 +55,8 @@ TEST(GatherOnGpu, AnyAlignment) {
   std::vector<std::int32_t> permutation(static_cast<std::size_t>(pairs));
   std::iota(permutation.rbegin(), permutation.rend(), 0);
   const std::int32_t count = 25;
+  // The inverse of that: pairs of rows at or past the count have none that counts.
+  const std::vector<std::int32_t> inverse = permutation;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   for (const bool scaled : {false, true}) {
@@ -79,7 +81,7 @@ TEST(GatherOnGpu, AnyAlignment) {
                 store_f32(x.data, from, t * x.strides[0] + h, normal(random));
               }
             }
-            const auto rows_by = [&](const Context& context) {
+            const auto rows_by = [&](const Context& context, bool by_token = false) {
               std::vector<std::uint32_t> rows(static_cast<std::size_t>(pairs * (width + 8) + 8),
                                               0x4d4d4d4d);
               Mirror mirror(context);
@@ -87,14 +89,20 @@ TEST(GatherOnGpu, AnyAlignment) {
                      {.hidden = mirror.in(x),
                       .permutation = mirror.in(view(permutation.data(), {pairs})),
                       .rows = mirror.in(view(&count, {1})),
-                      .weights = scaled ? mirror.in(view(weights.data(), {pairs})) : Tensor{}},
+                      .weights = scaled ? mirror.in(view(weights.data(), {pairs})) : Tensor{},
+                      .inverse =
+                          by_token ? mirror.in(view(inverse.data(), {tokens, slots})) : Tensor{}},
                      mirror.out(at(rows, to, pairs, width, shift)));
               mirror.fetch();
               return rows;
             };
-            ASSERT_EQ(rows_by(gpu), rows_by(host))
+            const auto want = rows_by(host);
+            ASSERT_EQ(rows_by(gpu), want)
                 << to_string(from) << " to " << to_string(to) << " width " << width << " offset "
                 << shift << (scaled ? " scaled" : "");
+            ASSERT_EQ(rows_by(gpu, true), want)
+                << "with the inverse, " << to_string(from) << " to " << to_string(to) << " width "
+                << width << " offset " << shift << (scaled ? " scaled" : "");
           }
         }
       }
@@ -133,6 +141,44 @@ TEST(GatherOnGpu, IllegalValuesAreSkipped) {
   }
 }
 
+TEST(GatherOnGpu, IllegalInversesAreSkipped) {
+  SHUNT_ON_GPU_ONLY();
+  const Context gpu = cuda();
+  const std::int64_t width = 40;
+  std::vector<float> hidden(static_cast<std::size_t>(2 * width), 1.0F);
+  const Device<float> x(gpu, hidden);
+  const Device<std::int32_t> p(gpu, std::vector<std::int32_t>(6, 0));
+  const Device<std::int32_t> inverse(gpu,
+                                     std::vector<std::int32_t>{-1, 6, 2, INT32_MIN, INT32_MAX, 4});
+  for (const std::int32_t count : {INT32_MIN, -1, 0, 3, 6, 7, INT32_MAX}) {
+    const Device<std::int32_t> c(gpu, std::vector<std::int32_t>{count});
+    for (const bool quantised : {false, true}) {
+      const Device<std::uint8_t> rows(gpu, std::vector<std::uint8_t>(6 * width * 4, 0x11));
+      const Device<float> scales(gpu, std::vector<float>(6, 77.0F));
+      gather(gpu, {.slots = 3, .quantise = quantised ? Quantise::row : Quantise::none},
+             {.hidden = x.tensor(f32, {2, width}),
+              .permutation = p.tensor(i32, {6}),
+              .rows = c.tensor(i32, {1}),
+              .inverse = inverse.tensor(i32, {2, 3})},
+             rows.tensor(quantised ? DType::f8_e4m3 : f32, {6, width}),
+             quantised ? scales.tensor(f32, {6}) : Tensor{});
+      gpu.synchronize();
+      const auto got = rows.get();
+      for (std::int64_t r = 0; r < 6; ++r) {
+        const bool written = r < count && (r == 2 || r == 4);
+        const std::int64_t bytes = quantised ? width : 4 * width;
+        for (std::int64_t i = 0; i < bytes; ++i) {
+          ASSERT_EQ(got[static_cast<std::size_t>(r * bytes + i)] != 0x11, written)
+              << count << " row " << r << " byte " << i;
+        }
+        if (quantised) {
+          ASSERT_EQ(scales.get()[static_cast<std::size_t>(r)] != 77.0F, written);
+        }
+      }
+    }
+  }
+}
+
 // 2.3e9 elements, past what 32 bits number.
 TEST(GatherOnGpu, MoreThan31BitsOfElements) {
   SHUNT_ON_GPU_ONLY();
@@ -155,7 +201,8 @@ TEST(GatherOnGpu, MoreThan31BitsOfElements) {
     permutation[static_cast<std::size_t>(r)] = static_cast<std::int32_t>((r * 12345 + 678) % pairs);
   }
   const Device<std::int32_t> p(gpu, permutation);
-  const Device<std::int32_t> count(gpu, {static_cast<std::int32_t>(pairs)});
+  const Device<std::int32_t> count(gpu,
+                                   std::vector<std::int32_t>{static_cast<std::int32_t>(pairs)});
   gather(gpu, {.slots = static_cast<int>(slots)},
          {.hidden = hidden.tensor(bf16, {tokens, width}),
           .permutation = p.tensor(i32, {pairs}),

@@ -80,8 +80,23 @@ TEST(OrderSpecs, Json) {
 
   const GatherSpec gather{.slots = 4, .scale_by_weight = true};
   EXPECT_EQ(gather_spec_from_json(to_json(gather)), gather);
-  refused([&] { gather_spec_from_json(R"({"slots": 4, "scale": true})"); },
-          Status::invalid_argument, {"GatherSpec.scale is unknown"});
+  const GatherSpec quantised{.slots = 4,
+                             .quantise = Quantise::block_128,
+                             .scale_upper_bound = 0.1F,
+                             .power_of_two_scales = true};
+  EXPECT_EQ(gather_spec_from_json(to_json(quantised)), quantised);
+  EXPECT_NE(to_json(quantised).find("\"scale_upper_bound\":0.1,"), std::string::npos);
+  const auto bad_gather = [](const std::string& json, const std::string& word) {
+    refused([&] { gather_spec_from_json(json); }, Status::invalid_argument, {"GatherSpec", word});
+  };
+  bad_gather(R"({"slots": 4, "scale": true})", "GatherSpec.scale is unknown");
+  bad_gather(R"({"slots": 4, "quantise": "column"})", "quantise is \"column\"");
+  bad_gather(R"({"slots": 4, "quantise": "row", "scale_upper_bound": -1})",
+             "scale_upper_bound is -1");
+  bad_gather(R"({"slots": 4, "power_of_two_scales": true})",
+             "power_of_two_scales is given, but quantise is none");
+  bad_gather(R"({"slots": 4, "scale_upper_bound": 2})",
+             "scale_upper_bound is given, but quantise is none");
 }
 
 // Each change makes one legal call illegal.

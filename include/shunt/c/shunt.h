@@ -331,13 +331,19 @@ SHUNT_API shunt_status shunt_order(const shunt_context* context, const shunt_ord
 /* ---- gather: rows of hidden states in that order ----------------------------------------------
  */
 
+enum { SHUNT_QUANTISE_NONE = 0, SHUNT_QUANTISE_ROW = 1, SHUNT_QUANTISE_BLOCK_128 = 2 };
+
 typedef struct shunt_gather_spec {
   uint64_t struct_size;
-  int32_t slots;           /* S of the order */
-  int32_t scale_by_weight; /* flag: rows times their weight, in f32 */
+  int32_t slots;               /* S of the order */
+  int32_t scale_by_weight;     /* flag: rows times their weight, in f32 */
+  int32_t quantise;            /* SHUNT_QUANTISE_*: to fp8 e4m3, which values share a scale */
+  float scale_upper_bound;     /* of the largest magnitude; 0: none */
+  int32_t power_of_two_scales; /* flag */
+  int32_t reserved;
 } shunt_gather_spec;
 #define SHUNT_GATHER_SPEC_INIT \
-  { sizeof(shunt_gather_spec), 0, 0 }
+  { sizeof(shunt_gather_spec), 0, 0, SHUNT_QUANTISE_NONE, 0, 0, 0 }
 
 typedef struct shunt_gather_inputs {
   uint64_t struct_size;
@@ -345,6 +351,7 @@ typedef struct shunt_gather_inputs {
   const shunt_tensor* permutation; /* [N] i32 */
   const shunt_tensor* rows;        /* [1] i32: how many rows there are (offsets[L]) */
   const shunt_tensor* weights;     /* [N] f32; iff spec.scale_by_weight */
+  const shunt_tensor* inverse;     /* [T, S] i32, optional: a GPU then reads every token once */
 } shunt_gather_inputs;
 
 SHUNT_API shunt_status shunt_gather_supports(const shunt_context* context,
@@ -352,6 +359,12 @@ SHUNT_API shunt_status shunt_gather_supports(const shunt_context* context,
 /* rows: [N, H] float, may be strided; those past the count are left alone. f16 saturates. */
 SHUNT_API shunt_status shunt_gather(const shunt_context* context, const shunt_gather_spec* spec,
                                     const shunt_gather_inputs* inputs, const shunt_tensor* rows);
+/* Iff spec.quantise. rows: [N, H] SHUNT_F8_E4M3. scales: f32, any strides: [N], or
+ * [N, ceil(H / 128)] with SHUNT_QUANTISE_BLOCK_128. A value is what rows hold times its scale. */
+SHUNT_API shunt_status shunt_gather_quantised(const shunt_context* context,
+                                              const shunt_gather_spec* spec,
+                                              const shunt_gather_inputs* inputs,
+                                              const shunt_tensor* rows, const shunt_tensor* scales);
 
 /* ---- grouped GEMM, and weights prepared for it; shunt/gemm.hpp --------------------------------
  */

@@ -1,0 +1,251 @@
+// gather to fp8 on a GPU.
+//
+// A block takes one item after another: a row to write, or with the order's inverse a token, whose
+// quantised row is then written to all of its rows (without weights, which differ from row to row).
+// Its warps take every warps-th chunk of 128 columns, four elements a lane: lane i's are 4 i .. 4 i
+// + 3 where rows are aligned, else i, i + 32, i + 64 and i + 96. Up to eight chunks a warp stay in
+// registers, loaded before anything is computed; rows of more than 8192 columns are read again,
+// from the L2, for what comes after. amax is a maximum of the bits of magnitudes, in which
+// infinities and NaN count as 0: over the lanes of a chunk (block_128), or over the block as well
+// (row; barrier: every warp's maximum is there; at the loop's end: all have read them).
+//
+// Bytes: as gather, with rows of one byte an element and the scales. Predicted: 80 % of a copy.
+#include "cuda/fp8.cuh"
+#include "order/gather_cuda.hpp"
+
+namespace shunt {
+
+namespace {
+
+using namespace cuda_engine;
+
+constexpr int chunk = 128;
+constexpr int kept = 8;  // chunks a warp
+constexpr int warps_of_block = 8;
+
+struct QuantiseCall {
+  PermutationMap by_row;
+  InverseMap by_token;
+  RowsView from;
+  char* to;
+  std::int64_t to_row_bytes;
+  float* scales;
+  std::int64_t scale_row, scale_column;  // strides in elements
+  std::int64_t items, width;
+  float upper_bound;
+  bool power_of_two, per_row;
+};
+
+// Four elements a lane of the chunk at column h.
+template <Form form, bool aligned>
+struct Quad {
+  Raw<4 * form_bytes(form)> raw;
+
+  __device__ void load(const char* row, std::int64_t h, std::int64_t width, int lane) {
+    if constexpr (aligned) {
+      raw = {};
+      if (h + 4 * lane < width) {
+        raw = load_raw<4 * form_bytes(form)>(row + (h + 4 * lane) * form_bytes(form));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::int64_t at = h + 32 * i + lane;
+        const std::uint32_t word =
+            at < width ? load_raw<form_bytes(form)>(row + at * form_bytes(form)).word[0] : 0;
+        if constexpr (form == Form::f32) {
+          raw.word[i] = word;
+        } else {
+          raw.word[i / 2] = i % 2 == 0 ? word : raw.word[i / 2] | word << 16;
+        }
+      }
+    }
+  }
+  __device__ void values(float weight, float (&x)[4]) const {
+    widen<4, form>(raw, x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(weight, x[i]);
+  }
+};
+
+__device__ std::uint32_t amax_bits(const float (&x)[4]) {
+  std::uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
+    most = max(most, size < 0x7f800000u ? size : 0);
+  }
+  return most;
+}
+
+// The same chunk of every row that the item is written to.
+template <bool aligned, class Rows>
+__device__ void write(const QuantiseCall& call, const float (&x)[4], float factor, std::int64_t h,
+                      int lane, const Rows& for_each_row) {
+  float y[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(x[i], factor);
+  const std::uint32_t low = to_e4m3x2(y[0], y[1]), high = to_e4m3x2(y[2], y[3]);
+  for_each_row([&](std::int64_t row) {
+    char* const line = call.to + row * call.to_row_bytes + h;
+    if constexpr (aligned) {
+      if (h + 4 * lane < call.width) store_raw<4>(line + 4 * lane, {low | high << 16});
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t byte = ((i < 2 ? low : high) >> (8 * (i % 2))) & 0xffu;
+        if (h + 32 * i + lane < call.width) store_raw<1>(line + 32 * i + lane, {byte});
+      }
+    }
+  });
+}
+
+template <Form form, bool aligned, bool spread>
+__global__ void __launch_bounds__(32 * warps_of_block) quantise_kernel(QuantiseCall call) {
+  __shared__ std::uint32_t most_of_warp[warps_of_block];
+  wait_for_predecessor();
+  let_successor_start();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const std::int64_t items = spread ? call.items : call.by_row.items();
+  const std::int32_t row_count = spread ? call.by_token.row_count() : 0;
+  const std::int64_t step = std::int64_t{warps} * chunk;
+
+  for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    MoveItem move{.from = item, .to = item};
+    if constexpr (!spread) move = call.by_row.item(item);
+    if (move.from < 0) continue;  // so for the whole block
+    const auto for_each_row = [&](const auto& body) {
+      if constexpr (spread) {
+        for (int s = 0; s < call.by_token.targets; ++s) {
+          const std::int32_t row = call.by_token.target(item * call.by_token.targets + s);
+          if (row >= 0 && row < row_count) body(std::int64_t{row});
+        }
+      } else {
+        body(move.to);
+      }
+    };
+    const auto write_scale = [&](float scale, std::int64_t column) {
+      for_each_row([&](std::int64_t row) {
+        call.scales[row * call.scale_row + column * call.scale_column] = scale;
+      });
+    };
+    const auto scale_of = [&](std::uint32_t most) {
+      return device_fp8_scale(__uint_as_float(most), call.upper_bound, call.power_of_two);
+    };
+    const char* const row = call.from.data + move.from * call.from.row_bytes;
+    const std::int64_t begin = std::int64_t{warp} * chunk;
+
+    Quad<form, aligned> quads[kept];
+#pragma unroll
+    for (int j = 0; j < kept; ++j) {
+      if (begin + j * step < call.width) quads[j].load(row, begin + j * step, call.width, lane);
+    }
+    DeviceFp8Scale scale{};
+    if (call.per_row) {
+      std::uint32_t most = 0;
+      const auto count = [&](const Quad<form, aligned>& quad) {
+        float x[4];
+        quad.values(move.weight, x);
+        most = max(most, amax_bits(x));
+      };
+#pragma unroll
+      for (int j = 0; j < kept; ++j) {
+        if (begin + j * step < call.width) count(quads[j]);
+      }
+      for (std::int64_t h = begin + kept * step; h < call.width; h += step) {
+        Quad<form, aligned> quad;
+        quad.load(row, h, call.width, lane);
+        count(quad);
+      }
+      for (int apart = 16; apart > 0; apart /= 2) {
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
+      }
+      if (lane == 0) most_of_warp[warp] = most;
+      __syncthreads();
+      for (int w = 0; w < warps; ++w) most = max(most, most_of_warp[w]);
+      scale = scale_of(most);
+      if (threadIdx.x == 0) write_scale(scale.scale, 0);
+    }
+    const auto finish = [&](const Quad<form, aligned>& quad, std::int64_t h) {
+      float x[4];
+      quad.values(move.weight, x);
+      if (!call.per_row) {
+        std::uint32_t most = amax_bits(x);
+        for (int apart = 16; apart > 0; apart /= 2) {
+          most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
+        }
+        scale = scale_of(most);
+        if (lane == 0) write_scale(scale.scale, h / chunk);
+      }
+      write<aligned>(call, x, scale.factor, h, lane, for_each_row);
+    };
+#pragma unroll
+    for (int j = 0; j < kept; ++j) {
+      if (begin + j * step < call.width) finish(quads[j], begin + j * step);
+    }
+    for (std::int64_t h = begin + kept * step; h < call.width; h += step) {
+      Quad<form, aligned> quad;
+      quad.load(row, h, call.width, lane);
+      finish(quad, h);
+    }
+    if (call.per_row) __syncthreads();
+  }
+}
+
+template <Form form, bool aligned, bool spread>
+void launch_quantise(const Gpu& gpu, const QuantiseCall& call) {
+  const std::int64_t chunks = (call.width + chunk - 1) / chunk;
+  const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(chunks, 1, warps_of_block));
+  launch("gather", gpu,
+         {.grid = {static_cast<unsigned>(
+              std::min<std::int64_t>(call.items, 16 * gpu.multiprocessors * 8 / warps))},
+          .block = {32 * warps}},
+         quantise_kernel<form, aligned, spread>, call);
+}
+
+template <Form form>
+void quantise(const Gpu& gpu, const QuantiseCall& call, bool aligned, bool spread) {
+  if (spread) {
+    aligned ? launch_quantise<form, true, true>(gpu, call)
+            : launch_quantise<form, false, true>(gpu, call);
+  } else {
+    aligned ? launch_quantise<form, true, false>(gpu, call)
+            : launch_quantise<form, false, false>(gpu, call);
+  }
+}
+
+}  // namespace
+
+void gather_quantised_cuda(const Context& context, const GatherSpec& spec, const GatherInputs& in,
+                           const Tensor& rows, const Tensor& scales, const PermutationMap& by_row,
+                           const InverseMap& by_token) {
+  const bool spread = by_token.inverse != nullptr && by_row.weights == nullptr;
+  const QuantiseCall call{.by_row = by_row,
+                          .by_token = by_token,
+                          .from = RowsView(in.hidden),
+                          .to = rows.as<char>(),
+                          .to_row_bytes = rows.strides[0],
+                          .scales = scales.as<float>(),
+                          .scale_row = scales.strides[0],
+                          .scale_column = scales.rank > 1 ? scales.strides[1] : 0,
+                          .items = spread ? by_token.tokens : by_row.pairs,
+                          .width = in.hidden.shape[1],
+                          .upper_bound = spec.scale_upper_bound,
+                          .power_of_two = spec.power_of_two_scales,
+                          .per_row = spec.quantise == Quantise::row};
+  if (call.items == 0) return;
+  const RowsView to(rows);
+  const bool aligned =
+      call.width % 4 == 0 && call.from.aligned(4 * form_bytes(call.from.form)) && to.aligned(4);
+  switch (call.from.form) {
+    case Form::f32:
+      return quantise<Form::f32>(gpu(context), call, aligned, spread);
+    case Form::f16:
+      return quantise<Form::f16>(gpu(context), call, aligned, spread);
+    default:
+      return quantise<Form::bf16>(gpu(context), call, aligned, spread);
+  }
+}
+
+}  // namespace shunt
