@@ -81,19 +81,20 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
-// A float at the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float load_of_rank(const float* local, unsigned rank) {
+// Four floats at the same place in the shared memory of block `rank` of the cluster; 16-byte
+// aligned.
+__device__ __forceinline__ float4 load_of_rank(const float* local, unsigned rank) {
 #if __CUDA_ARCH__ >= 900
-  float value;
+  float4 v;
   asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n}"
-      : "=f"(value)
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
       : "r"(shared_address(local)), "r"(rank)
       : "memory");
-  return value;
+  return v;
 #else
-  return *local;
+  return *reinterpret_cast<const float4*>(local);
 #endif
 }
 

@@ -28,7 +28,7 @@ void choose_selection(const RouteCall& call, DeviceRoute& r) {
   }
   const bool about =
       rule.scores_rank && (rule.weigh == Weigh::sigmoid || rule.weigh == Weigh::softmax_of_all);
-  r.approximation = about ? 1e-6F : 0;
+  r.approximation = about ? 4e-7F : 0;
   r.keys_are_exact = call.hidden == 0 && call.in.logits.dtype != DType::f32 &&
                      !call.spec.router_bias && !call.spec.selection_bias && rule.soft_cap == 0;
 }

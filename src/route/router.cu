@@ -330,12 +330,25 @@ __global__ void __launch_bounds__(threads, 1)
     float* logits = mine + row * Shape::sum_stride;
     if (o.parts > 1) {
       float* const to = added + i * Shape::sum_stride;
-      for (int c = lane; c < columns; c += 32) {
-        float sum = cuda_engine::load_of_rank(logits + c, 0);
-        for (int p = 1; p < o.parts; ++p) {
-          sum += cuda_engine::load_of_rank(logits + c, static_cast<unsigned>(p));
+      for (int c = 4 * lane; c < columns; c += 128) {
+        // All on their way before the first is waited for.
+        float4 of[16];
+#pragma unroll
+        for (int p = 0; p < 16; ++p) {
+          if (p < o.parts) {
+            of[p] = cuda_engine::load_of_rank(logits + c, static_cast<unsigned>(p));
+          }
         }
-        to[c] = sum;
+        float4 sum = of[0];
+#pragma unroll
+        for (int p = 1; p < 16; ++p) {
+          if (p >= o.parts) continue;
+          sum.x += of[p].x;
+          sum.y += of[p].y;
+          sum.z += of[p].z;
+          sum.w += of[p].w;
+        }
+        *reinterpret_cast<float4*>(to + c) = sum;
       }
       __syncwarp();
       logits = to;

@@ -267,7 +267,8 @@ __device__ __forceinline__ float bias_of(const DeviceRoute& r, int e) {
   return element(r.selection_bias, e);
 }
 
-// sigmoid within 1e-6.
+// sigmoid within 3e-7: the exponential is within 2^-22 + |l| 2^-24 of itself, which p (1 - p)
+// scales down, and the quotient within 2 ulp.
 __device__ __forceinline__ float sigmoid_about(float l) {
   return __fdividef(1.0F, 1.0F + __expf(-l));
 }
@@ -291,7 +292,7 @@ __device__ __forceinline__ bool keep_groups(const DeviceRoute& r, const float (&
   }
   const float rank = rule.rank_by_two_best && rule.group_size > 1 ? first + second : first;
   const int group = lane / r.lanes_per_group;
-  const float margin = approximation > 0 ? 4 * approximation + 1e-6F * fabsf(rank) : 0;
+  const float margin = approximation > 0 ? 4 * approximation + 5e-7F * fabsf(rank) : 0;
   int surely = 0, perhaps = 0;  // groups that are better
   for (int g = 0; g < rule.groups; ++g) {
     const float other = __shfl_sync(every_lane, rank, g * r.lanes_per_group);
@@ -443,7 +444,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
     if (r.approximation > 0) {
       const auto value = [](std::int32_t o) { return float_of(o ^ ((o >> 31) & 0x7fffffff)); };
       const float room =
-          2 * r.approximation + fabsf(value(b)) * (static_cast<float>(mask + 1) * 0x1p-22F);
+          2 * r.approximation + fabsf(value(b)) * (static_cast<float>(mask + 3) * 0x1p-23F);
       unsure = unsure || !(value(a) - value(b) > room);
     } else {
       unsure = unsure || (a == b && (grouped || !r.keys_are_exact));
