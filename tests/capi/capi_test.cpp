@@ -34,7 +34,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<Groups>(), 3);
   EXPECT_EQ(members<SharedSlots>(), 2);
   EXPECT_EQ(members<RouteInputs>(), 10);
-  EXPECT_EQ(members<RouteOutputs>(), 4);
+  EXPECT_EQ(members<RouteOutputs>(), 5);
   EXPECT_EQ(members<OrderSpec>(), 8);
   EXPECT_EQ(members<OrderInputs>(), 4);
   EXPECT_EQ(members<OrderOutputs>(), 11);
