@@ -32,6 +32,8 @@ std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std:
 // Lays out matrices: one view [n, k] a group, f32 | bf16 | f16, any strides (a transposed
 // checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16 saturating.
 // `memory` must hold prepared_bytes. Uses all threads; allocates nothing.
+// On CUDA the matrices may lie on the host or on the context's device. From the host: each is
+// copied over first, which takes memory for the largest meanwhile, and waits.
 PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
                         Workspace memory);
 // The paired form: gate[g] and up[g], each [n / 2, k]. An interleaved checkpoint is two views with
@@ -39,7 +41,7 @@ PreparedWeights prepare(const Context& context, DType dtype, const std::vector<T
 PreparedWeights prepare_paired(const Context& context, DType dtype, const std::vector<Tensor>& gate,
                                const std::vector<Tensor>& up, Workspace memory);
 // The inverse: writes matrix `group` into out [n, k] (gate rows first when paired), of any float
-// dtype and strides.
+// dtype and strides, on the context's device.
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
 
 struct GroupedGemmSpec {
@@ -64,7 +66,7 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
                                          std::int64_t rows);
 // out [R, n] f32 | bf16 | f16: out[r] = W[g] rows[r] + bias[g]. Every element's sum runs over k in
 // one fixed order, so its bits depend on neither the batch nor the number of threads. Rows at or
-// past offsets[groups] are left alone. Throws Error for bad shapes and offsets.
+// past offsets[groups] are left alone. Throws Error for bad shapes and (CPU) offsets.
 void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                   Tensor out, Workspace workspace);
 

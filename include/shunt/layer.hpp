@@ -80,6 +80,7 @@ struct ExpertWeights {
   std::vector<Tensor> down_bias;           // E x [H], or empty
 };
 
+// On the host, or on the device of the layer's context.
 struct LayerWeights {
   Tensor router{};            // [C, H], C = route.columns()
   Tensor router_bias{};       // [C]
@@ -146,12 +147,15 @@ class Layer {
   std::size_t workspace_bytes(std::int64_t max_tokens) const;
 
   // y = MoE(x). Allocates nothing, does not wait; the same input gives the same bits for any number
-  // of threads. T = 0 is legal. Throws Error before anything is enqueued.
+  // of threads. T = 0 is legal. Throws Error before anything is enqueued. On CUDA the host reads
+  // nothing of the device's, valid_tokens and the routing neither: a captured graph of a call
+  // follows whatever its inputs hold when it is replayed.
   void forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
   void forward(Tensor x, Tensor y, Workspace workspace) const {
     forward(LayerInputs{.hidden = x}, LayerOutputs{.output = y}, workspace);
   }
-  // The same, stage by stage, each timed by itself; `times` gets a row a stage.
+  // The same, stage by stage, each timed by itself; `times` gets a row a stage. On CUDA by events
+  // on the stream; it waits, and cannot be captured.
   void forward_timed(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
                      std::vector<StageTime>& times) const;
   // What the plan chose for `tokens` tokens, and why; a few lines of text.

@@ -42,7 +42,6 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int6
   if (spec.output_bias || spec.output_norm.enabled || spec.latent > 0) {
     s.wide = carver.take<float>(tokens * spec.hidden);
   }
-  s.one_group = carver.take<std::int32_t>(2);
   s.stage = carver.take_bytes(stage_bytes);
   s.stage_bytes = stage_bytes;
   s.total_bytes = carver.used();
@@ -53,6 +52,15 @@ OrderSpec order_spec(const LayerSpec& spec) {
   return {.experts = spec.route.experts + spec.route.shared.count,
           .slots = spec.route.slots(),
           .local_experts = spec.experts.experts};
+}
+
+CombineSpec combine_spec(const LayerSpec& spec) {
+  const bool shared = spec.shared.intermediate > 0 && spec.latent == 0;
+  return {.slots = spec.route.slots(),
+          .weighted = !spec.route.weight_on_input,
+          .identity_from = spec.zero_experts > 0 ? spec.route.experts - spec.zero_experts : -1,
+          .shared_gate = shared && spec.shared.sigmoid_gate,
+          .shared_scale = shared ? spec.shared.scale : 1.0f};
 }
 
 StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64_t tokens,

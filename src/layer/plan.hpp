@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/workspace.hpp"
+#include "shunt/combine.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"
 
@@ -30,7 +31,6 @@ struct LayerScratch {
   float* shared = nullptr;              // [T, H], shared expert only
   float* shared_logits = nullptr;       // [T], sigmoid gate only
   float* wide = nullptr;                // [T, H]: output bias, norm or latent only
-  std::int32_t* one_group = nullptr;    // [2]: 0, T
   void* stage = nullptr;                // what a stage asks for, one after the other
   std::size_t stage_bytes = 0;
   std::size_t total_bytes = 0;
@@ -42,6 +42,9 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int6
 
 // The order stage of a layer: computed experts only, zero-compute ids fall out of range.
 OrderSpec order_spec(const LayerSpec& spec);
+
+// The combine stage: with the shared expert, unless a latent projection comes in between.
+CombineSpec combine_spec(const LayerSpec& spec);
 
 // Bytes that must cross memory and operations, a stage at a time. `hit`: experts with a token.
 struct StageCost {

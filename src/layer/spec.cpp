@@ -6,6 +6,8 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/runtime.hpp"
+#include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt {
@@ -158,7 +160,7 @@ std::string describe(const LayerSpec& spec) {
 }
 
 Support supports(const LayerSpec& spec, const LayerOptions& options, Device device) {
-  if (device.type != DeviceType::cpu) return refuse("the layer runs on the CPU engine only so far");
+  if (const Support here = cuda_engine::supported_device("layer", device); !here) return here;
   if (options.dtype != DType::f32 && options.dtype != DType::bf16 && options.dtype != DType::f16) {
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
@@ -212,7 +214,8 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
   if (!std::isfinite(spec.shared.scale)) {
     return refuse("LayerSpec.shared.scale is {}: must be finite", spec.shared.scale);
   }
-  return {};
+  if (const Support order = supports(order_spec(spec), device); !order) return order;
+  return supports(combine_spec(spec), device);
 }
 
 }  // namespace shunt

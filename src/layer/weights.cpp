@@ -6,13 +6,19 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "core/convert.hpp"
 
 namespace shunt {
 
 namespace {
 
+// Where a tensor may be: on the host, or on the layer's device.
+Device place(const Tensor& tensor, Device device) {
+  return tensor.device == device ? device : Device{};
+}
+
 void check_list(const std::string& name, const std::vector<Tensor>& tensors, bool wanted, int count,
-                std::initializer_list<std::int64_t> shape) {
+                std::initializer_list<std::int64_t> shape, Device device) {
   const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
   if (tensors.size() != expected) {
     fail(Status::invalid_argument, "layer: {} has {} tensors, the spec asks for {}", name,
@@ -20,90 +26,150 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
   }
   for (std::size_t e = 0; e < tensors.size(); ++e) {
     check_tensor(fmt::format("layer: {}[{}]", name, e), tensors[e],
-                 {.dtypes = float_dtypes, .shape = shape}, Device{});
+                 {.dtypes = float_dtypes, .shape = shape}, place(tensors[e], device));
   }
 }
 
 void check_experts(const std::string& name, const ExpertWeights& weights, int count,
                    std::int64_t hidden, std::int64_t intermediate, bool gated, bool gate_up_bias,
-                   bool down_bias) {
-  check_list(name + ".gate", weights.gate, gated, count, {intermediate, hidden});
-  check_list(name + ".up", weights.up, true, count, {intermediate, hidden});
-  check_list(name + ".down", weights.down, true, count, {hidden, intermediate});
-  check_list(name + ".gate_bias", weights.gate_bias, gated && gate_up_bias, count, {intermediate});
-  check_list(name + ".up_bias", weights.up_bias, gate_up_bias, count, {intermediate});
-  check_list(name + ".down_bias", weights.down_bias, down_bias, count, {hidden});
+                   bool down_bias, Device device) {
+  check_list(name + ".gate", weights.gate, gated, count, {intermediate, hidden}, device);
+  check_list(name + ".up", weights.up, true, count, {intermediate, hidden}, device);
+  check_list(name + ".down", weights.down, true, count, {hidden, intermediate}, device);
+  check_list(name + ".gate_bias", weights.gate_bias, gated && gate_up_bias, count, {intermediate},
+             device);
+  check_list(name + ".up_bias", weights.up_bias, gate_up_bias, count, {intermediate}, device);
+  check_list(name + ".down_bias", weights.down_bias, down_bias, count, {hidden}, device);
 }
 
 void check_one(const char* name, const Tensor& tensor, bool wanted,
-               std::initializer_list<std::int64_t> shape) {
+               std::initializer_list<std::int64_t> shape, Device device) {
   const std::string full = fmt::format("layer: weights.{}", name);
   if (check_given(full, tensor, wanted, "the LayerSpec")) {
-    check_tensor(full, tensor, {.dtypes = float_dtypes, .shape = shape}, Device{});
+    check_tensor(full, tensor, {.dtypes = float_dtypes, .shape = shape}, place(tensor, device));
   }
 }
 
 }  // namespace
 
-void check_weights(const LayerSpec& spec, const LayerWeights& weights) {
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device) {
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   const std::int64_t columns = route.columns();
-  check_one("router", weights.router, true, {columns, hidden});
-  check_one("router_bias", weights.router_bias, route.router_bias, {columns});
-  check_one("selection_bias", weights.selection_bias, route.selection_bias, {route.experts});
-  check_one("per_expert_scale", weights.per_expert_scale, route.per_expert_scale, {columns});
+  check_one("router", weights.router, true, {columns, hidden}, device);
+  check_one("router_bias", weights.router_bias, route.router_bias, {columns}, device);
+  check_one("selection_bias", weights.selection_bias, route.selection_bias, {route.experts},
+            device);
+  check_one("per_expert_scale", weights.per_expert_scale, route.per_expert_scale, {columns},
+            device);
   if (check_given("layer: weights.hash_table", weights.hash_table, route.hashed, "the LayerSpec")) {
     check_tensor("layer: weights.hash_table", weights.hash_table,
-                 {.dtypes = {DType::i32, DType::i64}, .shape = {any_size, route.top_k}}, Device{});
+                 {.dtypes = {DType::i32, DType::i64}, .shape = {any_size, route.top_k}},
+                 place(weights.hash_table, device));
   }
   check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
                 spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
-                spec.experts.down_bias);
+                spec.experts.down_bias, device);
   const bool shared = spec.shared.intermediate > 0;
   check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
-                spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias);
+                spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias,
+                device);
   if (check_given("layer: weights.shared_gate", weights.shared_gate,
                   shared && spec.shared.sigmoid_gate, "the LayerSpec")) {
     const Tensor& gate = weights.shared_gate;
     check_tensor("layer: weights.shared_gate", gate.rank == 2 ? gate.rows(0, 1)[0] : gate,
-                 {.dtypes = float_dtypes, .shape = {hidden}}, Device{});
+                 {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
   }
-  check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden});
-  check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent});
-  check_one("output_bias", weights.output_bias, spec.output_bias, {hidden});
+  check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden}, device);
+  check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent}, device);
+  check_one("output_bias", weights.output_bias, spec.output_bias, {hidden}, device);
   const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec) {
-    check_one(name, weight, norm_spec.enabled && norm_spec.weight, {hidden});
+    check_one(name, weight, norm_spec.enabled && norm_spec.weight, {hidden}, device);
   };
   norm("router_norm", weights.router_norm, spec.router_norm);
   norm("input_norm", weights.input_norm, spec.input_norm);
   norm("output_norm", weights.output_norm, spec.output_norm);
 }
 
+namespace {
+
+// The elements of a vector or matrix one after the other, in memory of the host.
+std::vector<char> on_host(const Context& context, const Tensor& source) {
+  const std::int64_t width = bits(source.dtype) / 8;
+  const std::int64_t columns = source.rank == 2 ? source.shape[1] : 1;
+  const std::int64_t column_stride = source.rank == 2 ? source.strides[1] : 0;
+  if (source.elements() == 0) return {};
+  const auto* from = source.as<const char>();
+  std::vector<char> reach;  // of a view on the device, gaps and all
+  if (source.device.type != DeviceType::cpu) {
+    std::int64_t low = 0, high = 0;
+    for (const std::int64_t end :
+         {(source.shape[0] - 1) * source.strides[0], (columns - 1) * column_stride}) {
+      (end < 0 ? low : high) += end;
+    }
+    reach.resize(static_cast<std::size_t>((high - low + 1) * width));
+    context.copy(reach.data(), from + low * width, reach.size());
+    from = reach.data() - low * width;
+  }
+  std::vector<char> dense(static_cast<std::size_t>(source.elements() * width));
+  char* to = dense.data();
+  for (std::int64_t i = 0; i < source.shape[0]; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j, to += width) {
+      std::memcpy(to, from + (i * source.strides[0] + j * column_stride) * width,
+                  static_cast<std::size_t>(width));
+    }
+  }
+  return dense;
+}
+
+// A copy on the context's device, in a new one of `buffers`.
+void* hold_bytes(const Context& context, const void* data, std::size_t bytes,
+                 std::vector<Buffer>& buffers) {
+  buffers.push_back(context.allocate(bytes));
+  context.copy(buffers.back().data(), data, bytes);
+  return buffers.back().data();
+}
+
+// One f32 row an expert: first's, then second's values.
+Tensor hold_bias(const Context& context, const std::vector<Tensor>* first,
+                 const std::vector<Tensor>& second, std::vector<Buffer>& buffers) {
+  std::vector<float> values;
+  for (std::size_t e = 0; e < second.size(); ++e) {
+    for (const auto* list : {first, &second}) {
+      if (list == nullptr) continue;
+      const Tensor& source = (*list)[e];
+      const std::vector<char> dense = on_host(context, source);
+      for (std::int64_t i = 0; i < source.shape[0]; ++i) {
+        values.push_back(load_f32(dense.data(), source.dtype, i));
+      }
+    }
+  }
+  const auto groups = static_cast<std::int64_t>(second.size());
+  return view(hold_bytes(context, values.data(), values.size() * sizeof(float), buffers),
+              DType::f32, {groups, static_cast<std::int64_t>(values.size()) / groups},
+              context.device());
+}
+
+std::size_t total(const std::vector<Buffer>& buffers) {
+  std::size_t bytes = 0;
+  for (const Buffer& buffer : buffers) bytes += buffer.bytes();
+  return bytes;
+}
+
+}  // namespace
+
 HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
-  const auto hold = [&](Tensor source) -> Tensor {
+  const auto hold = [&](const Tensor& source) -> Tensor {
     if (!source) return {};
-    // [1, H] becomes [H]: one form for the gate of a shared expert.
     Tensor dense = source;
     std::int64_t stride = 1;
     for (int d = dense.rank - 1; d >= 0; --d) {
       dense.strides[static_cast<std::size_t>(d)] = stride;
       stride *= dense.shape[static_cast<std::size_t>(d)];
     }
-    const std::int64_t width = bits(source.dtype) / 8;
-    buffers_.push_back(context.allocate(static_cast<std::size_t>(stride * width)));
-    auto* to = static_cast<char*>(buffers_.back().data());
-    const auto* from = static_cast<const char*>(source.data);
-    const std::int64_t columns = dense.rank == 2 ? dense.shape[1] : 1;
-    const std::int64_t column_stride = dense.rank == 2 ? source.strides[1] : 1;
-    for (std::int64_t i = 0; i < dense.shape[0]; ++i) {
-      for (std::int64_t j = 0; j < columns; ++j) {
-        std::memcpy(to + (i * columns + j) * width,
-                    from + (i * source.strides[0] + j * column_stride) * width,
-                    static_cast<std::size_t>(width));
-      }
-    }
-    dense.data = to;
+    const std::vector<char> copy = on_host(context, source);
+    dense.data = hold_bytes(context, copy.data(), copy.size(), buffers_);
+    dense.device = context.device();
     return dense;
   };
   views.router = hold(weights.router);
@@ -112,19 +178,39 @@ HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
   views.per_expert_scale = hold(weights.per_expert_scale);
   views.hash_table = hold(weights.hash_table);
   views.shared_gate = hold(weights.shared_gate);
+  // [1, H] becomes [H]: one form for the gate of a shared expert.
   if (views.shared_gate.rank == 2) views.shared_gate = views.shared_gate[0];
-  views.latent_down = hold(weights.latent_down);
-  views.latent_up = hold(weights.latent_up);
   views.output_bias = hold(weights.output_bias);
   views.router_norm = hold(weights.router_norm);
   views.input_norm = hold(weights.input_norm);
   views.output_norm = hold(weights.output_norm);
 }
 
-std::size_t HeldWeights::bytes() const {
-  std::size_t total = 0;
-  for (const Buffer& buffer : buffers_) total += buffer.bytes();
-  return total;
+std::size_t HeldWeights::bytes() const { return total(buffers_); }
+
+PreparedExperts::PreparedExperts(const Context& context, DType dtype,
+                                 const ActivationSpec& activation, const ExpertWeights& weights) {
+  const int groups = static_cast<int>(weights.up.size());
+  const std::int64_t intermediate = weights.up[0].shape[0];
+  const std::int64_t hidden = weights.up[0].shape[1];
+  const bool gated = activation.gated;
+  const std::int64_t columns = gated ? 2 * intermediate : intermediate;
+  buffers_.push_back(
+      context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
+  gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())
+                  : prepare(context, dtype, weights.up, buffers_.back());
+  buffers_.push_back(
+      context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
+  down = prepare(context, dtype, weights.down, buffers_.back());
+  if (!weights.up_bias.empty()) {
+    gate_up_bias =
+        hold_bias(context, gated ? &weights.gate_bias : nullptr, weights.up_bias, buffers_);
+  }
+  if (!weights.down_bias.empty()) {
+    down_bias = hold_bias(context, nullptr, weights.down_bias, buffers_);
+  }
 }
+
+std::size_t PreparedExperts::bytes() const { return total(buffers_); }
 
 }  // namespace shunt

@@ -3,20 +3,38 @@
 
 #include <vector>
 
+#include "shunt/gemm.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt {
 
-// Throws Error{invalid_argument} naming the first weight that is missing, superfluous, or of the
-// wrong dtype or shape.
-void check_weights(const LayerSpec& spec, const LayerWeights& weights);
+// Throws Error{invalid_argument} naming the first weight that is missing, superfluous, of the
+// wrong dtype or shape, or neither on the host nor on `device`.
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device);
 
-// Copies of everything but the experts, dense, in memory of this object. Move only.
+// Copies of everything but the experts, dense, on the context's device, in memory of this object.
+// Move only.
 class HeldWeights {
  public:
   HeldWeights() = default;
   HeldWeights(const Context& context, const LayerWeights& weights);
-  LayerWeights views;  // experts and shared are empty
+  LayerWeights views;  // without experts, shared and the latent projections
+  std::size_t bytes() const;
+
+ private:
+  std::vector<Buffer> buffers_;
+};
+
+// The matrices of a gated or plain MLP, prepared, with their biases in f32. Move only.
+class PreparedExperts {
+ public:
+  PreparedExperts() = default;
+  PreparedExperts(const Context& context, DType dtype, const ActivationSpec& activation,
+                  const ExpertWeights& weights);
+  PreparedWeights gate_up;
+  PreparedWeights down;
+  Tensor gate_up_bias;  // [E, 2I] as mlp_gate_up wants it
+  Tensor down_bias;     // [E, H]
   std::size_t bytes() const;
 
  private:

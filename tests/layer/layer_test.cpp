@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 
+#include "engine.hpp"
 #include "layer/random_layer.hpp"
 #include "layer/reference.hpp"
 
@@ -35,12 +36,18 @@ Result run(const Layer& layer, const Context& context, const LayerInputs& in) {
   result.ids.assign(static_cast<std::size_t>(tokens * spec.route.top_k), -77);
   result.weights.assign(result.ids.size(), std::nanf(""));
   const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
-  std::memset(workspace.data(), 0xff, workspace.bytes());
-  layer.forward(in,
-                {.output = view(result.output.data(), {tokens, spec.hidden}),
-                 .ids = view(result.ids.data(), {tokens, spec.route.top_k}),
-                 .weights = view(result.weights.data(), {tokens, spec.route.top_k})},
+  const std::vector<unsigned char> garbage(workspace.bytes(), 0xff);
+  context.copy(workspace.data(), garbage.data(), garbage.size());
+  test::Mirror mirror(context);
+  layer.forward({.hidden = mirror.in(in.hidden),
+                 .token_ids = mirror.in(in.token_ids),
+                 .residual = mirror.in(in.residual),
+                 .valid_tokens = mirror.in(in.valid_tokens)},
+                {.output = mirror.out(view(result.output.data(), {tokens, spec.hidden})),
+                 .ids = mirror.out(view(result.ids.data(), {tokens, spec.route.top_k})),
+                 .weights = mirror.out(view(result.weights.data(), {tokens, spec.route.top_k}))},
                 workspace);
+  mirror.fetch();
   return result;
 }
 
@@ -75,7 +82,7 @@ class LayerTest : public ::testing::TestWithParam<NamedSpec> {
     if (random.spec.route.hashed) in.token_ids = random.token_ids(tokens);
     return in;
   }
-  Context context_ = cpu({.threads = 2});
+  Context context_ = test::engine();
 };
 
 TEST_P(LayerTest, MatchesTheReference) {
@@ -120,7 +127,7 @@ TEST_P(LayerTest, BitsDoNotDependOnThreadsRunsOrNeighbours) {
     const Result first = run(layer, context_, in);
     EXPECT_EQ(run(layer, context_, in).output, first.output);
     for (const int threads : {1, 3, 4}) {
-      const Context other = cpu({.threads = threads});
+      const Context other = test::engine(threads);
       const Layer same(random.spec, random.weights, other, {.dtype = dtype});
       const Result result = run(same, other, in);
       EXPECT_EQ(result.output, first.output) << threads << " threads";
@@ -195,11 +202,13 @@ TEST_P(LayerTest, ValidTokensResidualStridesAndDtypes) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::memcpy(strided[t].data, in.hidden[t].data, static_cast<std::size_t>(hidden) * 2);
   }
-  LayerInputs in_place = in;
-  in_place.hidden = strided;
-  in_place.residual = strided;
+  test::Mirror mirror(context_);
+  const Tensor there = mirror.out(strided);
+  const LayerInputs in_place{
+      .hidden = there, .token_ids = mirror.in(in.token_ids), .residual = there};
   const Buffer workspace = context_.allocate(layer.workspace_bytes(tokens));
-  layer.forward(in_place, {.output = strided}, workspace);
+  layer.forward(in_place, {.output = there}, workspace);
+  mirror.fetch();
   double largest = 0;
   for (const float value : plain.output) largest = std::max(largest, std::fabs(double{value}));
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -267,8 +276,11 @@ TEST_P(LayerTest, TimesEveryStage) {
   std::vector<float> output(plain.output.size());
   const Buffer workspace = context_.allocate(layer.workspace_bytes(5));
   std::vector<StageTime> times;
-  layer.forward_timed(in, {.output = view(output.data(), {5, random.spec.hidden})}, workspace,
-                      times);
+  test::Mirror mirror(context_);
+  layer.forward_timed({.hidden = mirror.in(in.hidden), .token_ids = mirror.in(in.token_ids)},
+                      {.output = mirror.out(view(output.data(), {5, random.spec.hidden}))},
+                      workspace, times);
+  mirror.fetch();
   EXPECT_EQ(output, plain.output);
   EXPECT_GE(times.size(), 5u);
   for (const StageTime& time : times) {
@@ -284,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, LayerTest, ::testing::ValuesIn(layer_specs()),
 
 // The joint rule's weights come with the shared slots: recomputed here by its formula.
 TEST(Layer, JointSharedExperts) {
-  const Context context = cpu({.threads = 2});
+  const Context context = test::engine();
   for (const NamedSpec& named : layer_specs()) {
     if (named.spec.route.shared.count == 0) continue;
     RandomLayer random(named.spec, 15);
@@ -332,7 +344,7 @@ TEST(Layer, JointSharedExperts) {
 // Checkpoints store gate and up as halves, interleaved, or transposed: strides say so, bits do not
 // change.
 TEST(Layer, StridedWeightsGiveTheSameBits) {
-  const Context context = cpu({.threads = 2});
+  const Context context = test::engine();
   RandomLayer random(layer_specs()[3].spec, 16);
   const std::int64_t hidden = random.spec.hidden;
   const std::int64_t intermediate = random.spec.experts.intermediate;
@@ -373,7 +385,7 @@ TEST(Layer, StridedWeightsGiveTheSameBits) {
 
 // Relabelling the experts changes ids and nothing else (f32 weights are equal, sums follow slots).
 TEST(Layer, ExpertLabelsDoNotMatter) {
-  const Context context = cpu({.threads = 2});
+  const Context context = test::engine();
   RandomLayer random(layer_specs()[0].spec, 17);
   const LayerInputs in{.hidden = random.hidden_states(30)};
   const Layer layer(random.spec, random.weights, context, {.dtype = DType::f32});

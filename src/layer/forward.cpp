@@ -1,0 +1,276 @@
+// One call of a layer: the plan over the stages, the same for every engine. What differs: the CPU
+// reads valid_tokens and cuts the rows; a GPU, whose host reads nothing, hands the count to every
+// stage.
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "gemm/fused.hpp"
+#include "layer/impl.hpp"
+#include "layer/passes.hpp"
+#include "layer/plan.hpp"
+#include "layer/stage_clock.hpp"
+#include "shunt/combine.hpp"
+#include "shunt/order.hpp"
+
+namespace shunt {
+
+void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
+                             Workspace workspace) const {
+  const Device device = context.device();
+  check_tensor("forward: hidden", in.hidden,
+               {.dtypes = float_dtypes, .shape = {any_size, spec.hidden}, .rows_dense = true},
+               device);
+  const std::int64_t tokens = in.hidden.shape[0];
+  check_tensor("forward: output", out.output,
+               {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},
+               device);
+  if (in.residual) {
+    check_tensor("forward: residual", in.residual,
+                 {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},
+                 device);
+  }
+  if (check_given("forward: token_ids", in.token_ids, spec.route.hashed, "the layer's routing")) {
+    check_tensor("forward: token_ids", in.token_ids,
+                 {.dtypes = {DType::i32, DType::i64}, .shape = {tokens}, .dense = true}, device);
+  }
+  if (in.valid_tokens) {
+    check_tensor("forward: valid_tokens", in.valid_tokens, {.dtypes = {DType::i32}, .shape = {1}},
+                 device);
+  }
+  if (out.ids) {
+    check_tensor("forward: ids", out.ids,
+                 {.dtypes = {DType::i32}, .shape = {tokens, spec.route.top_k}, .dense = true},
+                 device);
+  }
+  if (out.weights) {
+    check_tensor("forward: weights", out.weights,
+                 {.dtypes = {DType::f32}, .shape = {tokens, spec.route.top_k}, .dense = true},
+                 device);
+  }
+  check_workspace("forward", workspace,
+                  carve(spec, options, tokens, stage_bytes(tokens), {}).total_bytes);
+}
+
+namespace {
+
+// What routing came to, for the costs of timed stages.
+struct Load {
+  std::int64_t rows = 0;
+  int hit = 0;  // experts with a row
+  Load(const Context& context, const std::int32_t* offsets, int experts) {
+    std::vector<std::int32_t> values(static_cast<std::size_t>(experts) + 1);
+    context.copy(values.data(), offsets, values.size() * sizeof(std::int32_t));
+    rows = values.back();
+    for (std::size_t e = 0; e + 1 < values.size(); ++e) hit += values[e + 1] > values[e];
+  }
+};
+
+// Rows past the valid ones: id -1, weight 0, output 0.
+void clear_rest(const LayerOutputs& out, std::int64_t tokens, std::int64_t given) {
+  const auto rest = [&](const Tensor& of) { return of.rows(tokens, given); };
+  if (out.ids) std::fill_n(rest(out.ids).as<std::int32_t>(), rest(out.ids).elements(), -1);
+  if (out.weights) std::fill_n(rest(out.weights).as<float>(), rest(out.weights).elements(), 0.0f);
+  const std::int64_t width = bits(out.output.dtype) / 8;
+  for (std::int64_t t = tokens; t < given; ++t) {
+    std::fill_n(out.output[t].as<char>(), out.output.shape[1] * width, char{0});
+  }
+}
+
+}  // namespace
+
+void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
+                      std::vector<StageTime>* times) const {
+  check_call(in, out, workspace);
+  const std::int64_t given = in.hidden.shape[0];
+  std::int64_t tokens = given;
+  Tensor valid;
+  if (in.valid_tokens && on_gpu()) {
+    valid = in.valid_tokens;
+  } else if (in.valid_tokens) {
+    tokens = std::clamp<std::int64_t>(*in.valid_tokens.as<std::int32_t>(), 0, given);
+  }
+  if (tokens < given) clear_rest(out, tokens, given);
+  if (tokens == 0) return;
+
+  const auto cut = [&](const Tensor& of) { return of ? of.rows(0, tokens) : Tensor{}; };
+  const auto at = [&](const void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return view(data, dtype, shape, context.device());
+  };
+  const Tensor x = cut(in.hidden), y = cut(out.output), residual = cut(in.residual);
+  const int slots = spec.route.slots();
+  const std::int64_t pairs = tokens * slots;
+  const std::int64_t inner = spec.experts.hidden;
+  const LayerScratch s = carve(spec, options, tokens, stage_bytes(given), workspace);
+  const Workspace stage{s.stage, s.stage_bytes};
+  const LayerWeights& w = held.views;
+  StageClock clock(context, times);
+  const auto load = [&] { return Load(context, s.offsets, spec.experts.experts); };
+
+  // Without shared slots the caller's ids and weights are all there is.
+  const bool own_routing = spec.route.shared.count > 0;
+  const Tensor ids = !own_routing && out.ids ? cut(out.ids) : at(s.ids, i32, {tokens, slots});
+  const Tensor weights =
+      !own_routing && out.weights ? cut(out.weights) : at(s.weights, f32, {tokens, slots});
+  clock(
+      "route",
+      [&] {
+        Tensor router_input = x;
+        if (spec.router_norm.enabled) {
+          rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input, valid);
+          router_input = at(s.router_input, f32, {tokens, spec.hidden});
+        }
+        route(context, spec.route,
+              {.hidden = router_input,
+               .router_weight = w.router,
+               .router_bias = w.router_bias,
+               .selection_bias = w.selection_bias,
+               .per_expert_scale = w.per_expert_scale,
+               .token_ids = cut(in.token_ids),
+               .hash_table = w.hash_table,
+               .valid_tokens = valid},
+              {.ids = ids, .weights = weights}, stage);
+        if (own_routing && (out.ids || out.weights)) {
+          copy_columns(context, s.ids, s.weights, slots, cut(out.ids), cut(out.weights));
+        }
+      },
+      [&] { return route_cost(spec, w, tokens, x.dtype); });
+
+  const Tensor inverse = at(s.inverse, i32, {tokens, slots});
+  clock(
+      "order",
+      [&] {
+        OrderOutputs ordered{.offsets = at(s.offsets, i32, {spec.experts.experts + 1}),
+                             .permutation = at(s.permutation, i32, {pairs}),
+                             .inverse = inverse};
+        if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
+        order(context, order_spec(spec),
+              {.ids = ids,
+               .weights = s.row_weights != nullptr ? weights : Tensor{},
+               .valid_tokens = valid},
+              ordered, stage);
+      },
+      [&] { return order_cost(spec, tokens); });
+
+  Tensor u = x;
+  if (spec.input_norm.enabled) {
+    clock(
+        "norm", [&] { rms_norm(context, spec.input_norm, x, w.input_norm, s.normed, valid); },
+        [&] {
+          return StageCost{tokens * spec.hidden * 8, 0};
+        });
+    u = at(s.normed, f32, {tokens, spec.hidden});
+  }
+  const auto* const valid_count = valid.as<const std::int32_t>();
+  if (spec.latent > 0) {
+    clock(
+        "latent_down",
+        [&] {
+          mlp_gemm(context, latent_down, {.rows = u, .valid = valid_count},
+                   at(s.latent, f32, {tokens, inner}), stage);
+        },
+        [&] { return latent_cost(spec, options.dtype, tokens); });
+    u = at(s.latent, f32, {tokens, inner});
+  }
+
+  const Tensor h = at(s.h, options.dtype, {pairs, spec.experts.intermediate});
+  const Tensor expert_rows = at(s.rows, f32, {pairs, inner});
+  clock(
+      "gate_up",
+      [&] {
+        mlp_gate_up(context, experts.gate_up, spec.experts.activation,
+                    {.rows = u,
+                     .offsets = s.offsets,
+                     .permutation = s.permutation,
+                     .slots = slots,
+                     .row_scale = s.row_weights,
+                     .bias = experts.gate_up_bias.as<float>()},
+                    h, stage);
+      },
+      [&] {
+        const Load now = load();
+        return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype);
+      });
+  clock(
+      "down",
+      [&] {
+        mlp_gemm(context, experts.down,
+                 {.rows = h, .offsets = s.offsets, .bias = experts.down_bias.as<float>()},
+                 expert_rows, stage);
+      },
+      [&] {
+        const Load now = load();
+        return down_cost(spec, options.dtype, now.rows, now.hit);
+      });
+
+  Tensor shared_rows, shared_logits;
+  if (spec.shared.intermediate > 0) {
+    shared_rows = at(s.shared, f32, {tokens, spec.hidden});
+    if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
+    clock(
+        "shared",
+        [&] {
+          const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
+          mlp_gate_up(context, shared.gate_up, spec.shared.activation,
+                      {.rows = x, .valid = valid_count, .bias = shared.gate_up_bias.as<float>()},
+                      shared_h, stage);
+          mlp_gemm(context, shared.down,
+                   {.rows = shared_h, .valid = valid_count, .bias = shared.down_bias.as<float>()},
+                   shared_rows, stage);
+          if (shared_logits) gate_logits(context, x, w.shared_gate, s.shared_logits, valid);
+        },
+        [&] { return shared_cost(spec, options.dtype, tokens, x.dtype); });
+  }
+
+  // Where the sum goes on (latent projection, bias, norm) it stays in f32 until then. The shared
+  // expert joins where the sum is as wide as the layer.
+  const bool more = s.wide != nullptr, latent = spec.latent > 0;
+  const Tensor wide = more ? at(s.wide, f32, {tokens, spec.hidden}) : Tensor{};
+  clock(
+      "combine",
+      [&] {
+        const CombineSpec with = combine_spec(spec);
+        CombineInputs parts{.rows = expert_rows, .inverse = inverse, .valid_tokens = valid};
+        if (with.weighted || with.identity_from >= 0) parts.weights = weights;
+        if (with.identity_from >= 0) {
+          parts.ids = ids;
+          parts.hidden = x;
+        }
+        if (!latent) parts.shared = shared_rows;
+        if (with.shared_gate) parts.shared_gate = shared_logits;
+        if (!more) parts.residual = residual;
+        combine(context, with, parts,
+                latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y));
+      },
+      [&] { return combine_cost(spec, tokens, load().rows, y.dtype); });
+  if (latent) {
+    clock(
+        "latent_up",
+        [&] {
+          mlp_gemm(context, latent_up,
+                   {.rows = at(s.inner, f32, {tokens, inner}), .valid = valid_count}, wide, stage);
+        },
+        [&] { return latent_cost(spec, options.dtype, tokens); });
+  }
+  if (more) {
+    clock(
+        "finish",
+        [&] {
+          finish_rows(context, {.wide = s.wide,
+                                .shared = latent ? shared_rows : Tensor{},
+                                .shared_logits = latent ? s.shared_logits : nullptr,
+                                .shared_scale = spec.shared.scale,
+                                .bias = w.output_bias,
+                                .norm = spec.output_norm,
+                                .norm_weight = w.output_norm,
+                                .residual = residual,
+                                .out = y,
+                                .valid = valid});
+        },
+        [&] {
+          return StageCost{tokens * spec.hidden * (4 + bits(y.dtype) / 8), 0};
+        });
+  }
+  clock.finish();
+}
+
+}  // namespace shunt

@@ -1,0 +1,140 @@
+#include "layer/passes.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/convert.hpp"
+#include "cpu/pool.hpp"
+#include "cuda/runtime.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr int lanes = 16;
+
+// A row as f32 values, whatever its dtype.
+struct Row {
+  const void* data;
+  DType dtype;
+  float operator[](std::int64_t i) const { return load_f32(data, dtype, i); }
+};
+
+Row row_of(const Tensor& tensor, std::int64_t t) {
+  return {static_cast<const char*>(tensor.data) + t * tensor.strides[0] * (bits(tensor.dtype) / 8),
+          tensor.dtype};
+}
+
+// Sum of a(i) over [0, width) in strided lanes, folded in a fixed order.
+template <class Term>
+float lane_sum(std::int64_t width, Term term) {
+  float sums[lanes] = {};
+  std::int64_t i = 0;
+  for (; i + lanes <= width; i += lanes) {
+    for (int lane = 0; lane < lanes; ++lane) sums[lane] += term(i + lane);
+  }
+  for (; i < width; ++i) sums[i % lanes] += term(i);
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
+bool on_gpu(const Context& context) { return context.device().type == DeviceType::cuda; }
+
+float norm_factor(const NormSpec& spec, std::int64_t width, float squares) {
+  return spec.multiplier / std::sqrt(squares / static_cast<float>(width) + spec.epsilon);
+}
+
+}  // namespace
+
+void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, const Tensor& weight,
+              float* out, const Tensor& valid) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) return cuda_engine::rms_norm(context.gpu(), spec, x, weight, out, valid);
+  }
+  const std::int64_t width = x.shape[1];
+  context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const Row row = row_of(x, t);
+      const float squares = lane_sum(width, [&](std::int64_t i) { return row[i] * row[i]; });
+      const float factor = norm_factor(spec, width, squares);
+      float* to = out + t * width;
+      for (std::int64_t i = 0; i < width; ++i) {
+        to[i] = row[i] * factor * (weight ? load_f32(weight.data, weight.dtype, i) : 1.0f);
+      }
+    }
+  });
+}
+
+void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, float* logits,
+                 const Tensor& valid) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) return cuda_engine::gate_logits(context.gpu(), x, gate, logits, valid);
+  }
+  context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const Row row = row_of(x, t);
+      logits[t] = lane_sum(
+          x.shape[1], [&](std::int64_t i) { return row[i] * load_f32(gate.data, gate.dtype, i); });
+    }
+  });
+}
+
+void finish_rows(const Context& context, const Finish& f) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) return cuda_engine::finish_rows(context.gpu(), f);
+  }
+  const std::int64_t width = f.out.shape[1];
+  context.pool().split(f.out.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      float* const row = f.wide + t * width;
+      if (f.shared) {
+        const float gate =
+            f.shared_logits != nullptr ? 1 / (1 + std::exp(-f.shared_logits[t])) : 1.0f;
+        const float* const shared = f.shared.as<float>() + t * width;
+        for (std::int64_t i = 0; i < width; ++i) row[i] += f.shared_scale * gate * shared[i];
+      }
+      if (f.bias) {
+        for (std::int64_t i = 0; i < width; ++i) {
+          row[i] += load_f32(f.bias.data, f.bias.dtype, i);
+        }
+      }
+      if (f.norm.enabled) {
+        const float factor = norm_factor(
+            f.norm, width, lane_sum(width, [&](std::int64_t i) { return row[i] * row[i]; }));
+        for (std::int64_t i = 0; i < width; ++i) {
+          row[i] = row[i] * factor *
+                   (f.norm_weight ? load_f32(f.norm_weight.data, f.norm_weight.dtype, i) : 1.0f);
+        }
+      }
+      void* const out =
+          static_cast<char*>(f.out.data) + t * f.out.strides[0] * (bits(f.out.dtype) / 8);
+      const Row extra = f.residual ? row_of(f.residual, t) : Row{nullptr, DType::f32};
+      for (std::int64_t i = 0; i < width; ++i) {
+        store_f32(out, f.out.dtype, i, row[i] + (f.residual ? extra[i] : 0.0f));
+      }
+    }
+  });
+}
+
+void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
+                  std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      return cuda_engine::copy_columns(context.gpu(), ids, weights, from_columns, to_ids,
+                                       to_weights);
+    }
+  }
+  const auto copy = [&](const void* from, const Tensor& to) {
+    for (std::int64_t t = 0; to && t < to.shape[0]; ++t) {
+      std::memcpy(to.as<char>() + t * to.shape[1] * 4,
+                  static_cast<const char*>(from) + t * from_columns * 4,
+                  static_cast<std::size_t>(to.shape[1]) * 4);
+    }
+  };
+  copy(ids, to_ids);
+  copy(weights, to_weights);
+}
+
+}  // namespace shunt

@@ -1,0 +1,54 @@
+// The small passes around a layer's experts, on either engine: RMSNorm, dot products, bias. Both
+// engines add in one order. Arguments are checked by the layer.
+//
+// `valid` ([1] i32, absent on the CPU, where the layer has cut the rows already): rows at or past
+// it need not be computed.
+#pragma once
+
+#include "shunt/layer.hpp"
+
+namespace shunt {
+
+// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight * multiplier, for x [T, W] f32 | bf16 |
+// f16 with strided rows, out f32 [T, W] dense. Sums are f32 in 16 strided lanes, so that bits do
+// not depend on the number of threads. Zhang and Sennrich, arXiv:1910.07467.
+void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, const Tensor& weight,
+              float* out, const Tensor& valid);
+
+// logits[t] = x[t] . gate, f32, summed likewise.
+void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, float* logits,
+                 const Tensor& valid);
+
+// What follows the weighted sum of a layer whose sum stays in f32 for it:
+//   y = norm(wide + g * shared + bias) + residual,  g = shared_scale * sigmoid(shared_logits)
+// Any part may be absent.
+struct Finish {
+  float* wide = nullptr;                 // [T, W] f32, dense; overwritten
+  Tensor shared{};                       // [T, W] f32, dense
+  const float* shared_logits = nullptr;  // [T]; null: g = shared_scale
+  float shared_scale = 1;
+  Tensor bias{};  // [W]
+  NormSpec norm{};
+  Tensor norm_weight{};  // [W]
+  Tensor residual{};     // [T, W], rows may be strided
+  Tensor out{};          // [T, W], rows may be strided; rows at or past `valid` become 0
+  Tensor valid{};
+};
+void finish_rows(const Context& context, const Finish& finish);
+
+// The first columns of ids and weights [T, from_columns] into those of the outputs given [T, k].
+void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
+                  std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
+
+namespace cuda_engine {
+struct Gpu;
+void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
+              float* out, const Tensor& valid);
+void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
+                 const Tensor& valid);
+void finish_rows(const Gpu& gpu, const Finish& finish);
+void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
+                  std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
+}  // namespace cuda_engine
+
+}  // namespace shunt

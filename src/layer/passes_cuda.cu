@@ -1,0 +1,239 @@
+// The passes of passes.hpp on the GPU.
+//
+// A block of 256 threads takes rows blockIdx.x, blockIdx.x + gridDim.x, ..; its threads share out
+// the columns, 256 apart. Sums over a row have the order of the CPU engine: 16 lanes, each a chain
+// over every 16th number, folded by halves. The block lays 2048 products at a time into shared
+// memory, 16 threads add them up, and the barriers mean: the products are there; they are used up.
+//
+// Bytes: a row read once (rms_norm: twice, the second time from a cache) and written once. A row of
+// 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
+#include "activate/activation.cuh"
+#include "cuda/element.cuh"
+#include "cuda/launch.hpp"
+#include "layer/passes.hpp"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+constexpr int threads = 256;
+constexpr int lanes = 16;
+constexpr int piece = 2048;
+
+struct Rows {
+  void* data = nullptr;  // null: not given
+  DType dtype = DType::f32;
+  std::int64_t stride = 0;
+  Rows() = default;
+  // A matrix by rows, or a vector.
+  explicit Rows(const Tensor& t)
+      : data(t.data), dtype(t.dtype), stride(t.rank == 2 ? t.strides[0] : 0) {}
+  __device__ float load(std::int64_t row, std::int64_t i) const {
+    return load_element(data, dtype, row * stride + i);
+  }
+};
+
+struct Norm {
+  bool enabled = false;
+  float epsilon = 0, multiplier = 1;
+  Rows weight{};
+  Norm() = default;
+  Norm(const NormSpec& spec, const Tensor& given)
+      : enabled(spec.enabled), epsilon(spec.epsilon), multiplier(spec.multiplier), weight(given) {}
+};
+
+struct Shared {
+  float products[piece];
+  float sum;
+};
+
+// Every thread gets the sum of term(i) over [0, width).
+template <class Term>
+__device__ float row_sum(Shared& shared, std::int64_t width, const Term& term) {
+  const int thread = static_cast<int>(threadIdx.x);
+  float sum = 0;
+  for (std::int64_t first = 0; first < width; first += piece) {
+    const int count = static_cast<int>(width - first < piece ? width - first : piece);
+    for (int i = thread; i < count; i += threads) shared.products[i] = term(first + i);
+    __syncthreads();
+    if (thread < lanes) {
+#pragma unroll 8
+      for (int i = thread; i < count; i += lanes) sum = __fadd_rn(sum, shared.products[i]);
+    }
+    __syncthreads();
+  }
+  if (thread < lanes) {
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      sum = __fadd_rn(sum, __shfl_down_sync((1u << lanes) - 1, sum, half));
+    }
+    if (thread == 0) shared.sum = sum;
+  }
+  __syncthreads();
+  return shared.sum;  // written again only behind the next sum's barriers
+}
+
+__device__ float norm_factor(const Norm& norm, std::int64_t width, float squares) {
+  const float mean = __fdiv_rn(squares, static_cast<float>(width));
+  return __fdiv_rn(norm.multiplier, __fsqrt_rn(__fadd_rn(mean, norm.epsilon)));
+}
+__device__ float normed(const Norm& norm, float x, float factor, std::int64_t i) {
+  const float scaled = __fmul_rn(x, factor);
+  return norm.weight.data != nullptr ? __fmul_rn(scaled, norm.weight.load(0, i)) : scaled;
+}
+
+__device__ std::int64_t valid_rows(const std::int32_t* valid, std::int64_t rows) {
+  if (valid == nullptr) return rows;
+  const std::int64_t count = *valid;
+  return count < 0 ? 0 : count < rows ? count : rows;
+}
+
+__global__ void __launch_bounds__(threads)
+    norm_rows(Norm norm, Rows x, std::int64_t rows, std::int64_t width, float* out,
+              const std::int32_t* valid) {
+  __shared__ Shared shared;
+  wait_for_predecessor();
+  let_successor_start();
+  rows = valid_rows(valid, rows);
+  for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+    const float squares = row_sum(shared, width, [&](std::int64_t i) {
+      const float value = x.load(t, i);
+      return __fmul_rn(value, value);
+    });
+    const float factor = norm_factor(norm, width, squares);
+    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
+      out[t * width + i] = normed(norm, x.load(t, i), factor, i);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(threads)
+    dot_rows(Rows x, Rows gate, std::int64_t rows, std::int64_t width, float* logits,
+             const std::int32_t* valid) {
+  __shared__ Shared shared;
+  wait_for_predecessor();
+  let_successor_start();
+  rows = valid_rows(valid, rows);
+  for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+    const float sum = row_sum(
+        shared, width, [&](std::int64_t i) { return __fmul_rn(x.load(t, i), gate.load(0, i)); });
+    if (threadIdx.x == 0) logits[t] = sum;
+  }
+}
+
+struct FinishArgs {
+  float* wide;
+  Rows shared;
+  const float* shared_logits;
+  float shared_scale;
+  Rows bias;
+  Norm norm;
+  Rows residual, out;
+  const std::int32_t* valid;
+  std::int64_t rows, width;
+};
+
+// A thread comes back to the columns that it wrote itself: no barrier but those of the sum.
+__global__ void __launch_bounds__(threads) finish(const __grid_constant__ FinishArgs args) {
+  __shared__ Shared shared;
+  wait_for_predecessor();
+  let_successor_start();
+  const std::int64_t valid = valid_rows(args.valid, args.rows), width = args.width;
+  for (std::int64_t t = blockIdx.x; t < args.rows; t += gridDim.x) {
+    float* const row = args.wide + t * width;
+    if (t >= valid) {
+      for (std::int64_t i = threadIdx.x; i < width; i += threads) {
+        store_element(args.out.data, args.out.dtype, t * args.out.stride + i, 0);
+      }
+      continue;
+    }
+    float gate = args.shared_scale;
+    if (args.shared_logits != nullptr) {
+      gate = __fmul_rn(gate, times_sigmoid(1.0f, args.shared_logits[t]));
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
+      float value = row[i];
+      if (args.shared.data != nullptr) {
+        value = __fadd_rn(value, __fmul_rn(gate, args.shared.load(t, i)));
+      }
+      if (args.bias.data != nullptr) value = __fadd_rn(value, args.bias.load(0, i));
+      row[i] = value;
+    }
+    float factor = 1;
+    if (args.norm.enabled) {
+      // Thread i reads what thread i wrote: pieces are multiples of the threads.
+      static_assert(piece % threads == 0);
+      const float squares =
+          row_sum(shared, width, [&](std::int64_t i) { return __fmul_rn(row[i], row[i]); });
+      factor = norm_factor(args.norm, width, squares);
+    }
+    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
+      float value = row[i];
+      if (args.norm.enabled) value = normed(args.norm, value, factor, i);
+      if (args.residual.data != nullptr) value = __fadd_rn(value, args.residual.load(t, i));
+      store_element(args.out.data, args.out.dtype, t * args.out.stride + i, value);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(threads)
+    copy_both(const std::int32_t* ids, const float* weights, std::int64_t from_columns,
+              std::int32_t* to_ids, float* to_weights, std::int64_t columns, std::int64_t count) {
+  wait_for_predecessor();
+  let_successor_start();
+  for (std::int64_t at = std::int64_t{blockIdx.x} * threads + threadIdx.x; at < count;
+       at += std::int64_t{gridDim.x} * threads) {
+    const std::int64_t from = at / columns * from_columns + at % columns;
+    if (to_ids != nullptr) to_ids[at] = ids[from];
+    if (to_weights != nullptr) to_weights[at] = weights[from];
+  }
+}
+
+// Enough blocks to fill the GPU eight deep.
+Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
+  const std::int64_t most = std::int64_t{8} * gpu.multiprocessors;
+  return {.grid = dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
+          .block = dim3(threads)};
+}
+
+}  // namespace
+
+void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
+              float* out, const Tensor& valid) {
+  if (x.shape[0] == 0) return;
+  launch("rms_norm", gpu, shape_for(gpu, x.shape[0]), norm_rows, Norm(spec, weight), Rows(x),
+         x.shape[0], x.shape[1], out, valid.as<const std::int32_t>());
+}
+
+void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
+                 const Tensor& valid) {
+  if (x.shape[0] == 0) return;
+  launch("gate_logits", gpu, shape_for(gpu, x.shape[0]), dot_rows, Rows(x), Rows(gate), x.shape[0],
+         x.shape[1], logits, valid.as<const std::int32_t>());
+}
+
+void finish_rows(const Gpu& gpu, const Finish& f) {
+  if (f.out.shape[0] == 0) return;
+  const FinishArgs args{.wide = f.wide,
+                        .shared = Rows(f.shared),
+                        .shared_logits = f.shared_logits,
+                        .shared_scale = f.shared_scale,
+                        .bias = Rows(f.bias),
+                        .norm = Norm(f.norm, f.norm_weight),
+                        .residual = Rows(f.residual),
+                        .out = Rows(f.out),
+                        .valid = f.valid.as<const std::int32_t>(),
+                        .rows = f.out.shape[0],
+                        .width = f.out.shape[1]};
+  launch("finish_rows", gpu, shape_for(gpu, args.rows), finish, args);
+}
+
+void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
+                  std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights) {
+  const Tensor& to = to_ids ? to_ids : to_weights;
+  if (to.elements() == 0) return;
+  launch("copy_columns", gpu, shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both,
+         ids, weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(), to.shape[1],
+         to.elements());
+}
+
+}  // namespace shunt::cuda_engine

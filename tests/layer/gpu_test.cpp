@@ -1,0 +1,220 @@
+// The layer on a GPU: against what transformers recorded, against the CPU engine, and in CUDA
+// graphs, whose inputs change between replays.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "checkpoint/golden.hpp"
+#include "engine.hpp"
+#include "layer/random_layer.hpp"
+#include "shunt/checkpoint.hpp"
+#include "shunt/layer.hpp"
+#if SHUNT_CUDA_BUILT
+#include "cuda/graph.hpp"
+#endif
+
+namespace shunt {
+namespace {
+
+using testing::layer_specs;
+using testing::NamedSpec;
+using testing::RandomLayer;
+
+// Cases only where there is something to run them on.
+template <class T>
+std::vector<T> on_gpu_only(const std::vector<T>& cases) {
+  return test::on_gpu() ? cases : std::vector<T>{};
+}
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenOnGpu);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LayerOnGpu);
+
+struct Result {
+  std::vector<float> output;
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+  Result(const LayerSpec& spec, std::int64_t tokens)
+      : output(static_cast<std::size_t>(tokens * spec.hidden), std::nanf("")),
+        ids(static_cast<std::size_t>(tokens * spec.route.top_k), -77),
+        weights(ids.size(), std::nanf("")) {}
+};
+
+Result run(const Context& context, const Layer& layer, const LayerInputs& in) {
+  const LayerSpec& spec = layer.spec();
+  const std::int64_t tokens = in.hidden.shape[0];
+  Result result(spec, tokens);
+  test::Mirror mirror(context);
+  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+  layer.forward({.hidden = mirror.in(in.hidden),
+                 .token_ids = mirror.in(in.token_ids),
+                 .residual = mirror.in(in.residual),
+                 .valid_tokens = mirror.in(in.valid_tokens)},
+                {.output = mirror.out(view(result.output.data(), {tokens, spec.hidden})),
+                 .ids = mirror.out(view(result.ids.data(), {tokens, spec.route.top_k})),
+                 .weights = mirror.out(view(result.weights.data(), {tokens, spec.route.top_k}))},
+                workspace);
+  mirror.fetch();
+  return result;
+}
+
+class GoldenOnGpu : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
+  const std::string folder = test::goldens_folder + "/" + GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(folder);
+  const SafetensorsFile file = SafetensorsFile::open(folder + "/golden.safetensors");
+  const std::vector<test::Recorded> blocks = test::recorded(file);
+  ASSERT_FALSE(blocks.empty());
+  const Context gpu = cuda(), host = cpu({.threads = 2});
+  for (const test::Recorded& block : blocks) {
+    SCOPED_TRACE(block.module);
+    for (const DType dtype : {f32, bf16}) {
+      const LayerInputs in{.hidden = block.input, .token_ids = block.token_ids};
+      const Result ours = run(gpu, Layer(checkpoint, block.layer, gpu, {.dtype = dtype}), in);
+      const Result theirs = run(host, Layer(checkpoint, block.layer, host, {.dtype = dtype}), in);
+      EXPECT_LE(test::relative_error(ours.output, test::floats(block.output)),
+                dtype == f32 ? 1e-5 : 1e-2);
+      EXPECT_EQ(ours.ids, theirs.ids);
+      EXPECT_LE(test::relative_error(ours.weights, theirs.weights), 1e-5);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenOnGpu,
+                         ::testing::ValuesIn(on_gpu_only(test::golden_cases())),
+                         [](const auto& parameter) { return parameter.param; });
+
+class LayerOnGpu : public ::testing::TestWithParam<NamedSpec> {};
+
+TEST_P(LayerOnGpu, GivesTheIdsOfTheCpuAndNearlyItsOutput) {
+  RandomLayer random(GetParam().spec, 21);
+  const Context gpu = cuda(), host = cpu({.threads = 2});
+  LayerInputs in{.hidden = random.hidden_states(90)};
+  if (random.spec.route.hashed) in.token_ids = random.token_ids(90);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Result ours = run(gpu, Layer(random.spec, random.weights, gpu, {.dtype = dtype}), in);
+    const Result theirs = run(host, Layer(random.spec, random.weights, host, {.dtype = dtype}), in);
+    EXPECT_EQ(ours.ids, theirs.ids);
+    EXPECT_LE(test::relative_error(ours.weights, theirs.weights), 1e-5);
+    // A sum that ends beside the middle between two bf16 numbers may go to either.
+    EXPECT_LE(test::relative_error(ours.output, theirs.output), dtype == DType::f32    ? 4e-6
+                                                                : dtype == DType::bf16 ? 5e-3
+                                                                                       : 1e-3);
+  }
+}
+
+// Weights may stand on the device already.
+TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
+  RandomLayer random(GetParam().spec, 22);
+  const Context gpu = cuda();
+  LayerInputs in{.hidden = random.hidden_states(9)};
+  if (random.spec.route.hashed) in.token_ids = random.token_ids(9);
+  test::Mirror mirror(gpu);
+  LayerWeights there = random.weights;
+  for (Tensor* one :
+       {&there.router, &there.router_bias, &there.selection_bias, &there.per_expert_scale,
+        &there.hash_table, &there.shared_gate, &there.latent_down, &there.latent_up,
+        &there.output_bias, &there.router_norm, &there.input_norm, &there.output_norm}) {
+    *one = mirror.in(*one);
+  }
+  for (ExpertWeights* experts : {&there.experts, &there.shared}) {
+    for (auto* list : {&experts->gate, &experts->up, &experts->down, &experts->gate_bias,
+                       &experts->up_bias, &experts->down_bias}) {
+      for (Tensor& one : *list) one = mirror.in(one);
+    }
+  }
+  const Result from_host = run(gpu, Layer(random.spec, random.weights, gpu), in);
+  const Result from_device = run(gpu, Layer(random.spec, there, gpu), in);
+  EXPECT_EQ(from_device.output, from_host.output);
+  EXPECT_EQ(from_device.ids, from_host.ids);
+}
+
+#if SHUNT_CUDA_BUILT
+// One graph, captured while its inputs were zeros, replayed over others: tokens, their number, the
+// residual. Each time what a plain call gives, bit for bit.
+TEST_P(LayerOnGpu, AGraphFollowsItsInputs) {
+  RandomLayer random(GetParam().spec, 23);
+  const LayerSpec& spec = random.spec;
+  const std::int64_t tokens = 41;
+  for (const bool dependent : {false, true}) {
+    const test::Stream stream;
+    const Context context = cuda({.stream = stream.get(), .dependent_launch = dependent});
+    const Layer layer(spec, random.weights, context);
+    const Context plain_context = cuda();
+    const Layer plain(spec, random.weights, plain_context);
+
+    Result result(spec, tokens);
+    std::vector<float> x(result.output.size(), 0.0F), residual(x.size(), 0.0F);
+    std::vector<std::int32_t> token_ids(static_cast<std::size_t>(tokens), 0);
+    std::int32_t valid = 0;
+    LayerInputs in{.hidden = view(x.data(), {tokens, spec.hidden}),
+                   .residual = view(residual.data(), {tokens, spec.hidden}),
+                   .valid_tokens = view(&valid, {1})};
+    if (spec.route.hashed) in.token_ids = view(token_ids.data(), {tokens});
+    test::Mirror mirror(context);
+    const LayerInputs there{.hidden = mirror.in(in.hidden),
+                            .token_ids = mirror.in(in.token_ids),
+                            .residual = mirror.in(in.residual),
+                            .valid_tokens = mirror.in(in.valid_tokens)};
+    const LayerOutputs out{
+        .output = mirror.out(view(result.output.data(), {tokens, spec.hidden})),
+        .ids = mirror.out(view(result.ids.data(), {tokens, spec.route.top_k})),
+        .weights = mirror.out(view(result.weights.data(), {tokens, spec.route.top_k}))};
+    const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+    layer.forward(there, out, workspace);  // loads the kernels
+    context.synchronize();
+    const test::Graph graph(stream, [&] { layer.forward(there, out, workspace); });
+    for (const std::int32_t count : {41, 0, 7, 40, 1000, -1, 41}) {
+      const Tensor states = random.hidden_states(tokens), more = random.hidden_states(tokens);
+      std::copy_n(states.as<float>(), x.size(), x.begin());
+      std::copy_n(more.as<float>(), x.size(), residual.begin());
+      const Tensor ids = random.token_ids(tokens);
+      std::copy_n(ids.as<std::int32_t>(), token_ids.size(), token_ids.begin());
+      valid = count;
+      context.copy(there.hidden.data, x.data(), x.size() * sizeof(float));
+      context.copy(there.residual.data, residual.data(), x.size() * sizeof(float));
+      if (there.token_ids) {
+        context.copy(there.token_ids.data, token_ids.data(), token_ids.size() * 4);
+      }
+      context.copy(there.valid_tokens.data, &valid, sizeof valid);
+      graph.replay();
+      mirror.fetch();
+      const Result want = run(plain_context, plain, in);
+      EXPECT_EQ(result.output, want.output) << count << " valid tokens";
+      EXPECT_EQ(result.ids, want.ids) << count << " valid tokens";
+      EXPECT_EQ(result.weights, want.weights) << count << " valid tokens";
+    }
+  }
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Specs, LayerOnGpu, ::testing::ValuesIn(on_gpu_only(layer_specs())),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
+
+// 65536 pairs over 64 experts: groups of many tiles.
+TEST(Layer, ManyTokensOnAGpu) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about the CUDA engine";
+  RandomLayer random(
+      testing::small_layer({.experts = 64, .top_k = 8, .renormalize = true}, 128, 64), 24);
+  const Context gpu = cuda(), host = cpu({.threads = 0});
+  const LayerInputs in{.hidden = random.hidden_states(8192, DType::bf16)};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Layer layer(random.spec, random.weights, gpu, {.dtype = dtype});
+    const Result ours = run(gpu, layer, in);
+    const Result theirs = run(host, Layer(random.spec, random.weights, host, {.dtype = dtype}), in);
+    EXPECT_EQ(ours.ids, theirs.ids);
+    EXPECT_LE(test::relative_error(ours.output, theirs.output), dtype == DType::f32 ? 4e-6 : 5e-3);
+    EXPECT_EQ(run(gpu, layer, in).output, ours.output);
+    // One token by itself gives the bits that it gave among 8192.
+    const Result alone = run(gpu, layer, {.hidden = in.hidden.rows(5000, 5001)});
+    EXPECT_TRUE(std::equal(alone.output.begin(), alone.output.end(),
+                           ours.output.begin() + 5000 * random.spec.hidden));
+  }
+}
+
+}  // namespace
+}  // namespace shunt
