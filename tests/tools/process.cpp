@@ -25,7 +25,7 @@ constexpr int limit_seconds = 120;
 struct Pipe {
   int ends[2] = {-1, -1};
   Pipe() {
-    if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
   }
 };
 

@@ -248,7 +248,8 @@ int run_bench(const BenchOptions& options) {
     throw UsageError("--grid and --dependent-launch are about a GPU: --device cuda");
   }
   const BenchPlan plan = make_plan(options);
-  const Context context = open_device(options.device);
+  const Engine engine(options.device);
+  const Context& context = engine.context();
   if (!options.json.file.empty()) check_writable(options.json.file);
   const bool people = !options.json.to_stdout();
 

@@ -1,10 +1,8 @@
 // shunt bench --device cuda.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 
 #include "bench.hpp"
 #include "bench_cases.hpp"
@@ -19,20 +17,6 @@ namespace shunt::tool {
 namespace {
 
 constexpr std::int64_t least_rotate_bytes = 120'000'000;
-
-Json gpu_machine_json(const Context& context, const Gpus& gpus) {
-  Json machine = machine_json(context);
-  const Gpu& gpu = gpus.list.at(static_cast<std::size_t>(context.device().index));
-  machine["gpu"] = gpu.name;
-  machine["compute_capability"] = gpu.compute;
-  machine["multiprocessors"] = gpu.multiprocessors;
-  machine["gpu_memory_bytes"] = gpu.memory_bytes;
-  machine["l2_bytes"] = gpu.l2_bytes;
-  machine["cuda_driver"] = gpus.driver;
-  machine["cuda_runtime"] = gpus.runtime;
-  machine["date"] = fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)));
-  return machine;
-}
 
 Row time_case(const Context& context, const StageCase& work, double seconds,
               const cuda_engine::Ceilings& ceilings) {
@@ -56,16 +40,13 @@ Row time_case(const Context& context, const StageCase& work, double seconds,
 
 int bench_gpu(const GpuBench& wanted, const JsonOption& json) {
   if (!json.file.empty()) check_writable(json.file);
-  const Context probe = cuda();  // says why where there is no GPU
-  const cuda_engine::Stream stream;
-  const Context context =
-      cuda({.stream = stream.get(), .dependent_launch = wanted.dependent_launch});
-  const Gpus gpus = list_gpus();
-  const Gpu& gpu = gpus.list.at(0);
+  const Engine engine({.device = "cuda"}, wanted.dependent_launch);
+  const Context& context = engine.context();
+  const GpuSide gpu = gpu_side(context);
   const std::int64_t rotate_bytes =
       wanted.rotate_bytes > 0
           ? wanted.rotate_bytes
-          : std::max(least_rotate_bytes, 2 * static_cast<std::int64_t>(gpu.l2_bytes));
+          : std::max(least_rotate_bytes, 2 * gpu.machine["l2_bytes"].get<std::int64_t>());
   const cuda_engine::Ceilings ceilings = cuda_engine::measure_ceilings(context);
 
   const bool people = !json.to_stdout();
@@ -73,7 +54,7 @@ int bench_gpu(const GpuBench& wanted, const JsonOption& json) {
     fmt::print("{}\n", paint(Style::bold, wanted.title));
     fmt::print("{}",
                wrap(fmt::format("{}, driver for CUDA {}; {} routing, tensors rotate past {}{}",
-                                gpu.name, gpus.driver, to_string(wanted.spread),
+                                gpu.name, gpu.driver, to_string(wanted.spread),
                                 size(static_cast<double>(rotate_bytes)),
                                 wanted.dependent_launch ? ", dependent launches" : ""),
                     2));
@@ -96,7 +77,7 @@ int bench_gpu(const GpuBench& wanted, const JsonOption& json) {
     }
   }
   if (json.wanted) {
-    Json report = report_json(gpu_machine_json(context, gpus), gpu_ceilings_json(ceilings), rows);
+    Json report = report_json(gpu.machine, gpu_ceilings_json(ceilings), rows);
     report["model"] = wanted.title;
     report["routing"] = to_string(wanted.spread);
     report["rotate_bytes"] = rotate_bytes;

@@ -1,8 +1,12 @@
 #include "gpus.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <ctime>
+
 #include "cuda/devices.hpp"
+#include "machine.hpp"
 #include "terminal.hpp"
 
 namespace shunt::tool {
@@ -20,6 +24,21 @@ Gpus list_gpus() {
          device.multiprocessors, device.memory_bytes, device.l2_bytes});
   }
   return gpus;
+}
+
+GpuSide gpu_side(const Context& context) {
+  const Gpus gpus = list_gpus();
+  const Gpu& gpu = gpus.list.at(static_cast<std::size_t>(context.device().index));
+  Json machine = machine_json(context);
+  machine["gpu"] = gpu.name;
+  machine["compute_capability"] = gpu.compute;
+  machine["multiprocessors"] = gpu.multiprocessors;
+  machine["gpu_memory_bytes"] = gpu.memory_bytes;
+  machine["l2_bytes"] = gpu.l2_bytes;
+  machine["cuda_driver"] = gpus.driver;
+  machine["cuda_runtime"] = gpus.runtime;
+  machine["date"] = fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)));
+  return {.name = gpu.name, .driver = gpus.driver, .machine = machine, .ceilings = {}};
 }
 
 nlohmann::ordered_json gpu_ceilings_json(const cuda_engine::Ceilings& ceilings) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/ceilings.hpp"
+#include "shunt/context.hpp"
 
 namespace shunt::tool {
 
@@ -23,6 +24,14 @@ struct Gpus {
   std::string driver, runtime;  // CUDA versions
 };
 Gpus list_gpus();
+
+// The GPU of a CUDA context, for reports.
+struct GpuSide {
+  std::string name, driver;
+  nlohmann::ordered_json machine;  // machine_json's, with the GPU's entries
+  cuda_engine::Ceilings ceilings;  // once measured
+};
+GpuSide gpu_side(const Context& context);
 
 // What launches, memory and tensor cores of a GPU can do at best: for people, and for machines.
 nlohmann::ordered_json gpu_ceilings_json(const cuda_engine::Ceilings& ceilings);

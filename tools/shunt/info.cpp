@@ -45,7 +45,8 @@ GpuLimits measure_gpu(int index) {
 }
 
 int info(const InfoOptions& options) {
-  const Context context = open_device(options.device);
+  if (options.device.device == "cuda") cuda();  // says why where there is no GPU
+  const Context context = cpu({.threads = options.device.threads});
   const Context one = cpu({.threads = 1});
   const Gpus gpus = list_gpus();
   const Json machine = machine_json(context);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cost.hpp"
+#include "gpus.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "report.hpp"
@@ -86,7 +87,8 @@ struct Kind {
 };
 
 int inspect(const InspectOptions& options) {
-  const Context context = open_device(options.device);
+  const Engine engine(options.device);
+  const Context& context = engine.context();
   const Checkpoint checkpoint = Checkpoint::open(options.model);
   std::vector<Kind> kinds;
   std::map<std::string, std::vector<int>> others;  // by note
@@ -122,10 +124,11 @@ int inspect(const InspectOptions& options) {
     }
     if (!known) kinds.push_back({spec, bytes, {entry.index}});
   }
-  const double read = measure_read(context);
+  const bool gpu = context.device().type == DeviceType::cuda;
+  const double read = gpu ? cuda_engine::measure_ceilings(context).read : measure_read(context);
 
   if (options.json.wanted) {
-    emit_json(options.json, {{"machine", machine_json(context)},
+    emit_json(options.json, {{"machine", gpu ? gpu_side(context).machine : machine_json(context)},
                              {"ceilings", {{"read_GBps", read / 1e9}}},
                              {"folder", checkpoint.folder()},
                              {"family", checkpoint.family()},
@@ -169,9 +172,11 @@ int inspect(const InspectOptions& options) {
   }
   const std::string whole = fmt::format(
       "all MoE layers: {} of experts, of which a token reads {}; at least {} at the {} that this "
-      "machine reads now with {} thread{}",
+      "{}",
       size(experts), size(per_token), duration(per_token / read * 1e6), rate(read, "B/s"),
-      context.threads(), context.threads() == 1 ? "" : "s");
+      gpu ? std::string("GPU reads now")
+          : fmt::format("machine reads now with {} thread{}", context.threads(),
+                        context.threads() == 1 ? "" : "s"));
   fmt::print("\n{}", wrap(whole, 0));
   return exit_done;
 }

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <map>
 
+#include "cuda/timing.hpp"
 #include "shunt/error.hpp"
 
 namespace shunt::tool {
@@ -44,9 +45,16 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       ->check(whole_number(0, 1024, " (0: every core)"));
 }
 
-Context open_device(const DeviceOptions& options) {
-  return options.device == "cuda" ? cuda() : cpu({.threads = options.threads});
+Engine::Engine(const DeviceOptions& options, bool dependent_launch) {
+  if (options.device != "cuda") {
+    context_ = cpu({.threads = options.threads});
+    return;
+  }
+  cuda();  // says why where there is no GPU
+  stream_ = std::make_unique<cuda_engine::Stream>();
+  context_ = cuda({.stream = stream_->get(), .dependent_launch = dependent_launch});
 }
+Engine::~Engine() = default;
 
 void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
   command

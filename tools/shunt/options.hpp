@@ -4,12 +4,17 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "shunt/context.hpp"
 #include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+class Stream;
+}
 
 namespace shunt::tool {
 
@@ -35,8 +40,20 @@ struct DeviceOptions {
   int threads = 0;
 };
 void add_device_options(CLI::App& command, DeviceOptions& options);
-// Throws Error{unsupported} for an engine that this build has not.
-Context open_device(const DeviceOptions& options);
+// An engine, opened. A GPU's has a stream of its own: the default one cannot be captured.
+class Engine {
+ public:
+  // Throws Error{unsupported} for an engine that this build or this machine has not.
+  explicit Engine(const DeviceOptions& options, bool dependent_launch = false);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  const Context& context() const { return context_; }
+
+ private:
+  std::unique_ptr<cuda_engine::Stream> stream_;
+  Context context_;
+};
 
 void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description);
 

@@ -2,17 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "core/convert.hpp"
-#include "cost.hpp"
-#include "measure.hpp"
 #include "options.hpp"
 #include "run.hpp"
+#include "run_layer.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::tool {
@@ -31,123 +29,6 @@ struct RunOptions {
   bool explain = false;
   JsonOption json;
 };
-
-// One forward pass of one layer, with memory for what it writes.
-struct Pass {
-  Tensor hidden;     // [T, H]
-  Tensor token_ids;  // [T] or not given
-  Buffer output_memory, ids_memory, weights_memory;
-  Tensor output, ids, weights;  // [T, H] f32, [T, k] i32, [T, k] f32
-};
-
-Pass make_pass(const Context& context, const LayerSpec& spec, Tensor hidden, Tensor token_ids) {
-  Pass pass;
-  const std::int64_t tokens = hidden.shape[0];
-  const std::int64_t k = spec.route.top_k;
-  pass.hidden = hidden;
-  pass.token_ids = token_ids;
-  // An empty tensor still wants an address.
-  const auto room = [&](std::int64_t elements) {
-    return context.allocate(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * 4);
-  };
-  pass.output_memory = room(tokens * spec.hidden);
-  pass.ids_memory = room(tokens * k);
-  pass.weights_memory = room(tokens * k);
-  pass.output = view(pass.output_memory.data(), DType::f32, {tokens, spec.hidden});
-  pass.ids = view(pass.ids_memory.data(), DType::i32, {tokens, k});
-  pass.weights = view(pass.weights_memory.data(), DType::f32, {tokens, k});
-  return pass;
-}
-
-double seconds_of(const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-struct Samples {
-  std::string stage;
-  Cost cost;
-  std::vector<double> us;
-};
-
-// Without its floor, which waits for the end of the run.
-StageResult summarise(const Samples& samples) {
-  return {.stage = samples.stage,
-          .us = median(samples.us),
-          .us_min = *std::min_element(samples.us.begin(), samples.us.end()),
-          .us_max = *std::max_element(samples.us.begin(), samples.us.end()),
-          .bytes = samples.cost.bytes,
-          .flops = samples.cost.flops};
-}
-
-Cost cost_of(const Layer& layer, const LayerInputs& in, const LayerResult& result) {
-  const LayerSpec& spec = layer.spec();
-  std::int64_t hit = 0;
-  std::int64_t pairs = 0;
-  for (int e = 0; e < spec.route.experts - spec.zero_experts; ++e) {
-    const auto load = result.load[static_cast<std::size_t>(e)];
-    hit += load > 0 ? 1 : 0;
-    pairs += load;
-  }
-  hit += spec.route.shared.count;
-  pairs += spec.route.shared.count * result.tokens;
-  return layer_cost(spec, layer.options().dtype, in.hidden.dtype, result.tokens, hit, pairs);
-}
-
-// Rounds of calls between measurements of the ceilings, until the times are worth a median.
-void time_layer(const Layer& layer, const Context& context, const LayerInputs& in,
-                const LayerOutputs& out, Workspace workspace, LayerResult& result) {
-  constexpr int rounds = 5;
-  constexpr double round_seconds = 0.015;
-  constexpr double enough_seconds = 1;
-  const DType dtype = layer.options().dtype;
-  Samples whole{.stage = "layer", .cost = cost_of(layer, in, result)};
-  std::vector<Samples> stages;
-  double spent = 0;
-  Ceilings& best = result.ceilings;
-  best = measure_ceilings(context, dtype);
-  for (int round = 0; round < rounds && spent < enough_seconds; ++round) {
-    double round_spent = 0;
-    while (round_spent < round_seconds) {
-      const double call = seconds_of([&] { layer.forward(in, out, workspace); });
-      std::vector<StageTime> times;
-      round_spent += call + seconds_of([&] { layer.forward_timed(in, out, workspace, times); });
-      whole.us.push_back(call * 1e6);
-      for (std::size_t s = 0; s < times.size(); ++s) {
-        if (stages.size() <= s) {
-          stages.push_back(
-              {.stage = times[s].stage,
-               .cost = {static_cast<double>(times[s].bytes), static_cast<double>(times[s].flops)}});
-        }
-        stages[s].us.push_back(times[s].seconds * 1e6);
-      }
-    }
-    spent += round_spent;
-    best = better(best, measure_ceilings(context, dtype));
-  }
-  for (const auto& samples : stages) result.stages.push_back(summarise(samples));
-  result.whole = summarise(whole);
-}
-
-LayerResult run_layer(const Layer& layer, const Context& context, Pass& pass, int index,
-                      bool timed) {
-  LayerResult result;
-  result.layer = index;
-  result.tokens = pass.hidden.shape[0];
-  const Buffer memory = context.allocate(layer.workspace_bytes(result.tokens));
-  const LayerInputs in{.hidden = pass.hidden, .token_ids = pass.token_ids};
-  const LayerOutputs out{.output = pass.output, .ids = pass.ids, .weights = pass.weights};
-  layer.forward(in, out, memory);
-
-  result.load.assign(static_cast<std::size_t>(layer.spec().route.experts), 0);
-  for (std::int64_t i = 0; i < pass.ids.elements(); ++i) {
-    const std::int32_t id = pass.ids.as<const std::int32_t>()[i];
-    if (id >= 0 && id < layer.spec().route.experts) ++result.load[static_cast<std::size_t>(id)];
-  }
-  if (timed && result.tokens > 0) time_layer(layer, context, in, out, memory, result);
-  return result;
-}
 
 // The first element that is no number, in words; empty when all are.
 std::string first_nonfinite(const Tensor& matrix) {
@@ -172,7 +53,7 @@ std::string list(const std::vector<std::string>& names, std::size_t most = 8) {
 
 // The hidden states that were asked for, as f32 | bf16 | f16; f64 is rounded into `memory`.
 Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::int64_t width,
-                   const Context& context, Buffer& memory) {
+                   std::vector<float>& memory) {
   std::string name = options.input_name;
   if (name.empty()) {
     std::vector<std::string> matrices;
@@ -200,11 +81,9 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
         fmt::format("input '{}' is {}: must be f32, bf16, f16 or f64", name, hidden.describe()));
   }
   if (hidden.dtype == DType::f64) {
-    memory = context.allocate(
-        static_cast<std::size_t>(std::max<std::int64_t>(hidden.elements(), 1)) * 4);
-    for (std::int64_t i = 0; i < hidden.elements(); ++i) {
-      static_cast<float*>(memory.data())[i] = static_cast<float>(hidden.as<const double>()[i]);
-    }
+    const auto* values = hidden.as<const double>();
+    memory.reserve(1);  // an empty tensor still wants an address
+    memory.assign(values, values + hidden.elements());
     hidden = view(memory.data(), DType::f32, {hidden.shape[0], hidden.shape[1]});
   }
   if (!options.allow_nonfinite) {
@@ -245,14 +124,16 @@ double default_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2
 
 void finish(const RunOptions& options, const LoadWatch& watch, RunReport& report,
             const Context& context) {
-  if (report.timed) report.note = watch.note();
+  if (report.timed && !report.gpu) report.note = watch.note();
   // The best that was seen between all calls: on a machine that others use too, a single look at a
   // ceiling may find it low.
   for (const auto& layer : report.layers) {
     report.ceilings = better(report.ceilings, layer.ceilings);
   }
   const auto set_floor = [&](StageResult& stage) {
-    stage.floor_us = report.ceilings.floor_us(stage.bytes, stage.flops);
+    stage.floor_us = report.gpu ? report.gpu->ceilings.floor_us(
+                                      stage.bytes, stage.on_tensor_cores ? stage.flops : 0.0)
+                                : report.ceilings.floor_us(stage.bytes, stage.flops);
     stage.share = stage.us > 0 ? stage.floor_us / stage.us : 0;
   };
   for (auto& layer : report.layers) {
@@ -263,13 +144,17 @@ void finish(const RunOptions& options, const LoadWatch& watch, RunReport& report
   if (!options.json.to_stdout()) print_report(report, context);
 }
 
-RunReport begin(const RunOptions& options, const Checkpoint& checkpoint) {
+RunReport begin(const RunOptions& options, const Checkpoint& checkpoint, const Context& context) {
   RunReport report;
   report.model = options.model;
   report.summary = checkpoint.summary();
   report.dtype = options.dtype;
   report.tolerance = options.tolerance.value_or(default_tolerance(options.dtype));
   report.timed = !options.no_timing;
+  if (context.device().type == DeviceType::cuda) {
+    report.gpu = gpu_side(context);
+    if (report.timed) report.gpu->ceilings = cuda_engine::measure_ceilings(context);
+  }
   return report;
 }
 
@@ -285,26 +170,26 @@ int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Con
   const int index = options.layer.value_or(checkpoint.first_moe_layer());
   const LayerSpec spec = checkpoint.spec(index);
   const SafetensorsFile file = SafetensorsFile::open(options.input);
-  Buffer converted;
-  const Tensor hidden = read_hidden(file, options, spec.hidden, context, converted);
+  std::vector<float> converted;
+  const Tensor hidden = read_hidden(file, options, spec.hidden, converted);
   const Tensor ids = read_token_ids(file, options, spec, index, hidden.shape[0]);
   if (!options.output.empty()) check_writable(options.output);
 
   const LoadWatch watch;
-  RunReport report = begin(options, checkpoint);
+  RunReport report = begin(options, checkpoint, context);
   const Layer layer(checkpoint, index, context, {.dtype = options.dtype});
-  Pass pass = make_pass(context, spec, hidden, ids);
+  Pass pass(context, spec, hidden, ids);
   report.layers.push_back(run_layer(layer, context, pass, index, report.timed));
   explain(options, layer, index, hidden.shape[0]);
   if (!options.output.empty()) {
     write_safetensors(
         options.output,
-        {{"output", pass.output}, {"topk_ids", pass.ids}, {"topk_weights", pass.weights}});
+        {{"output", pass.output()}, {"topk_ids", pass.ids()}, {"topk_weights", pass.weights()}});
   }
   finish(options, watch, report, context);
   if (!options.output.empty() && !options.json.to_stdout()) {
     fmt::print("wrote {}: output {}, topk_ids {}, topk_weights {}\n", options.output,
-               pass.output.describe(), pass.ids.describe(), pass.weights.describe());
+               pass.output().describe(), pass.ids().describe(), pass.weights().describe());
   }
   return exit_done;
 }
@@ -329,7 +214,7 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
   }
 
   const LoadWatch watch;
-  RunReport report = begin(options, checkpoint);
+  RunReport report = begin(options, checkpoint, context);
   report.against = std::filesystem::path(path).filename().string();
   bool pass_all = true;
   for (const auto& recording : recordings) {
@@ -340,10 +225,9 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
                                                 path, recording.layer));
     }
     const Layer layer(checkpoint, recording.layer, context, {.dtype = options.dtype});
-    Pass pass = make_pass(context, spec, recording.input,
-                          spec.route.hashed ? recording.token_ids : Tensor{});
+    Pass pass(context, spec, recording.input, spec.route.hashed ? recording.token_ids : Tensor{});
     LayerResult result = run_layer(layer, context, pass, recording.layer, report.timed);
-    result.comparison = compare(recording, spec, pass.output, pass.ids);
+    result.comparison = compare(recording, spec, pass.output(), pass.ids());
     pass_all = pass_all && result.comparison->pass(report.tolerance);
     explain(options, layer, recording.layer, result.tokens);
     report.layers.push_back(std::move(result));
@@ -368,7 +252,8 @@ int run(const RunOptions& options) {
       if (!value.empty()) throw UsageError(fmt::format("{} needs --input FILE", name));
     }
   }
-  const Context context = open_device(options.device);
+  const Engine engine(options.device);
+  const Context& context = engine.context();
   const Checkpoint checkpoint = Checkpoint::open(options.model);
   if (checkpoint.first_moe_layer() < 0) {
     throw Error(Status::bad_file,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "gpus.hpp"
 #include "machine.hpp"
 #include "recordings.hpp"
 #include "report.hpp"
@@ -18,7 +19,8 @@ struct StageResult {
   double us = 0, us_min = 0, us_max = 0;
   double bytes = 0, flops = 0;
   double floor_us = 0;
-  double share = 0;  // floor / time
+  double share = 0;              // floor / time
+  bool on_tensor_cores = false;  // its operations; elsewhere a GPU's floor does not count them
 };
 
 struct LayerResult {
@@ -39,8 +41,9 @@ struct RunReport {
   DType dtype = DType::f32;
   double tolerance = 0;
   bool timed = false;
-  Ceilings ceilings;  // the best seen
-  std::string note;   // about the machine, a line or nothing
+  Ceilings ceilings;  // the best seen, of the CPU engine
+  std::optional<GpuSide> gpu;
+  std::string note;  // about the machine, a line or nothing
   std::vector<LayerResult> layers;
   std::vector<int> not_recorded;  // MoE layers without a recording
 };

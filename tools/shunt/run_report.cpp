@@ -23,6 +23,13 @@ std::string load_range(const std::vector<std::int64_t>& load) {
 
 void print_head(const RunReport& report, const Context& context) {
   fmt::print("{}\n{}", paint(Style::bold, report.model), wrap(report.summary, 2));
+  if (report.gpu) {
+    std::string gpu = fmt::format("{}, driver for CUDA {}, {} weights", report.gpu->name,
+                                  report.gpu->driver, to_string(report.dtype));
+    if (report.timed) gpu += "; measured now: " + describe(report.gpu->ceilings);
+    fmt::print("{}\n", wrap(gpu, 2));
+    return;
+  }
   std::string machine =
       fmt::format("{}, {} thread{}, {}, {} weights", cpu_name(), context.threads(),
                   context.threads() == 1 ? "" : "s", isa_name(), to_string(report.dtype));
@@ -131,8 +138,13 @@ void print_stages(const RunReport& report) {
   }
   if (!timed) return;
   std::string note =
-      "floor: the longer of bytes / read bandwidth and operations / peak, counted and measured "
-      "here; layer: the whole in one call, whose rows between stages need not cross memory.";
+      report.gpu
+          ? "floor: the longest of a launch, bytes / read bandwidth and operations on tensor cores "
+            "/ their peak, counted and measured here; stages one by one between events, the layer "
+            "in a CUDA graph, where its rows between stages need not cross memory."
+          : "floor: the longer of bytes / read bandwidth and operations / peak, counted and "
+            "measured here; layer: the whole in one call, whose rows between stages need not "
+            "cross memory.";
   if (above) note += " A share above 100 %: the bytes were in a cache.";
   fmt::print("{}", paint(Style::dim, wrap(note, 0)));
 }
@@ -183,6 +195,7 @@ Json run_json(const RunReport& report, const Context& context) {
       rows.push_back({.op = stage.stage,
                       .label = label,
                       .dtype = report.dtype,
+                      .device = report.gpu ? "cuda" : "cpu",
                       .us = stage.us,
                       .us_min = stage.us_min,
                       .us_max = stage.us_max,
@@ -209,9 +222,12 @@ Json run_json(const RunReport& report, const Context& context) {
     layers.push_back(entry);
   }
   const bool timed = report.timed;
-  Json json =
-      report_json(machine_json(context),
-                  timed ? ceilings_json(report.ceilings, report.dtype) : Json::object(), rows);
+  Json ceilings = Json::object();
+  if (timed) {
+    ceilings = report.gpu ? gpu_ceilings_json(report.gpu->ceilings)
+                          : ceilings_json(report.ceilings, report.dtype);
+  }
+  Json json = report_json(report.gpu ? report.gpu->machine : machine_json(context), ceilings, rows);
   json["model"] = report.model;
   json["summary"] = report.summary;
   if (!report.against.empty()) json["against"] = report.against;
