@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "cuda/runtime.hpp"
 #include "order/engine.hpp"
 
 namespace shunt {
@@ -34,9 +35,8 @@ void check_map(const OrderSpec& spec, const Tensor& map) {
 
 }  // namespace
 
-void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
-           const OrderOutputs& out, Workspace workspace) {
-  const Device device = context.device();
+OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const OrderOutputs& out,
+                        Device device) {
   check_spec(spec, device);
   check_tensor("order: ids", in.ids,
                {.dtypes = {i32}, .shape = {any_size, spec.slots}, .dense = true}, device);
@@ -60,7 +60,7 @@ void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
   if (check_given("order: expert_map", in.expert_map, spec.expert_map, "OrderSpec.expert_map")) {
     check_tensor("order: expert_map", in.expert_map,
                  {.dtypes = {i32}, .shape = {spec.experts}, .dense = true}, device);
-    check_map(spec, in.expert_map);
+    if (device.type == DeviceType::cpu) check_map(spec, in.expert_map);
   }
 
   const bool padded = out.sorted_token_ids || out.sorted_weights || out.sorted_expert_ids ||
@@ -123,7 +123,16 @@ void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
     call.zeroed = out.zeroed.as<std::byte>();
     call.zeroed_bytes = static_cast<std::size_t>(out.zeroed.bytes());
   }
-  check_workspace("order", workspace, order_workspace_bytes(context, spec, tokens));
+  return call;
+}
+
+void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
+           const OrderOutputs& out, Workspace workspace) {
+  const OrderCall call = checked_order(spec, in, out, context.device());
+  check_workspace("order", workspace, order_workspace_bytes(context, spec, call.tokens));
+  if constexpr (cuda_engine::built) {
+    if (context.device().type == DeviceType::cuda) return order_cuda(context, call);
+  }
   order_cpu(context, call, workspace);
 }
 

@@ -4,7 +4,9 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/runtime.hpp"
 #include "order/engine.hpp"
+#include "order/sort_plan.hpp"
 
 namespace shunt {
 
@@ -49,7 +51,14 @@ Support legal(const OrderSpec& spec) {
 
 Support supports(const OrderSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
-  if (device.type != DeviceType::cpu) return refuse("order has no CUDA engine yet");
+  if (Support support = cuda_engine::supported_device("order", device); !support) return support;
+  if (device.type == DeviceType::cuda) {
+    const int most = spec.tile > 0 ? ordering::most_locals_padded : ordering::most_locals;
+    if (spec.locals() > most) {
+      return refuse("local_experts is {}: the CUDA engine sorts at most {}{}", spec.locals(), most,
+                    spec.tile > 0 ? " into padded tiles" : "");
+    }
+  }
   return {};
 }
 
@@ -115,6 +124,7 @@ std::size_t order_workspace_bytes(const Context& context, const OrderSpec& spec,
                                   std::int64_t tokens) {
   check_spec(spec, context.device());
   if (tokens < 0) fail(Status::invalid_argument, "order: tokens is {}: must be 0 or more", tokens);
+  if (context.device().type == DeviceType::cuda) return 0;
   return order_cpu_workspace_bytes(context.threads(), spec.locals());
 }
 

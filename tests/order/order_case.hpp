@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine.hpp"
 #include "order/reference.hpp"
 #include "shunt/order.hpp"
 
@@ -20,6 +21,26 @@ struct OrderResult {
   std::vector<unsigned char> zeroed;
   bool operator==(const OrderResult&) const = default;
 };
+
+inline OrderInputs mirrored(Mirror& there, const OrderInputs& in) {
+  return {.ids = there.in(in.ids),
+          .weights = there.in(in.weights),
+          .expert_map = there.in(in.expert_map),
+          .valid_tokens = there.in(in.valid_tokens)};
+}
+inline OrderOutputs mirrored(Mirror& there, const OrderOutputs& out) {
+  return {.offsets = there.out(out.offsets),
+          .permutation = there.out(out.permutation),
+          .inverse = there.out(out.inverse),
+          .weights = there.out(out.weights),
+          .sorted_token_ids = there.out(out.sorted_token_ids),
+          .sorted_weights = there.out(out.sorted_weights),
+          .sorted_expert_ids = there.out(out.sorted_expert_ids),
+          .num_tokens_post_padded = there.out(out.num_tokens_post_padded),
+          .num_sorted_tiles = there.out(out.num_sorted_tiles),
+          .padded_inverse = there.out(out.padded_inverse),
+          .zeroed = there.out(out.zeroed)};
+}
 
 struct OrderCase {
   OrderSpec spec;
@@ -77,9 +98,20 @@ struct OrderCase {
     return r;
   }
 
+  // `call` is called with (spec, inputs, outputs) on the context's device.
+  template <class Call>
+  OrderResult on(const Context& context, Call&& call) const {
+    return with([&](const OrderSpec& s, const OrderInputs& in, const OrderOutputs& out) {
+      Mirror there(context);
+      const OrderInputs inputs = mirrored(there, in);
+      const OrderOutputs outputs = mirrored(there, out);
+      call(s, inputs, outputs);
+      there.fetch();
+    });
+  }
   OrderResult engine(const Context& context) const {
     const Buffer workspace = context.allocate(order_workspace_bytes(context, spec, tokens()));
-    return with([&](const OrderSpec& s, const OrderInputs& in, const OrderOutputs& out) {
+    return on(context, [&](const OrderSpec& s, const OrderInputs& in, const OrderOutputs& out) {
       order(context, s, in, out, workspace);
     });
   }

@@ -45,7 +45,17 @@ TEST(OrderSpecs, SupportsSaysWhyNot) {
             "tile is -1: must be 1 to 65536, or 0 for the compact form only");
   EXPECT_EQ(reason({.experts = 4, .slots = 1, .sentinel = -2}),
             "sentinel is -2: must be at least the number of tokens, or -1 for that number");
-  EXPECT_FALSE(supports(OrderSpec{.experts = 4, .slots = 1}, Device{DeviceType::cuda, 0}));
+  const Device gpu{DeviceType::cuda, 0};
+  if (supports(OrderSpec{.experts = 4, .slots = 1}, gpu)) {
+    EXPECT_TRUE(supports(OrderSpec{.experts = 16384, .slots = 1}, gpu));
+    EXPECT_EQ(supports(OrderSpec{.experts = 16385, .slots = 1}, gpu).reason,
+              "local_experts is 16385: the CUDA engine sorts at most 16384");
+    EXPECT_EQ(supports(OrderSpec{.experts = 8193, .slots = 1, .tile = 8}, gpu).reason,
+              "local_experts is 8193: the CUDA engine sorts at most 8192 into padded tiles");
+  } else {
+    EXPECT_EQ(supports(OrderSpec{.experts = 4, .slots = 1}, gpu).reason,
+              "order: this build has no CUDA engine (SHUNT_CUDA=ON builds it in)");
+  }
   EXPECT_FALSE(supports(GatherSpec{.slots = 0}, device));
   EXPECT_EQ(supports(GatherSpec{.slots = 1}, Device{DeviceType::cuda, 0}).supported,
             cuda_engine::built);

@@ -20,7 +20,7 @@ TEST(Order, MoeSortingExample) {
   const float a = 1, b = 2, cc = 3, d = 4, e = 5, f = 6, g = 7, h = 8, i = 9, j = 10, k = 11,
               l = 12, m = 13, n = 14, o = 15, x = 0;
   c.weights = {a, b, cc, d, e, f, g, h, i, j, k, l, m, n, o};
-  const OrderResult r = c.engine(cpu({.threads = 1}));
+  const OrderResult r = c.engine(test::engine(1));
 
   const Ints token_ids = {0, 6, 6, 6, 2, 3, 4, 6, 1, 3, 6, 6, 0, 1,
                           2, 3, 4, 6, 6, 6, 6, 6, 6, 6, 0, 1, 2, 4};
@@ -49,8 +49,8 @@ class OrderGrid : public testing::TestWithParam<Shape> {};
 
 TEST_P(OrderGrid, EqualsTheReference) {
   const auto [experts, slots] = GetParam();
-  const Context one = cpu({.threads = 1});
-  const Context three = cpu({.threads = 3});
+  const Context one = engine(1);
+  const Context three = engine(3);
   std::vector<OrderSpec> specs = {{.experts = experts, .slots = slots},
                                   {.experts = experts, .slots = slots, .tile = 16},
                                   {.experts = experts,
@@ -70,7 +70,9 @@ TEST_P(OrderGrid, EqualsTheReference) {
         OrderCase c = make_case(spec, tokens, pattern, static_cast<std::uint32_t>(tokens) + 1);
         if (tokens % 2 == 1) c.valid = {static_cast<std::int32_t>(tokens / 2)};
         const OrderResult expected = c.reference();
-        ASSERT_EQ(c.engine(one), expected) << name(c);
+        if (!on_gpu()) {
+          ASSERT_EQ(c.engine(one), expected) << name(c);
+        }
         ASSERT_EQ(c.engine(three), expected) << name(c);
       }
     }
@@ -92,7 +94,7 @@ TEST(Order, ManyTokensAnyThreads) {
     c.valid = {16000};
     const OrderResult expected = c.reference();
     for (const int threads : {1, 2, 3, 4}) {
-      const Context context = cpu({.threads = threads});
+      const Context context = engine(threads);
       ASSERT_EQ(c.engine(context), expected) << threads << " threads";
       ASSERT_EQ(c.engine(context), expected) << threads << " threads, again";
     }
@@ -109,7 +111,7 @@ TEST(Order, FewTokensAnyThreads) {
       ASSERT_EQ(std::count(expected.zeroed.begin(), expected.zeroed.end(), 0),
                 static_cast<std::ptrdiff_t>(c.zeroed_bytes));
       for (const int threads : {1, 2, 3, 4}) {
-        ASSERT_EQ(c.engine(cpu({.threads = threads})), expected) << name(c) << " on " << threads;
+        ASSERT_EQ(c.engine(engine(threads)), expected) << name(c) << " on " << threads;
       }
     }
   }
@@ -126,14 +128,14 @@ TEST(Order, ExpertMap) {
     for (const Pattern pattern : patterns) {
       OrderCase c = make_case(spec, tokens, pattern);
       c.map = map;
-      ASSERT_EQ(c.engine(cpu({.threads = 2})), c.reference()) << name(c);
+      ASSERT_EQ(c.engine(test::engine(2)), c.reference()) << name(c);
     }
   }
 }
 
 TEST(Order, LocalRangesPartitionTheWhole) {
   const OrderCase whole = make_case({.experts = 96, .slots = 8}, 333, Pattern::poison);
-  const Context context = cpu({.threads = 1});
+  const Context context = engine(1);
   const OrderResult all = whole.engine(context);
   Ints permutation;
   for (int rank = 0; rank < 3; ++rank) {
@@ -151,7 +153,7 @@ TEST(Order, LocalRangesPartitionTheWhole) {
 TEST(Order, RoundTripAndStability) {
   for (const Pattern pattern : patterns) {
     const OrderCase c = make_case({.experts = 72, .slots = 6, .tile = 32}, 511, pattern);
-    const OrderResult r = c.engine(cpu({.threads = 1}));
+    const OrderResult r = c.engine(test::engine(1));
     const std::int32_t rows = r.offsets.back();
     std::int32_t kept = 0;
     for (std::size_t pair = 0; pair < c.ids.size(); ++pair) {
@@ -191,7 +193,7 @@ TEST(Order, TokenPermutation) {
     std::copy_n(c.ids.begin() + static_cast<std::ptrdiff_t>(4 * shuffled[t]), 4,
                 moved.ids.begin() + static_cast<std::ptrdiff_t>(4 * t));
   }
-  const Context context = cpu({.threads = 1});
+  const Context context = engine(1);
   const OrderResult before = c.engine(context);
   const OrderResult after = moved.engine(context);
   EXPECT_EQ(before.offsets, after.offsets);
@@ -240,16 +242,21 @@ TEST(Order, CapacityIsTheLeastUpperBound) {
 TEST(Order, AnySubsetOfOutputs) {
   const OrderCase c = make_case({.experts = 9, .slots = 2, .tile = 4}, 20, Pattern::distinct);
   const OrderResult all = c.reference();
-  const Context context = cpu({.threads = 1});
+  const Context context = engine(1);
   const Buffer workspace = context.allocate(order_workspace_bytes(context, c.spec, 20));
   OrderInputs in = c.inputs();
   in.weights = {};
+  const auto call = [&](const OrderOutputs& out) {
+    Mirror there(context);
+    order(context, c.spec, mirrored(there, in), mirrored(there, out), workspace);
+    there.fetch();
+  };
   Ints inverse(40), offsets(10), tiles(1);
-  order(context, c.spec, in, {.inverse = view(inverse.data(), {20, 2})}, workspace);
+  call({.inverse = view(inverse.data(), {20, 2})});
   EXPECT_EQ(inverse, all.inverse);
-  order(context, c.spec, in, {.offsets = view(offsets.data(), {10})}, workspace);
+  call({.offsets = view(offsets.data(), {10})});
   EXPECT_EQ(offsets, all.offsets);
-  order(context, c.spec, in, {.num_sorted_tiles = view(tiles.data(), {1})}, workspace);
+  call({.num_sorted_tiles = view(tiles.data(), {1})});
   EXPECT_EQ(tiles, all.tiles);
 }
 

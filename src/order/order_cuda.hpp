@@ -1,0 +1,12 @@
+// The CUDA engine of order, for its own files and for kernels that end in a sort.
+#pragma once
+
+#include "cuda/runtime.hpp"
+#include "order/sort_plan.hpp"
+
+namespace shunt::ordering {
+
+SortLimits sort_limits(const cuda_engine::Gpu& gpu);
+void launch_sort(const cuda_engine::Gpu& gpu, const OrderCall& call, const SortPlan& plan);
+
+}  // namespace shunt::ordering

@@ -1,0 +1,121 @@
+#include "order/sort_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/check.hpp"
+
+namespace shunt::ordering {
+
+namespace {
+
+template <class T>
+constexpr T divide_up(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+bool wants_padded(const OrderCall& call) {
+  return call.sorted_token_ids != nullptr || call.sorted_weights != nullptr ||
+         call.sorted_expert_ids != nullptr || call.num_tokens_post_padded != nullptr ||
+         call.num_sorted_tiles != nullptr || call.padded_inverse != nullptr;
+}
+
+}  // namespace
+
+SortPlan make_plan(const OrderCall& call, const SortLimits& limits, unsigned cluster,
+                   unsigned parts, unsigned threads, bool stage) {
+  SortPlan plan{.cluster = cluster, .parts = parts, .threads = threads};
+  plan.bits = std::bit_width(static_cast<unsigned>(call.locals - 1));
+  plan.stride = static_cast<unsigned>(call.locals + 4) / 4 * 4;
+  plan.padded = wants_padded(call);
+  plan.weighted = call.row_weights != nullptr || call.sorted_weights != nullptr;
+  plan.wide_ids = reinterpret_cast<std::uintptr_t>(call.ids) % 16 == 0;
+
+  const auto ints = static_cast<std::int64_t>(limits.shared_bytes) / 4 - SortPlan::sums;
+  const std::int64_t fit = ints / plan.stride - 2 - (plan.padded ? 2 : 0);
+  if (fit < 1) {
+    fail(Status::unsupported,
+         "order: local_experts is {}: its tables do not fit the {} bytes of shared memory that a "
+         "block of this GPU has",
+         call.locals, limits.shared_bytes);
+  }
+  const std::int64_t blocks = std::int64_t{cluster} * parts;
+  const std::int64_t groups =
+      std::max<std::int64_t>(1, divide_up(call.tokens * call.slots, 32 * blocks));
+  const std::int64_t most = std::min<std::int64_t>(threads / 32, fit);
+  plan.chunks = static_cast<unsigned>(divide_up(groups, most));
+  plan.rows = static_cast<unsigned>(divide_up<std::int64_t>(groups, plan.chunks));
+  plan.share = plan.rows * plan.chunks * 32;
+  plan.segment = parts * plan.share;
+  // 16 bits for a pair within the part.
+  plan.staged = stage && plan.share <= 65536 &&
+                plan.share >= 4 * static_cast<unsigned>(call.locals) &&
+                (plan.weighted || call.permutation != nullptr || call.sorted_token_ids != nullptr);
+  if (plan.shared_bytes() > static_cast<std::size_t>(limits.shared_bytes)) plan.staged = false;
+  return plan;
+}
+
+SortPlan make_few_plan(const OrderCall& call, unsigned parts, unsigned threads, unsigned lanes) {
+  SortPlan plan{.parts = parts, .threads = threads, .compare_lanes = lanes};
+  plan.weighted = call.row_weights != nullptr;
+  plan.few_shared_bytes = static_cast<std::size_t>(divide_up<std::int64_t>(
+                              std::max<std::int64_t>(call.tokens * call.slots, 64), 4)) *
+                          16;
+  return plan;
+}
+
+namespace {
+
+// A thread compares its question with some 64 keys; blocks are small, and as many as it takes.
+SortPlan comparing_plan(const OrderCall& call, const SortLimits& limits) {
+  const auto pairs = static_cast<unsigned>(call.tokens * call.slots);
+  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 64U)), 1U, 32U);
+  const unsigned threads = (pairs + static_cast<unsigned>(call.locals) + 1) * lanes;
+  // Four ids a thread are loaded at once.
+  const unsigned most = std::max(256U, divide_up(pairs, 128U) * 32);
+  const unsigned block = std::clamp(divide_up(threads, 32U) * 32, 128U, most);
+  const unsigned blocks =
+      std::min(divide_up(threads, block), static_cast<unsigned>(limits.multiprocessors));
+  return make_few_plan(call, blocks, block, lanes);
+}
+
+SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
+  const std::int64_t pairs = call.tokens * call.slots;
+  const std::int64_t multiprocessors = limits.multiprocessors;
+  unsigned cluster = 1;
+  std::int64_t parts = 1;
+  unsigned threads = 1024;
+  if (pairs <= 4096 || limits.largest_cluster < 8) {
+    // Few: every block counts all of them, and places 128.
+    parts = std::min(divide_up<std::int64_t>(pairs, 128), multiprocessors);
+    const std::int64_t useful = std::max<std::int64_t>(pairs / 4, std::min(call.locals, 512));
+    threads = static_cast<unsigned>(
+        std::clamp<std::int64_t>(divide_up<std::int64_t>(useful, 32) * 32, 128, 1024));
+  } else {
+    cluster = 8;
+    parts = std::min(divide_up<std::int64_t>(pairs, 8 * 256), multiprocessors / 8);
+  }
+  // A block fills some 8192 padding rows in the time of a launch.
+  parts = std::max(parts, std::min(divide_up<std::int64_t>(call.capacity, 8192 * cluster),
+                                   multiprocessors / cluster));
+  return make_plan(call, limits, cluster, static_cast<unsigned>(std::max<std::int64_t>(parts, 1)),
+                   threads);
+}
+
+}  // namespace
+
+SortPlan choose_plan(const OrderCall& call, const SortLimits& limits) {
+  const bool compares = call.tokens * call.slots <= worth_comparing && !wants_padded(call);
+  SortPlan plan = compares ? comparing_plan(call, limits) : counting_plan(call, limits);
+  // A large buffer is zeroed by blocks of its own, two to a multiprocessor.
+  constexpr std::int64_t zero_bytes = 32768;
+  const auto bytes = static_cast<std::int64_t>(call.zeroed_bytes);
+  if (bytes > 4 * zero_bytes) {
+    const auto blocks = static_cast<unsigned>(
+        std::min<std::int64_t>(divide_up(bytes, zero_bytes), 2 * limits.multiprocessors));
+    plan.zero_blocks = divide_up(blocks, plan.cluster) * plan.cluster;
+  }
+  return plan;
+}
+
+}  // namespace shunt::ordering

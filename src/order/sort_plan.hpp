@@ -1,0 +1,74 @@
+// How the sort of sort.cuh is laid over the GPU. Plain data, decided on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "order/engine.hpp"
+
+namespace shunt::ordering {
+
+// `parts` clusters of `cluster` blocks. Block b of every cluster counts segment b of the pairs, so
+// that each cluster knows all counts without asking another one; block b of cluster p places part p
+// of segment b. `rows` warps of a block place `chunks` * 32 consecutive pairs each.
+struct SortPlan {
+  unsigned cluster = 1;
+  unsigned parts = 1;
+  unsigned threads = 128;  // a block
+  unsigned rows = 1;       // at most threads / 32
+  unsigned chunks = 1;
+  // Pairs are below 2^31, and all segments together below 2^32.
+  std::uint32_t share = 32;    // pairs that a block places: rows * chunks * 32
+  std::uint32_t segment = 32;  // parts * share
+  // Few pairs: not counted but compared (sort_few.cuh). How many lanes share the comparisons of one
+  // pair with all others, a power of two to 32; 0: counted.
+  unsigned compare_lanes = 0;
+  unsigned zero_blocks = 0;  // further blocks that only zero; a multiple of `cluster`
+  unsigned bits = 1;         // of a local expert's index
+  std::size_t few_shared_bytes = 0;
+  unsigned stride = 0;    // ints from table to table in shared memory
+  bool padded = false;    // the padded form is wanted: two more tables
+  bool staged = false;    // rows are gathered in shared memory and stored in their order
+  bool wide_ids = false;  // ids are 16-byte aligned
+  bool weighted = false;  // an output carries weights
+
+  constexpr std::size_t shared_bytes() const {
+    if (compare_lanes > 0) return few_shared_bytes;
+    const std::size_t tables = 2 + rows + (padded ? 2 : 0) + (staged ? 1 : 0);
+    return (sums + tables * stride + (staged ? share * (weighted ? 2 : 1) : 0)) *
+           sizeof(std::int32_t);
+  }
+  static constexpr unsigned sums = 192;  // of the warps in a scan: three scans, two buffers
+};
+
+// The parameter of every kernel that sorts.
+struct SortJob {
+  OrderCall call;
+  SortPlan plan;
+};
+
+// What the GPU offers.
+struct SortLimits {
+  int multiprocessors = 1;
+  int shared_bytes = 48 << 10;
+  unsigned largest_cluster = 1;
+};
+
+inline constexpr unsigned pair_bits = 12;  // of a key in sort_few.cuh
+inline constexpr std::int64_t most_compared = std::int64_t{1} << pair_bits;
+inline constexpr std::int64_t worth_comparing = 2048;  // pairs; more are counted
+
+// Most local experts whose tables fit shared memory of 227 KiB, with and without the padded form.
+inline constexpr int most_locals = 16384;
+inline constexpr int most_locals_padded = 8192;
+
+// The plan for a cluster size, a number of clusters and threads a block. Throws
+// Error{unsupported} where the tables do not fit.
+SortPlan make_plan(const OrderCall& call, const SortLimits& limits, unsigned cluster,
+                   unsigned parts, unsigned threads, bool stage = true);
+// The plan that compares, with `parts` blocks. Not for padded outputs or more than most_compared.
+SortPlan make_few_plan(const OrderCall& call, unsigned parts, unsigned threads, unsigned lanes);
+// The plan that is expected to be fastest.
+SortPlan choose_plan(const OrderCall& call, const SortLimits& limits);
+
+}  // namespace shunt::ordering
