@@ -5,8 +5,8 @@
 // share out H. A block sums its part of H on the tensor cores with all rows x columns sums in
 // registers, puts them into its shared memory, and after one barrier of the cluster each block adds
 // up the S parts of rows / S rows, in the order of the ranks, and routes them, a warp a row
-// (rows.cuh). More than 512 columns: blocks of 512 columns write logits to the workspace, and the
-// gate follows.
+// (shared_rows.cuh). More than 512 columns: blocks of 512 columns write logits to the workspace,
+// and the gate follows.
 //
 // 8 warps, over rows x columns: 2 x 4 of 32 x 8 NT (64 rows) or 1 x 8 of 16 x 8 NT (16 rows).
 // Whole: operands of one 16-bit type, 16-byte aligned: cp.async in 3 to 8 stages of 64 along H,
@@ -19,7 +19,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "route/cuda.hpp"
-#include "route/rows.cuh"
+#include "route/shared_rows.cuh"
 
 namespace shunt::routing {
 
@@ -238,37 +238,7 @@ __device__ __forceinline__ void multiply_split(const Operands& o, std::int64_t f
   }
 }
 
-// One token's logits in shared memory, as a source.
-struct SharedRow {
-  const float* logits;
-  __device__ float operator()(std::int64_t c) const { return logits[c]; }
-};
-
-// Not inlined: two dozen kernels share eight of these.
-template <int N, bool grouped>
-__device__ __noinline__ void route_shared(const DeviceRoute& r, const float* logits, std::int64_t t,
-                                          int lane) {
-  float own[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int e = expert_of<N, grouped>(lane, i);
-    own[i] = e < r.rule.experts ? logits[e] : 0.0F;
-  }
-  route_row<N, grouped>(r, SharedRow{logits}, own, t, lane);
-}
-
-// `N`: at least the experts of a lane that the quick selection asks for.
-template <int N>
-__device__ __forceinline__ void route_logits(const DeviceRoute& r, const float* logits,
-                                             std::int64_t t, int lane) {
-  if (r.grouped) {
-    route_shared<N, true>(r, logits, t, lane);
-  } else {
-    route_shared<N, false>(r, logits, t, lane);
-  }
-}
-
-template <int rows, int NT, int N, bool is_split, class T>
+template <int rows, int NT, bool is_split, class T>
 __global__ void __launch_bounds__(threads, 1)
     router(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o) {
   using Shape = Tile<rows, NT>;
@@ -318,26 +288,18 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
   }
   const int share = rows / o.parts;  // rows of this block
-  float* const added = mine + rows * Shape::sum_stride;
-  for (int i = warp; i < share; i += warps) {
-    const int row = part * share + i;
-    const std::int64_t t = first + row;
-    if (t >= r.tokens) continue;
-    if (row >= tokens) {
-      if (o.logits == nullptr) clear_row(r, t, lane);
-      continue;
-    }
-    float* logits = mine + row * Shape::sum_stride;
-    if (o.parts > 1) {
+  float* added = mine;               // their whole sums
+  if (o.parts > 1) {
+    added += rows * Shape::sum_stride;
+    for (int i = warp; i < share && part * share + i < tokens; i += warps) {
+      const float* const from = mine + (part * share + i) * Shape::sum_stride;
       float* const to = added + i * Shape::sum_stride;
       for (int c = 4 * lane; c < columns; c += 128) {
         // All on their way before the first is waited for.
         float4 of[16];
 #pragma unroll
         for (int p = 0; p < 16; ++p) {
-          if (p < o.parts) {
-            of[p] = cuda_engine::load_of_rank(logits + c, static_cast<unsigned>(p));
-          }
+          if (p < o.parts) of[p] = cuda_engine::load_of_rank(from + c, static_cast<unsigned>(p));
         }
         float4 sum = of[0];
 #pragma unroll
@@ -350,15 +312,15 @@ __global__ void __launch_bounds__(threads, 1)
         }
         *reinterpret_cast<float4*>(to + c) = sum;
       }
-      __syncwarp();
-      logits = to;
     }
-    if (o.logits != nullptr) {
-      for (int c = lane; c < columns; c += 32) {
-        o.logits[t * r.rule.columns + first_column + c] = logits[c];
-      }
-    } else {
-      route_logits<N>(r, logits, t, lane);
+    __syncthreads();
+  }
+  if (o.logits == nullptr) {
+    route_shared_rows(r, added, Shape::sum_stride, first + part * share, share, warp, warps, lane);
+  } else {
+    for (int i = warp; i < share && part * share + i < tokens; i += warps) {
+      float* const to = o.logits + (first + part * share + i) * r.rule.columns + first_column;
+      for (int c = lane; c < columns; c += 32) to[c] = added[i * Shape::sum_stride + c];
     }
   }
   if (o.parts > 1) cluster_barrier();  // no block ends while another reads its sums
@@ -383,7 +345,7 @@ Plan plan(const cuda_engine::Gpu& gpu, std::int64_t tokens, int hidden) {
   return p;
 }
 
-template <int rows, int NT, int N>
+template <int rows, int NT>
 void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
                    bool whole) {
   using Shape = Tile<rows, NT>;
@@ -397,32 +359,27 @@ void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Oper
       .cluster = static_cast<unsigned>(o.parts)};
   const char* what = "route: router";
   if (!whole) {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, true, __nv_bfloat16>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, true, __nv_bfloat16>, r, o);
   } else if (o.x.form == Form::bf16) {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, false, __nv_bfloat16>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __nv_bfloat16>, r, o);
   } else {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, N, false, __half>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __half>, r, o);
   }
-}
-
-// The experts of a lane that a tile of so many columns may need.
-int per_lane_of(int columns) {
-  return columns <= 64 ? 2 : columns <= 128 ? 4 : columns <= 256 ? 8 : 16;
 }
 
 void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o, int rows,
                   bool whole) {
   const int columns = r.rule.columns;
   if (rows == 64) {
-    if (columns <= 64) return launch_router<64, 2, 2>(gpu, r, o, whole);
-    if (columns <= 128) return launch_router<64, 4, 4>(gpu, r, o, whole);
-    if (columns <= 256) return launch_router<64, 8, 8>(gpu, r, o, whole);
-    return launch_router<64, 16, 16>(gpu, r, o, whole);
+    if (columns <= 64) return launch_router<64, 2>(gpu, r, o, whole);
+    if (columns <= 128) return launch_router<64, 4>(gpu, r, o, whole);
+    if (columns <= 256) return launch_router<64, 8>(gpu, r, o, whole);
+    return launch_router<64, 16>(gpu, r, o, whole);
   }
-  if (columns <= 64) return launch_router<16, 1, 2>(gpu, r, o, whole);
-  if (columns <= 128) return launch_router<16, 2, 4>(gpu, r, o, whole);
-  if (columns <= 256) return launch_router<16, 4, 8>(gpu, r, o, whole);
-  return launch_router<16, 8, 16>(gpu, r, o, whole);
+  if (columns <= 64) return launch_router<16, 1>(gpu, r, o, whole);
+  if (columns <= 128) return launch_router<16, 2>(gpu, r, o, whole);
+  if (columns <= 256) return launch_router<16, 4>(gpu, r, o, whole);
+  return launch_router<16, 8>(gpu, r, o, whole);
 }
 
 bool aligned(const Tensor& tensor) {
@@ -454,8 +411,7 @@ void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute
     launch_tiles(gpu, r, o, p.rows, whole);
     return gate_cuda(gpu, r, view(o.logits, DType::f32, {call.tokens, r.rule.columns}));
   }
-  // The kernel is compiled for the experts of its columns; more lanes' worth than needed is fine.
-  if (r.quick) fit_per_lane(r, per_lane_of(r.rule.columns));
+  fit_shared_rows(r);
   launch_tiles(gpu, r, o, p.rows, whole);
 }
 

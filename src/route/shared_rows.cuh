@@ -1,0 +1,81 @@
+// Where every router kernel ends: complete rows of logits in shared memory become ids and weights.
+#pragma once
+
+#include "route/cuda.hpp"
+#include "route/rows.cuh"
+
+namespace shunt::routing {
+
+// One token's logits in shared memory, as a source.
+struct SharedRow {
+  const float* logits;
+  __device__ float operator()(std::int64_t c) const { return logits[c]; }
+};
+
+// The experts of a lane in a router: fewer choices than the gate has, so that less code is compiled
+// into each kernel. More lanes' worth than needed is fine.
+inline int shared_per_lane(int columns) {
+  return columns <= 64 ? 2 : columns <= 128 ? 4 : columns <= 256 ? 8 : 16;
+}
+
+// On the host, before a launch whose kernel calls route_shared_rows. At most 512 columns.
+inline void fit_shared_rows(DeviceRoute& r) {
+  if (r.quick) fit_per_lane(r, shared_per_lane(r.rule.columns));
+}
+
+// Not inlined: every router kernel shares these.
+template <int N, bool grouped>
+__device__ __noinline__ void route_shared(const DeviceRoute& r, const float* logits, std::int64_t t,
+                                          int lane) {
+  float own[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int e = expert_of<N, grouped>(lane, i);
+    own[i] = e < r.rule.experts ? logits[e] : 0.0F;
+  }
+  route_row<N, grouped>(r, SharedRow{logits}, own, t, lane);
+}
+
+template <int N>
+__device__ __forceinline__ void route_shared(const DeviceRoute& r, const float* logits,
+                                             std::int64_t t, int lane) {
+  if (r.grouped) {
+    route_shared<N, true>(r, logits, t, lane);
+  } else {
+    route_shared<N, false>(r, logits, t, lane);
+  }
+}
+
+// Row i of `rows` is token first_token + i; its C raw logits begin at logits + i * stride. All
+// `warps` warps call it, whole, after a barrier that orders the logits. Rows past r.tokens are
+// left alone, rows past the valid count are cleared, and their logits are not read.
+__device__ __forceinline__ void route_shared_rows(const DeviceRoute& r, const float* logits,
+                                                  int stride, std::int64_t first_token, int rows,
+                                                  int warp, int warps, int lane) {
+  const std::int64_t valid = valid_tokens(r);
+  for (int i = warp; i < rows; i += warps) {
+    const std::int64_t t = first_token + i;
+    if (t >= r.tokens) break;
+    if (t >= valid) {
+      clear_row(r, t, lane);
+      continue;
+    }
+    const float* const row = logits + i * stride;
+    switch (r.per_lane) {
+      case 4:
+        route_shared<4>(r, row, t, lane);
+        break;
+      case 8:
+        route_shared<8>(r, row, t, lane);
+        break;
+      case 16:
+        route_shared<16>(r, row, t, lane);
+        break;
+      default:  // quick selection with 2; exact selection asks for no experts of a lane
+        route_shared<2>(r, row, t, lane);
+        break;
+    }
+  }
+}
+
+}  // namespace shunt::routing
