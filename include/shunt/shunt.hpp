@@ -11,4 +11,5 @@
 #include "shunt/order.hpp"
 #include "shunt/route.hpp"
 #include "shunt/safetensors.hpp"
+#include "shunt/shuffle.hpp"
 #include "shunt/tensor.hpp"

@@ -103,6 +103,24 @@ CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec) {
           .shared_scale = s.shared_scale};
 }
 
+ShuffleSpec to_spec(const Call& call, const shunt_shuffle_spec* spec) {
+  const shunt_shuffle_spec defaults = SHUNT_SHUFFLE_SPEC_INIT;
+  const shunt_shuffle_spec s = call.read("spec", spec, defaults);
+  return {.ranks = s.ranks,
+          .experts = s.experts,
+          .first_expert = s.first_expert,
+          .end_expert = s.end_expert,
+          .padded = call.flag("spec.padded", s.padded),
+          .zero_fill = call.flag("spec.zero_fill", s.zero_fill)};
+}
+
+ScatterAddSpec to_spec(const Call& call, const shunt_scatter_add_spec* spec) {
+  const shunt_scatter_add_spec defaults = SHUNT_SCATTER_ADD_SPEC_INIT;
+  const shunt_scatter_add_spec s = call.read("spec", spec, defaults);
+  call.reserved("spec.reserved", s.reserved);
+  return {.accumulate = call.flag("spec.accumulate", s.accumulate)};
+}
+
 LayerOptions to_options(const Call& call, const shunt_layer_options* options) {
   const shunt_layer_options defaults = SHUNT_LAYER_OPTIONS_INIT;
   const shunt_layer_options o =

@@ -11,6 +11,8 @@ GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec);
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec);
 ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec);
 CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec);
+ShuffleSpec to_spec(const Call& call, const shunt_shuffle_spec* spec);
+ScatterAddSpec to_spec(const Call& call, const shunt_scatter_add_spec* spec);
 // NULL: the defaults.
 LayerOptions to_options(const Call& call, const shunt_layer_options* options);
 

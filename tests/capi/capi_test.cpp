@@ -46,6 +46,9 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ActivationSpec>(), 6);
   EXPECT_EQ(members<CombineSpec>(), 5);
   EXPECT_EQ(members<CombineInputs>(), 9);
+  EXPECT_EQ(members<ShuffleSpec>(), 6);
+  EXPECT_EQ(members<ScatterAddSpec>(), 1);
+  EXPECT_EQ(members<ScatterAddInputs>(), 3);
   EXPECT_EQ(members<ExpertWeights>(), 6);
   EXPECT_EQ(members<LayerWeights>(), 14);
   EXPECT_EQ(members<LayerOptions>(), 1);
@@ -68,6 +71,10 @@ TEST(CApi, DefaultsAreThoseOfCpp) {
   EXPECT_EQ(to_spec(call, &activation), ActivationSpec{});
   const shunt_combine_spec combine = SHUNT_COMBINE_SPEC_INIT;
   EXPECT_EQ(to_spec(call, &combine), CombineSpec{});
+  const shunt_shuffle_spec shuffle = SHUNT_SHUFFLE_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &shuffle), ShuffleSpec{});
+  const shunt_scatter_add_spec scatter_add = SHUNT_SCATTER_ADD_SPEC_INIT;
+  EXPECT_EQ(to_spec(call, &scatter_add), ScatterAddSpec{});
   const shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
   EXPECT_EQ(capi::to_options(call, &options).dtype, LayerOptions{}.dtype);
   EXPECT_EQ(capi::to_options(call, nullptr).dtype, LayerOptions{}.dtype);
@@ -109,6 +116,10 @@ TEST(CApi, EveryFieldIsWithinReach) {
             (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));
   const shunt_combine_spec combine = {sizeof combine, 4, 0, 64, 1, 0.5F, 0};
   EXPECT_EQ(to_spec(call, &combine), (CombineSpec{4, false, 64, true, 0.5F}));
+  const shunt_shuffle_spec shuffle = {sizeof shuffle, 2, 8, 3, 5, 1, 1};
+  EXPECT_EQ(to_spec(call, &shuffle), (ShuffleSpec{2, 8, 3, 5, true, true}));
+  const shunt_scatter_add_spec scatter_add = {sizeof scatter_add, 0, 0};
+  EXPECT_EQ(to_spec(call, &scatter_add), ScatterAddSpec{false});
 }
 
 TEST(CApi, ErrorsAreEachThreadsOwn) {

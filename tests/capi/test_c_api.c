@@ -306,6 +306,75 @@ static void test_order_gather_combine(const shunt_context* context) {
   shunt_buffer_destroy(workspace);
 }
 
+static void test_shuffles(const shunt_context* context) {
+  /* Two ranks, three experts. Rank 0: expert 0 has row 0, expert 2 rows 1 and 2; rank 1: rows 3 and
+   * 4, row 5, row 6. */
+  const int32_t counts[6] = {1, 0, 2, 2, 1, 1};
+  const float tokens[7] = {0, 1, 2, 3, 4, 5, 6};
+  float rows[7], back[7];
+  int32_t of_experts[4];
+  const shunt_tensor t_counts = shunt_view_2d(counts, SHUNT_I32, 2, 3);
+  const shunt_tensor t_tokens = shunt_view_2d(tokens, SHUNT_F32, 7, 1);
+  const shunt_tensor t_rows = shunt_view_2d(rows, SHUNT_F32, 7, 1);
+  const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, 7, 1);
+  const shunt_tensor t_of_experts = ints(of_experts, 4);
+  shunt_shuffle_spec spec = SHUNT_SHUFFLE_SPEC_INIT;
+  /* Two ranks with a block of 3 positions each, of 2 experts: positions 0 and 1, then 2. */
+  const float blocks[6] = {1, 2, 77, 77, 77, 4};
+  const int32_t positions[2] = {2, 1}, token_of[3] = {1, 0, 1};
+  float y[2] = {10, 20};
+  const shunt_tensor t_blocks = shunt_view_3d(blocks, SHUNT_F32, 2, 3, 1);
+  const shunt_tensor t_positions = ints(positions, 2);
+  const shunt_tensor t_token_of = ints(token_of, 3);
+  const shunt_tensor t_y = shunt_view_2d(y, SHUNT_F32, 2, 1);
+  shunt_scatter_add_spec add = SHUNT_SCATTER_ADD_SPEC_INIT;
+  shunt_scatter_add_inputs in = {.struct_size = sizeof in,
+                                 .rows = &t_blocks,
+                                 .token_counts = &t_positions,
+                                 .token_indices = &t_token_of};
+  shunt_buffer* workspace = NULL;
+  size_t bytes = 0;
+
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "ranks is 0", shunt_shuffle_supports(context, &spec));
+  spec.ranks = 2;
+  spec.experts = 3;
+  CHECK_OK(shunt_shuffle_supports(context, &spec));
+  CHECK_OK(shunt_shuffle_workspace_bytes(context, &spec, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK_OK(shunt_combine_shuffling(context, &spec, &t_tokens, &t_counts, &t_rows, &t_of_experts,
+                                   shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(rows, 0, 3, 4, 5, 1, 2, 6);
+  CHECK_INTS(of_experts, 3, 1, 3, 7);
+  CHECK_OK(shunt_split_shuffling(context, &spec, &t_rows, &t_counts, &t_back,
+                                 shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(back, 0, 1, 2, 3, 4, 5, 6);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "workspace has",
+              shunt_split_shuffling(context, &spec, &t_rows, &t_counts, &t_back,
+                                    shunt_buffer_data(workspace), bytes - 1));
+  spec.zero_fill = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.zero_fill is 2: must be 0 or 1",
+              shunt_shuffle_supports(context, &spec));
+  shunt_buffer_destroy(workspace);
+  workspace = NULL;
+
+  CHECK_OK(shunt_scatter_add_supports(context, &add));
+  CHECK_OK(shunt_scatter_add_workspace_bytes(context, &add, 2, 3, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK_OK(shunt_scatter_add_padded(context, &add, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 12, 25);
+  add.accumulate = 0;
+  CHECK_OK(shunt_scatter_add_padded(context, &add, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 2, 5);
+  in.token_indices = NULL;
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "token_indices is (none)",
+      shunt_scatter_add_padded(context, &add, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  add.reserved = 1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 1",
+              shunt_scatter_add_supports(context, &add));
+  shunt_buffer_destroy(workspace);
+}
+
 static void test_gemm(const shunt_context* context) {
   /* Two groups of [2, 3]; three rows, one of group 0 and two of group 1; a fourth is left alone. */
   const float w[12] = {1, 0, 0, 0, 1, 2, 1, 1, 1, 0, 0, -1};
@@ -427,6 +496,7 @@ int main(void) {
   test_tensors(context);
   test_route(context);
   test_order_gather_combine(context);
+  test_shuffles(context);
   test_gemm(context);
   test_prepare_paired(context);
   test_activate(context);

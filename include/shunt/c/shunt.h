@@ -506,6 +506,72 @@ SHUNT_API shunt_status shunt_combine_supports(const shunt_context* context,
 SHUNT_API shunt_status shunt_combine(const shunt_context* context, const shunt_combine_spec* spec,
                                      const shunt_combine_inputs* inputs, const shunt_tensor* out);
 
+/* ---- shuffles: rows from and to the ranks of an expert-parallel group; shunt/shuffle.hpp ------
+ */
+
+typedef struct shunt_shuffle_spec {
+  uint64_t struct_size;
+  int32_t ranks;        /* EP, 1 .. 4096 */
+  int32_t experts;      /* E, 1 .. 65536; ranks * experts at most 2^20 */
+  int32_t first_expert; /* of those that are moved */
+  int32_t end_expert;   /* past the last; -1: experts */
+  int32_t padded;       /* flag: every rank has T / EP rows, the first of them in use */
+  int32_t zero_fill;    /* flag: shunt_split_shuffling sets rows that get nothing to 0 */
+} shunt_shuffle_spec;
+#define SHUNT_SHUFFLE_SPEC_INIT \
+  { sizeof(shunt_shuffle_spec), 0, 0, 0, -1, 0, 0 }
+
+/* Of either shuffle. */
+SHUNT_API shunt_status shunt_shuffle_supports(const shunt_context* context,
+                                              const shunt_shuffle_spec* spec);
+SHUNT_API shunt_status shunt_shuffle_workspace_bytes(const shunt_context* context,
+                                                     const shunt_shuffle_spec* spec, size_t* bytes);
+/* From the order of ranks to that of experts. tokens, rows: [T, D] of one dtype, rows may be
+ * strided. token_counts: [ranks, experts] i32. counts: [L + 1] i32 or NULL: rows of each of the
+ * L = end - first experts, then of all. */
+SHUNT_API shunt_status shunt_combine_shuffling(const shunt_context* context,
+                                               const shunt_shuffle_spec* spec,
+                                               const shunt_tensor* tokens,
+                                               const shunt_tensor* token_counts,
+                                               const shunt_tensor* rows, const shunt_tensor* counts,
+                                               void* workspace, size_t workspace_bytes);
+/* And back. */
+SHUNT_API shunt_status shunt_split_shuffling(const shunt_context* context,
+                                             const shunt_shuffle_spec* spec,
+                                             const shunt_tensor* rows,
+                                             const shunt_tensor* token_counts,
+                                             const shunt_tensor* tokens, void* workspace,
+                                             size_t workspace_bytes);
+
+typedef struct shunt_scatter_add_spec {
+  uint64_t struct_size;
+  int32_t accumulate; /* flag: out is added to; 0: overwritten */
+  int32_t reserved;
+} shunt_scatter_add_spec;
+#define SHUNT_SCATTER_ADD_SPEC_INIT \
+  { sizeof(shunt_scatter_add_spec), 1, 0 }
+
+typedef struct shunt_scatter_add_inputs {
+  uint64_t struct_size;
+  const shunt_tensor* rows;          /* [EP, K, D] float, the last stride 1 */
+  const shunt_tensor* token_counts;  /* [E] i32: positions of each expert; EP divides E */
+  const shunt_tensor* token_indices; /* [K] i32: the token of each position; -1: skipped */
+} shunt_scatter_add_inputs;
+
+SHUNT_API shunt_status shunt_scatter_add_supports(const shunt_context* context,
+                                                  const shunt_scatter_add_spec* spec);
+/* positions: K. */
+SHUNT_API shunt_status shunt_scatter_add_workspace_bytes(const shunt_context* context,
+                                                         const shunt_scatter_add_spec* spec,
+                                                         int64_t tokens, int64_t positions,
+                                                         size_t* bytes);
+/* out: [T, D] float, rows may be strided. */
+SHUNT_API shunt_status shunt_scatter_add_padded(const shunt_context* context,
+                                                const shunt_scatter_add_spec* spec,
+                                                const shunt_scatter_add_inputs* inputs,
+                                                const shunt_tensor* out, void* workspace,
+                                                size_t workspace_bytes);
+
 /* ---- texts ------------------------------------------------------------------------------------
  */
 
