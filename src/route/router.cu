@@ -316,7 +316,8 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
   }
   if (o.logits == nullptr) {
-    route_shared_rows(r, added, Shape::sum_stride, first + part * share, share, warp, warps, lane);
+    route_shared_rows<Shape::columns>(r, added, Shape::sum_stride, first + part * share, share,
+                                      warp, warps, lane);
   } else {
     for (int i = warp; i < share && part * share + i < tokens; i += warps) {
       float* const to = o.logits + (first + part * share + i) * r.rule.columns + first_column;

@@ -14,7 +14,7 @@ struct SharedRow {
 
 // The experts of a lane in a router: fewer choices than the gate has, so that less code is compiled
 // into each kernel. More lanes' worth than needed is fine.
-inline int shared_per_lane(int columns) {
+__host__ __device__ constexpr int shared_per_lane(int columns) {
   return columns <= 64 ? 2 : columns <= 128 ? 4 : columns <= 256 ? 8 : 16;
 }
 
@@ -49,6 +49,9 @@ __device__ __forceinline__ void route_shared(const DeviceRoute& r, const float* 
 // Row i of `rows` is token first_token + i; its C raw logits begin at logits + i * stride. All
 // `warps` warps call it, whole, after a barrier that orders the logits. Rows past r.tokens are
 // left alone, rows past the valid count are cleared, and their logits are not read.
+// `tile`: the columns that the kernel is compiled for, the least of 64, 128, 256 and 512 that holds
+// C, so that code for others is left out; 0: any.
+template <int tile = 0>
 __device__ __forceinline__ void route_shared_rows(const DeviceRoute& r, const float* logits,
                                                   int stride, std::int64_t first_token, int rows,
                                                   int warp, int warps, int lane) {
@@ -61,19 +64,23 @@ __device__ __forceinline__ void route_shared_rows(const DeviceRoute& r, const fl
       continue;
     }
     const float* const row = logits + i * stride;
-    switch (r.per_lane) {
-      case 4:
-        route_shared<4>(r, row, t, lane);
-        break;
-      case 8:
-        route_shared<8>(r, row, t, lane);
-        break;
-      case 16:
-        route_shared<16>(r, row, t, lane);
-        break;
-      default:  // quick selection with 2; exact selection asks for no experts of a lane
-        route_shared<2>(r, row, t, lane);
-        break;
+    if constexpr (tile > 0) {
+      route_shared<shared_per_lane(tile)>(r, row, t, lane);
+    } else {
+      switch (r.per_lane) {
+        case 4:
+          route_shared<4>(r, row, t, lane);
+          break;
+        case 8:
+          route_shared<8>(r, row, t, lane);
+          break;
+        case 16:
+          route_shared<16>(r, row, t, lane);
+          break;
+        default:  // quick selection with 2; exact selection asks for no experts of a lane
+          route_shared<2>(r, row, t, lane);
+          break;
+      }
     }
   }
 }
