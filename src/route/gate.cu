@@ -1,4 +1,5 @@
-// Gate: from logits [T, C] in memory to ids and weights, one launch.
+// Gate: from logits [T, C] in memory to ids and weights, one launch: every rule. Those that serve
+// models most go to fast_gate.cu.
 //
 // A warp takes one row after the other, striding over the grid, and has the next row's logits on
 // their way while it selects. Blocks share nothing and never synchronise. Bytes: logits once,
@@ -30,9 +31,9 @@ __device__ __forceinline__ void load_run(const T* from, float (&to)[N]) {
 }
 
 // The raw logits of a lane's experts. `runs`: rows are aligned for whole vectors of a lane's run.
-template <int N, bool grouped, class Row>
-__device__ __forceinline__ void load_own(const DeviceRoute& r, const Row& row, bool runs, int lane,
-                                         float (&own)[N]) {
+template <int N, bool grouped>
+__device__ __forceinline__ void load_own(const DeviceRoute& r, const LogitRow& row, bool runs,
+                                         int lane, float (&own)[N]) {
   if constexpr (grouped && (N & (N - 1)) == 0) {
     if (runs) {
       if (lane * N >= r.rule.experts) return;
@@ -53,18 +54,7 @@ __device__ __forceinline__ void load_own(const DeviceRoute& r, const Row& row, b
   }
 }
 
-// A row of logits whose form is known when compiled: a Kind that is plain.
-template <Form form_>
-struct RowOf {
-  const void* data;
-  static constexpr Form form = form_;
-  __device__ __forceinline__ float operator()(std::int64_t c) const {
-    return load_form(data, form_, c);
-  }
-};
-
-// `Row`: LogitRow, or RowOf.
-template <int N, bool grouped, class Kind, class Row>
+template <int N, bool grouped>
 __global__ void __launch_bounds__(32 * block_warps)
     gate(const __grid_constant__ DeviceRoute r, const DeviceVector logits,
          const std::int64_t stride, const bool runs) {
@@ -75,23 +65,19 @@ __global__ void __launch_bounds__(32 * block_warps)
   const std::int64_t valid = valid_tokens(r);
   const auto row = [&](std::int64_t t) {
     const std::int64_t bytes = logits.form == Form::f32 ? 4 : 2;
-    Row made;
-    made.data = static_cast<const char*>(logits.data) + t * stride * bytes;
-    if constexpr (!Kind::plain) made.form = logits.form;
-    return made;
+    return LogitRow{static_cast<const char*>(logits.data) + t * stride * bytes, logits.form};
   };
   std::int64_t t = std::int64_t{blockIdx.x} * block_warps + (threadIdx.x >> 5);
   float own[N] = {};
-  if ((Kind::plain || r.quick) && t < valid) load_own<N, grouped>(r, row(t), runs, lane, own);
+  if (r.quick && t < valid) load_own<N, grouped>(r, row(t), runs, lane, own);
   for (; t < r.tokens; t += warps) {
     if (t >= valid) {
       clear_row(r, t, lane);
       continue;
     }
     float next[N] = {};
-    if ((Kind::plain || r.quick) && t + warps < valid)
-      load_own<N, grouped>(r, row(t + warps), runs, lane, next);
-    route_row<N, grouped, Kind>(r, row(t), own, t, lane);
+    if (r.quick && t + warps < valid) load_own<N, grouped>(r, row(t + warps), runs, lane, next);
+    route_row<N, grouped>(r, row(t), own, t, lane);
 #pragma unroll
     for (int i = 0; i < N; ++i) own[i] = next[i];
   }
@@ -104,59 +90,22 @@ struct Launch {
   std::int64_t stride;
   bool runs;
 
-  template <int N, bool grouped, class Kind, class Row>
+  template <int N, bool grouped>
   void go() const {
     const std::int64_t blocks = (r.tokens + block_warps - 1) / block_warps;
     // As many blocks as are resident: 12 of 4 warps.
     const auto grid = static_cast<unsigned>(
         std::min<std::int64_t>(blocks, std::int64_t{gpu.multiprocessors} * 12));
     cuda_engine::launch("route: gate", gpu,
-                        {.grid = {grid, 1, 1}, .block = {32 * block_warps, 1, 1}},
-                        gate<N, grouped, Kind, Row>, r, logits, stride, runs);
-  }
-
-  template <int N, bool grouped, class Kind>
-  void plain() const {
-    if (logits.form == Form::bf16) return go<N, grouped, Kind, RowOf<Form::bf16>>();
-    if (logits.form == Form::f16) return go<N, grouped, Kind, RowOf<Form::f16>>();
-    go<N, grouped, Kind, RowOf<Form::f32>>();
-  }
-
-  template <int N>
-  void of() const {
-    if constexpr (N <= 16) {
-      if (is_plain()) {
-        if (r.grouped) {
-          if (r.rule.weigh == Weigh::sigmoid) {
-            return plain<N, true, PlainKind<Weigh::sigmoid>>();
-          }
-        } else if (r.rule.weigh == Weigh::sigmoid) {
-          return plain<N, false, PlainKind<Weigh::sigmoid>>();
-        } else if (r.rule.weigh == Weigh::softmax_of_all) {
-          return plain<N, false, PlainKind<Weigh::softmax_of_all>>();
-        } else if (r.rule.weigh == Weigh::softmax_of_selected) {
-          return plain<N, false, PlainKind<Weigh::softmax_of_selected>>();
-        } else if (r.rule.weigh == Weigh::logit) {
-          return plain<N, false, PlainKind<Weigh::logit>>();
-        }
-      }
-    }
-    if (r.grouped) return go<N, true, AnyKind, LogitRow>();
-    go<N, false, AnyKind, LogitRow>();
-  }
-
-  bool is_plain() const {
-    const Rule& rule = r.rule;
-    return r.quick && !r.hashed && rule.soft_cap == 0 && rule.shared_count == 0 &&
-           rule.top_k < 32 && r.router_bias.data == nullptr && r.per_expert_scale.data == nullptr &&
-           (r.selection_bias.data == nullptr || r.selection_bias.form == Form::f32) &&
-           r.dense.data == nullptr && r.logits_out.data == nullptr && r.replay.data == nullptr;
+                        {.grid = {grid, 1, 1}, .block = {32 * block_warps, 1, 1}}, gate<N, grouped>,
+                        r, logits, stride, runs);
   }
 };
 
 }  // namespace
 
 void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
+  if (fast_gate_cuda(gpu, r, logits)) return;
   const DeviceVector data{logits.data, static_cast<Form>(logits.dtype)};
   const std::int64_t stride = logits.strides[0];
   const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;
@@ -166,7 +115,8 @@ void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& 
       reinterpret_cast<std::uintptr_t>(logits.data) % static_cast<std::size_t>(run) == 0 &&
       (r.tokens == 1 || stride * size % run == 0);
   const Launch launch{gpu, r, data, stride, runs};
-  with_per_lane(r.per_lane, [&]<int N>() { launch.of<N>(); });
+  with_per_lane(r.per_lane,
+                [&]<int N>() { r.grouped ? launch.go<N, true>() : launch.go<N, false>(); });
 }
 
 }  // namespace shunt::routing

@@ -63,23 +63,8 @@ __device__ __forceinline__ int expert_of(int lane, int i) {
   return grouped ? lane * N + i : lane + 32 * i;
 }
 
-// What a kernel knows of its rule when it is compiled. Code that runs once a launch is read from
-// memory: what a plain rule does not need must not be there.
-struct AnyKind {
-  static constexpr bool plain = false;
-  __device__ static __forceinline__ Weigh weigh(const Rule& rule) { return rule.weigh; }
-};
-// No router bias, cap, hash, shared slots or scales of experts; ids and weights alone; k below 32.
-template <Weigh w>
-struct PlainKind {
-  static constexpr bool plain = true;
-  __device__ static __forceinline__ constexpr Weigh weigh(const Rule&) { return w; }
-};
-
 // Bias, clean, cap.
-template <class Kind = AnyKind>
 __device__ __forceinline__ float finished(const DeviceRoute& r, float raw, int column) {
-  if constexpr (Kind::plain) return sanitised(raw);
   if (r.router_bias.data != nullptr) raw = raw + element(r.router_bias, column);
   float l = sanitised(raw);
   if (r.rule.soft_cap > 0) l = sanitised(soft_capped(l, r.rule.soft_cap));
@@ -260,17 +245,13 @@ __device__ __forceinline__ void sort_descending(std::int32_t (&a)[N]) {
   }
 }
 
-// A plain rule's bias is f32.
-template <class Kind>
-__device__ __forceinline__ float bias_of(const DeviceRoute& r, int e) {
-  if constexpr (Kind::plain) return static_cast<const float*>(r.selection_bias.data)[e];
-  return element(r.selection_bias, e);
-}
-
 // sigmoid within 3e-7: the exponential is within 2^-22 + |l| 2^-24 of itself, which p (1 - p)
-// scales down, and the quotient within 2 ulp.
+// scales down, and the reciprocal within an ulp.
 __device__ __forceinline__ float sigmoid_about(float l) {
-  return __fdividef(1.0F, 1.0F + __expf(-l));
+  float e, p;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(l * -0x1.715476p+0F));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(p) : "f"(1.0F + e));
+  return p;
 }
 
 // Drops the keys of groups that do not stay. Returns false where it cannot tell.
@@ -358,7 +339,7 @@ __device__ __noinline__ void select_held(const DeviceRoute& r, const float (&l)[
 
 // `l`: the finished logits of the lane's experts, -inf past E. Returns false where the ids are not
 // certain.
-template <int N, bool grouped, class Kind>
+template <int N, bool grouped>
 __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (&l)[N],
                                              const Softmax& softmax, int lane,
                                              Slots<std::int32_t>& ids) {
@@ -369,7 +350,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
 #pragma unroll
   for (int i = 0; i < N; ++i) ranked[i] = l[i];
   if (rule.scores_rank) {
-    switch (Kind::weigh(rule)) {
+    switch (rule.weigh) {
       case Weigh::sigmoid:
 #pragma unroll
         for (int i = 0; i < N; ++i) ranked[i] = sigmoid_about(l[i]);
@@ -393,7 +374,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int e = expert_of<N, grouped>(lane, i);
-      if (e < rule.experts) ranked[i] = sanitised(ranked[i] + bias_of<Kind>(r, e));
+      if (e < rule.experts) ranked[i] = sanitised(ranked[i] + element(r.selection_bias, e));
     }
   }
   bool stays = true;
@@ -431,7 +412,7 @@ __device__ __forceinline__ bool select_quick(const DeviceRoute& r, const float (
   // Each of the k is certainly before the next.
   bool unsure = spent;
 #pragma unroll
-  for (int half = 0; half < (Kind::plain ? 1 : 2); ++half) {
+  for (int half = 0; half < 2; ++half) {
     const std::int32_t mine = won.of[half];
     std::int32_t next = __shfl_down_sync(every_lane, mine, 1);
     if (half == 0) {
@@ -488,20 +469,20 @@ __device__ __forceinline__ float sum_of_slots(const Slots<float>& w, int count) 
 }
 
 // Weights before renormalisation of the k selected.
-template <class Kind, class Source>
+template <class Source>
 __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source& source,
                                               const Softmax& softmax,
                                               const Slots<std::int32_t>& ids, int lane) {
   const Rule& rule = r.rule;
-  const Weigh kind = Kind::weigh(rule);
+  const Weigh kind = rule.weigh;
   if (kind == Weigh::sparsemixer) return sparsemixer(r, source, ids, lane);
   Slots<float> l{{minus_infinity, minus_infinity}};
-  const int halves = !Kind::plain && rule.top_k > 32 ? 2 : 1;
+  const int halves = rule.top_k > 32 ? 2 : 1;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int id = ids.of[half];
     if (half < halves && lane + 32 * half < rule.top_k && id >= 0) {
-      l.of[half] = finished<Kind>(r, source(id), id);
+      l.of[half] = finished(r, source(id), id);
     }
   }
   Slots<float> w{{0, 0}};
@@ -536,12 +517,11 @@ __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source
   return w;
 }
 
-template <class Kind = AnyKind>
 __device__ __forceinline__ float final_weight(const DeviceRoute& r, float w, float sum,
                                               std::int32_t id) {
   if (r.rule.renormalize) w = renormalised(w, sum, r.rule.epsilon, r.rule.epsilon_is_floor);
   w = w * r.rule.factor;
-  if (!Kind::plain && r.per_expert_scale.data != nullptr) w = w * element(r.per_expert_scale, id);
+  if (r.per_expert_scale.data != nullptr) w = w * element(r.per_expert_scale, id);
   return w;
 }
 
@@ -631,21 +611,57 @@ __device__ __forceinline__ std::int64_t valid_tokens(const DeviceRoute& r) {
 // ---- a row
 // ---------------------------------------------------------------------------------------
 
-template <int N, bool grouped, class Kind = AnyKind, class Source>
+// What follows once the ids are chosen, or looked up.
+template <class Source>
+__device__ __forceinline__ void finish_row(const DeviceRoute& r, const Source& source,
+                                           const Softmax& softmax, const Slots<std::int32_t>& ids,
+                                           std::int64_t t, int lane) {
+  const Rule& rule = r.rule;
+  Slots<float> w = weigh(r, source, softmax, ids, lane);
+  float sum = 0;
+  const bool joint = rule.shared_count > 0 && rule.shared == Shared::joint;
+  if (rule.renormalize || (rule.shared_count > 0 && rule.shared == Shared::sum_over_scale)) {
+    sum = sum_of_slots(w, rule.top_k);
+    if (joint) {
+      for (int i = 0; i < rule.shared_count; ++i) sum += shared_score(r, source, i);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int s = lane + 32 * half;
+    if (s >= rule.top_k) continue;
+    const std::int32_t id = ids.of[half];
+    w.of[half] = id < 0 ? 0.0F : finite_weight(final_weight(r, w.of[half], sum, id));
+    if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + s] = id;
+    if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + s] = w.of[half];
+    if (r.replay.data != nullptr) {
+      r.replay.data[t * r.replay.stride + s] = static_cast<std::int16_t>(id);
+    }
+  }
+  if (r.dense.data != nullptr) store_dense(r, t, ids, w, lane);
+  if (rule.shared_count > 0) store_shared(r, source, t, sum, lane);
+  if (r.logits_out.data != nullptr) {
+    for (int c = lane; c < rule.columns; c += 32) {
+      r.logits_out.data[t * r.logits_out.stride + c] = finished(r, source(c), c);
+    }
+  }
+}
+
+template <int N, bool grouped, class Source>
 __device__ __forceinline__ void route_row(const DeviceRoute& r, const Source& source,
                                           const float (&own)[N], std::int64_t t, int lane) {
   const Rule& rule = r.rule;
   Softmax softmax;
   Slots<std::int32_t> ids{{-1, -1}};
   bool chosen = false;
-  if (Kind::plain || r.quick) {
+  if (r.quick) {
     float l[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int e = expert_of<N, grouped>(lane, i);
-      l[i] = e < rule.experts ? finished<Kind>(r, own[i], e) : minus_infinity;
+      l[i] = e < rule.experts ? finished(r, own[i], e) : minus_infinity;
     }
-    if (Kind::weigh(rule) == Weigh::softmax_of_all) {
+    if (rule.weigh == Weigh::softmax_of_all) {
       if constexpr (grouped) {
         softmax = softmax_of(r, source, lane);
       } else {
@@ -659,52 +675,21 @@ __device__ __forceinline__ void route_row(const DeviceRoute& r, const Source& so
         softmax.sum = warp_sum(softmax.sum);
       }
     }
-    if (Kind::plain || !r.hashed) {
+    if (!r.hashed) {
       chosen = true;
-      if (!select_quick<N, grouped, Kind>(r, l, softmax, lane, ids)) {
+      if (!select_quick<N, grouped>(r, l, softmax, lane, ids)) {
         select_held<N, grouped>(r, l, softmax, lane, ids);
       }
     }
   } else if (rule.weigh == Weigh::softmax_of_all) {
     softmax = softmax_of(r, source, lane);
   }
-  if (Kind::plain) {
-  } else if (r.hashed) {
+  if (r.hashed) {
     ids = look_up(r, t, lane);
   } else if (!chosen) {
     ids = select_exact(r, source, lane);
   }
-  Slots<float> w = weigh<Kind>(r, source, softmax, ids, lane);
-
-  float sum = 0;
-  const bool joint = !Kind::plain && rule.shared_count > 0 && rule.shared == Shared::joint;
-  if (rule.renormalize ||
-      (!Kind::plain && rule.shared_count > 0 && rule.shared == Shared::sum_over_scale)) {
-    sum = sum_of_slots(w, rule.top_k);
-    if (joint) {
-      for (int i = 0; i < rule.shared_count; ++i) sum += shared_score(r, source, i);
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < (Kind::plain ? 1 : 2); ++half) {
-    const int s = lane + 32 * half;
-    if (s >= rule.top_k) continue;
-    const std::int32_t id = ids.of[half];
-    w.of[half] = id < 0 ? 0.0F : finite_weight(final_weight<Kind>(r, w.of[half], sum, id));
-    if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + s] = id;
-    if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + s] = w.of[half];
-    if (!Kind::plain && r.replay.data != nullptr) {
-      r.replay.data[t * r.replay.stride + s] = static_cast<std::int16_t>(id);
-    }
-  }
-  if constexpr (Kind::plain) return;
-  if (r.dense.data != nullptr) store_dense(r, t, ids, w, lane);
-  if (rule.shared_count > 0) store_shared(r, source, t, sum, lane);
-  if (r.logits_out.data != nullptr) {
-    for (int c = lane; c < rule.columns; c += 32) {
-      r.logits_out.data[t * r.logits_out.stride + c] = finished(r, source(c), c);
-    }
-  }
+  finish_row(r, source, softmax, ids, t, lane);
 }
 
 }  // namespace shunt::routing
