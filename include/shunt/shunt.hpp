@@ -10,6 +10,7 @@
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"
 #include "shunt/route.hpp"
+#include "shunt/route_and_order.hpp"
 #include "shunt/safetensors.hpp"
 #include "shunt/shuffle.hpp"
 #include "shunt/tensor.hpp"

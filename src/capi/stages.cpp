@@ -1,4 +1,7 @@
 // The stages of the C ABI.
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <vector>
 
 #include "capi/call.hpp"
@@ -9,6 +12,73 @@ using shunt::capi::Call;
 using shunt::capi::run;
 using shunt::capi::run_supports;
 using shunt::capi::to_spec;
+
+// ---- structs of tensors that two functions read -------------------------------------------------
+
+namespace {
+
+shunt::RouteInputs to_inputs(const Call& call, const shunt_route_inputs* inputs) {
+  const shunt_route_inputs in = call.read("inputs", inputs);
+  return {.logits = call.tensor("inputs.logits", in.logits),
+          .hidden = call.tensor("inputs.hidden", in.hidden),
+          .router_weight = call.tensor("inputs.router_weight", in.router_weight),
+          .router_bias = call.tensor("inputs.router_bias", in.router_bias),
+          .selection_bias = call.tensor("inputs.selection_bias", in.selection_bias),
+          .per_expert_scale = call.tensor("inputs.per_expert_scale", in.per_expert_scale),
+          .token_ids = call.tensor("inputs.token_ids", in.token_ids),
+          .hash_table = call.tensor("inputs.hash_table", in.hash_table),
+          .shared_logits = call.tensor("inputs.shared_logits", in.shared_logits),
+          .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)};
+}
+
+// "outputs.ids", without memory of its own: calls do not allocate.
+class Member {
+ public:
+  Member(std::string_view of, std::string_view member) {
+    char* const dot = std::copy(of.begin(), of.end(), text_.data());
+    *dot = '.';
+    std::copy(member.begin(), member.end(), dot + 1);
+  }
+  operator const char*() const { return text_.data(); }
+
+ private:
+  std::array<char, 48> text_{};
+};
+
+// `name`: of the argument, in messages.
+shunt::RouteOutputs to_outputs(const Call& call, const char* name,
+                               const shunt_route_outputs* outputs) {
+  const shunt_route_outputs out = call.read(name, outputs);
+  const auto tensor = [&](const char* member, const shunt_tensor* given) {
+    return call.tensor(Member(name, member), given);
+  };
+  return {.ids = tensor("ids", out.ids),
+          .weights = tensor("weights", out.weights),
+          .dense = tensor("dense", out.dense),
+          .logits = tensor("logits", out.logits),
+          .replay = tensor("replay", out.replay)};
+}
+
+shunt::OrderOutputs to_outputs(const Call& call, const char* name,
+                               const shunt_order_outputs* outputs) {
+  const shunt_order_outputs out = call.read(name, outputs);
+  const auto tensor = [&](const char* member, const shunt_tensor* given) {
+    return call.tensor(Member(name, member), given);
+  };
+  return {.offsets = tensor("offsets", out.offsets),
+          .permutation = tensor("permutation", out.permutation),
+          .inverse = tensor("inverse", out.inverse),
+          .weights = tensor("weights", out.weights),
+          .sorted_token_ids = tensor("sorted_token_ids", out.sorted_token_ids),
+          .sorted_weights = tensor("sorted_weights", out.sorted_weights),
+          .sorted_expert_ids = tensor("sorted_expert_ids", out.sorted_expert_ids),
+          .num_tokens_post_padded = tensor("num_tokens_post_padded", out.num_tokens_post_padded),
+          .num_sorted_tiles = tensor("num_sorted_tiles", out.num_sorted_tiles),
+          .padded_inverse = tensor("padded_inverse", out.padded_inverse),
+          .zeroed = tensor("zeroed", out.zeroed)};
+}
+
+}  // namespace
 
 // ---- route --------------------------------------------------------------------------------------
 
@@ -34,24 +104,7 @@ shunt_status shunt_route(const shunt_context* context, const shunt_route_spec* s
   return run(__func__, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;
     const auto rule = to_spec(call, spec);
-    const shunt_route_inputs in = call.read("inputs", inputs);
-    const shunt_route_outputs out = call.read("outputs", outputs);
-    shunt::route(on, rule,
-                 {.logits = call.tensor("inputs.logits", in.logits),
-                  .hidden = call.tensor("inputs.hidden", in.hidden),
-                  .router_weight = call.tensor("inputs.router_weight", in.router_weight),
-                  .router_bias = call.tensor("inputs.router_bias", in.router_bias),
-                  .selection_bias = call.tensor("inputs.selection_bias", in.selection_bias),
-                  .per_expert_scale = call.tensor("inputs.per_expert_scale", in.per_expert_scale),
-                  .token_ids = call.tensor("inputs.token_ids", in.token_ids),
-                  .hash_table = call.tensor("inputs.hash_table", in.hash_table),
-                  .shared_logits = call.tensor("inputs.shared_logits", in.shared_logits),
-                  .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
-                 {.ids = call.tensor("outputs.ids", out.ids),
-                  .weights = call.tensor("outputs.weights", out.weights),
-                  .dense = call.tensor("outputs.dense", out.dense),
-                  .logits = call.tensor("outputs.logits", out.logits),
-                  .replay = call.tensor("outputs.replay", out.replay)},
+    shunt::route(on, rule, to_inputs(call, inputs), to_outputs(call, "outputs", outputs),
                  {workspace, workspace_bytes});
   });
 }
@@ -89,26 +142,53 @@ shunt_status shunt_order(const shunt_context* context, const shunt_order_spec* s
     const shunt::Context& on = call.not_null("context", context).context;
     const auto rule = to_spec(call, spec);
     const shunt_order_inputs in = call.read("inputs", inputs);
-    const shunt_order_outputs out = call.read("outputs", outputs);
-    shunt::order(
-        on, rule,
-        {.ids = call.tensor("inputs.ids", in.ids),
-         .weights = call.tensor("inputs.weights", in.weights),
-         .expert_map = call.tensor("inputs.expert_map", in.expert_map),
-         .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
-        {.offsets = call.tensor("outputs.offsets", out.offsets),
-         .permutation = call.tensor("outputs.permutation", out.permutation),
-         .inverse = call.tensor("outputs.inverse", out.inverse),
-         .weights = call.tensor("outputs.weights", out.weights),
-         .sorted_token_ids = call.tensor("outputs.sorted_token_ids", out.sorted_token_ids),
-         .sorted_weights = call.tensor("outputs.sorted_weights", out.sorted_weights),
-         .sorted_expert_ids = call.tensor("outputs.sorted_expert_ids", out.sorted_expert_ids),
-         .num_tokens_post_padded =
-             call.tensor("outputs.num_tokens_post_padded", out.num_tokens_post_padded),
-         .num_sorted_tiles = call.tensor("outputs.num_sorted_tiles", out.num_sorted_tiles),
-         .padded_inverse = call.tensor("outputs.padded_inverse", out.padded_inverse),
-         .zeroed = call.tensor("outputs.zeroed", out.zeroed)},
-        {workspace, workspace_bytes});
+    shunt::order(on, rule,
+                 {.ids = call.tensor("inputs.ids", in.ids),
+                  .weights = call.tensor("inputs.weights", in.weights),
+                  .expert_map = call.tensor("inputs.expert_map", in.expert_map),
+                  .valid_tokens = call.tensor("inputs.valid_tokens", in.valid_tokens)},
+                 to_outputs(call, "outputs", outputs), {workspace, workspace_bytes});
+  });
+}
+
+// ---- route and order together -------------------------------------------------------------------
+
+shunt_status shunt_route_and_order_supports(const shunt_context* context,
+                                            const shunt_route_spec* route_spec,
+                                            const shunt_order_spec* order_spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports(to_spec(call, route_spec), to_spec(call, order_spec), on.device());
+  });
+}
+
+shunt_status shunt_route_and_order_workspace_bytes(const shunt_context* context,
+                                                   const shunt_route_spec* route_spec,
+                                                   const shunt_order_spec* order_spec,
+                                                   int64_t tokens, int64_t hidden, size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto routing = to_spec(call, route_spec);
+    const auto ordering = to_spec(call, order_spec);
+    call.not_null("bytes", bytes) =
+        shunt::route_and_order_workspace_bytes(on, routing, ordering, tokens, hidden);
+  });
+}
+
+shunt_status shunt_route_and_order(const shunt_context* context, const shunt_route_spec* route_spec,
+                                   const shunt_route_inputs* inputs,
+                                   const shunt_route_outputs* routed,
+                                   const shunt_order_spec* order_spec,
+                                   const shunt_order_outputs* ordered,
+                                   const shunt_tensor* expert_map, void* workspace,
+                                   size_t workspace_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto routing = to_spec(call, route_spec);
+    const auto ordering = to_spec(call, order_spec);
+    shunt::route_and_order(on, routing, to_inputs(call, inputs), to_outputs(call, "routed", routed),
+                           ordering, to_outputs(call, "ordered", ordered),
+                           {workspace, workspace_bytes}, call.tensor("expert_map", expert_map));
   });
 }
 

@@ -13,12 +13,6 @@ namespace ordering {
 
 namespace {
 
-__device__ __forceinline__ void zero_blocks(const SortJob& job) {
-  const unsigned block = blockIdx.x - job.plan.parts * job.plan.cluster;
-  zero_share(job.call.zeroed, job.call.zeroed_bytes, std::size_t{block} * blockDim.x + threadIdx.x,
-             std::size_t{job.plan.zero_blocks} * blockDim.x);
-}
-
 template <bool clustered, int kept, bool padded>
 __global__ void __launch_bounds__(1024) sort_kernel(const __grid_constant__ SortJob job) {
   extern __shared__ __align__(16) std::int32_t shared[];
@@ -26,7 +20,7 @@ __global__ void __launch_bounds__(1024) sort_kernel(const __grid_constant__ Sort
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const unsigned part = clustered ? blockIdx.x / job.plan.cluster : blockIdx.x;
-  if (part >= job.plan.parts) return zero_blocks(job);
+  if (part >= job.plan.parts) return zero_blocks(job, job.plan.parts * job.plan.cluster);
   sort_pairs<clustered, kept, padded>(job.call, job.plan, part, shared);
 }
 
@@ -35,7 +29,7 @@ __global__ void __launch_bounds__(1024) few_kernel(const __grid_constant__ SortJ
   touch(job, shared);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
-  if (blockIdx.x >= job.plan.parts) return zero_blocks(job);
+  if (blockIdx.x >= job.plan.parts) return zero_blocks(job, job.plan.parts);
   sort_few(job.call, job.plan, blockIdx.x, reinterpret_cast<std::uint32_t*>(shared));
 }
 

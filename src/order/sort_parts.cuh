@@ -1,4 +1,5 @@
 // What the sorting kernels are made of: clusters, experts of ids, zeroing, tables in shared memory.
+// Before Hopper every block is a cluster of its own.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,12 +26,16 @@ __device__ __forceinline__ void cluster_arrive() {
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
 #endif
 }
 // The int at `address` of block `rank`'s shared memory.
 __device__ __forceinline__ std::int32_t load_remote(std::uint32_t address, unsigned rank) {
   std::int32_t value = 0;
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ < 900
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address));
+#else
   std::uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote));
@@ -70,7 +75,7 @@ __device__ __forceinline__ std::uint32_t valid_pairs(const OrderCall& call) {
   return static_cast<std::uint32_t>(valid) * static_cast<std::uint32_t>(call.slots);
 }
 
-// Zeroes worker's share; at least 16 workers.
+// Zeroes a worker's share; at least 16 workers.
 __device__ __noinline__ inline void zero_share(std::byte* data, std::size_t bytes,
                                                std::size_t worker, std::size_t workers) {
   const std::size_t aligned = -reinterpret_cast<std::uintptr_t>(data) & 15;
@@ -82,6 +87,13 @@ __device__ __noinline__ inline void zero_share(std::byte* data, std::size_t byte
   if (worker < head) data[worker] = std::byte{0};
   const std::size_t tail = head + 16 * vectors;
   if (worker < bytes - tail) data[tail + worker] = std::byte{0};
+}
+
+// What a block beyond those that sort does.
+__device__ __forceinline__ void zero_blocks(const SortJob& job, unsigned sorting) {
+  zero_share(job.call.zeroed, job.call.zeroed_bytes,
+             std::size_t{blockIdx.x - sorting} * blockDim.x + threadIdx.x,
+             std::size_t{job.plan.zero_blocks} * blockDim.x);
 }
 
 __device__ __forceinline__ std::int32_t inclusive_scan(std::int32_t value, unsigned lane) {

@@ -107,15 +107,33 @@ SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
 SortPlan choose_plan(const OrderCall& call, const SortLimits& limits) {
   const bool compares = call.tokens * call.slots <= worth_comparing && !wants_padded(call);
   SortPlan plan = compares ? comparing_plan(call, limits) : counting_plan(call, limits);
-  // A large buffer is zeroed by blocks of its own, two to a multiprocessor.
+  add_zero_blocks(plan, call, limits);
+  return plan;
+}
+
+SortPlan make_tail_plan(const OrderCall& call, const SortLimits& limits, unsigned blocks,
+                        unsigned threads, bool alone) {
+  constexpr std::int64_t comparisons = 65536;  // of a block: about 0.4 us
+  const std::int64_t pairs = call.tokens * call.slots;
+  const std::int64_t questions = pairs + call.locals + 1;
+  if (pairs <= most_compared && pairs * questions <= comparisons * blocks && !wants_padded(call)) {
+    const std::int64_t lanes =
+        std::min(std::int64_t{threads} * blocks / questions, divide_up<std::int64_t>(pairs, 4));
+    return make_few_plan(
+        call, blocks, threads,
+        std::bit_floor(static_cast<unsigned>(std::clamp<std::int64_t>(lanes, 1, 32))));
+  }
+  return make_plan(call, limits, alone ? 1 : blocks, 1, threads);
+}
+
+void add_zero_blocks(SortPlan& plan, const OrderCall& call, const SortLimits& limits) {
+  // Two blocks to a multiprocessor.
   constexpr std::int64_t zero_bytes = 32768;
   const auto bytes = static_cast<std::int64_t>(call.zeroed_bytes);
-  if (bytes > 4 * zero_bytes) {
-    const auto blocks = static_cast<unsigned>(
-        std::min<std::int64_t>(divide_up(bytes, zero_bytes), 2 * limits.multiprocessors));
-    plan.zero_blocks = divide_up(blocks, plan.cluster) * plan.cluster;
-  }
-  return plan;
+  if (bytes <= 4 * zero_bytes) return;
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::int64_t>(divide_up(bytes, zero_bytes), 2 * limits.multiprocessors));
+  plan.zero_blocks = divide_up(blocks, plan.cluster) * plan.cluster;
 }
 
 }  // namespace shunt::ordering

@@ -47,6 +47,15 @@ struct SortJob {
   SortPlan plan;
 };
 
+// A sort that ends a kernel of another stage, which wrote the ids.
+struct SortTail {
+  SortJob job;
+  bool wanted = false;
+  // Counts the blocks that are done, so that the last one sorts. Null: the blocks are one cluster
+  // and have met.
+  std::uint32_t* ticket = nullptr;
+};
+
 // What the GPU offers.
 struct SortLimits {
   int multiprocessors = 1;
@@ -70,5 +79,11 @@ SortPlan make_plan(const OrderCall& call, const SortLimits& limits, unsigned clu
 SortPlan make_few_plan(const OrderCall& call, unsigned parts, unsigned threads, unsigned lanes);
 // The plan that is expected to be fastest.
 SortPlan choose_plan(const OrderCall& call, const SortLimits& limits);
+// The plan for `blocks` blocks of `threads` that a kernel of another stage has at its end: they
+// compare, or count together as one cluster, or (`alone`) the first of them counts.
+SortPlan make_tail_plan(const OrderCall& call, const SortLimits& limits, unsigned blocks,
+                        unsigned threads, bool alone);
+// Adds blocks that only zero where the buffer is large.
+void add_zero_blocks(SortPlan& plan, const OrderCall& call, const SortLimits& limits);
 
 }  // namespace shunt::ordering

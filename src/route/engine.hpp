@@ -32,6 +32,16 @@ inline std::int64_t valid_tokens(const RouteCall& call) {
   return std::clamp<std::int64_t>(valid, 0, call.tokens);
 }
 
+// Rows of the logits or the hidden states, and the width of the latter (0: from logits), checked.
+struct RouteShape {
+  std::int64_t tokens = 0, hidden = 0;
+};
+RouteShape route_shape(const RouteSpec& spec, const RouteInputs& in, Device device);
+// What route() is asked for, checked. Throws Error as route() does, but for the workspace. The call
+// refers to its arguments.
+RouteCall checked_route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
+                        const RouteOutputs& out);
+
 // Whether the spec means something, whatever the engine.
 Support legal(const RouteSpec& spec);
 // A legal spec without what only a call knows: the biases.

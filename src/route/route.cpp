@@ -48,32 +48,37 @@ void check_spec(const RouteSpec& spec, Device device) {
   require(supports(spec, device), "route");
 }
 
-RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInputs& in,
-                  const RouteOutputs& out) {
-  const Device device = context.device();
-  RouteCall call{spec, in, out};
-  const std::int64_t columns = spec.columns();
+}  // namespace
+
+RouteShape route_shape(const RouteSpec& spec, const RouteInputs& in, Device device) {
   const bool from_hidden = static_cast<bool>(in.hidden);
   if (from_hidden == static_cast<bool>(in.logits)) {
     fail(Status::invalid_argument, "route: logits and hidden are both {}: give one of them",
          from_hidden ? "given" : "missing");
   }
-  if (from_hidden) {
-    check_tensor("route: hidden", in.hidden,
-                 {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true},
-                 device);
-    call.tokens = in.hidden.shape[0];
-    call.hidden = in.hidden.shape[1];
-    if (call.hidden < 1 || call.hidden > max_hidden) {
-      fail(Status::invalid_argument, "route: hidden is {}: its width must be 1 to {}",
-           in.hidden.describe(), max_hidden);
-    }
-  } else {
+  if (!from_hidden) {
     check_tensor("route: logits", in.logits,
-                 {.dtypes = float_dtypes, .shape = {any_size, columns}, .rows_dense = true},
+                 {.dtypes = float_dtypes, .shape = {any_size, spec.columns()}, .rows_dense = true},
                  device);
-    call.tokens = in.logits.shape[0];
+    return {in.logits.shape[0], 0};
   }
+  check_tensor("route: hidden", in.hidden,
+               {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
+  const std::int64_t hidden = in.hidden.shape[1];
+  if (hidden < 1 || hidden > max_hidden) {
+    fail(Status::invalid_argument, "route: hidden is {}: its width must be 1 to {}",
+         in.hidden.describe(), max_hidden);
+  }
+  return {in.hidden.shape[0], hidden};
+}
+
+RouteCall checked_route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
+                        const RouteOutputs& out) {
+  const Device device = context.device();
+  const RouteShape shape = route_shape(spec, in, device);
+  const RouteCall call{spec, in, out, shape.tokens, shape.hidden};
+  const std::int64_t columns = spec.columns();
+  const bool from_hidden = shape.hidden > 0;
   if (check_given("route: router_weight", in.router_weight, from_hidden, "hidden is given")) {
     check_tensor("route: router_weight", in.router_weight,
                  {.dtypes = float_dtypes, .shape = {columns, call.hidden}, .rows_dense = true},
@@ -124,10 +129,9 @@ RouteCall checked(const Context& context, const RouteSpec& spec, const RouteInpu
   check_output("route: dense", out.dense, DType::f32, spec.experts + spec.shared.count);
   check_output("route: logits out", out.logits, DType::f32, columns);
   check_output("route: replay", out.replay, DType::i16, spec.top_k);
+  if (spec.hashed && device.type == DeviceType::cpu) check_hash(spec, in, valid_tokens(call));
   return call;
 }
-
-}  // namespace
 
 std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
                                   std::int64_t tokens, std::int64_t hidden) {
@@ -150,14 +154,13 @@ std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
 void route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
            const RouteOutputs& out, Workspace workspace) {
   check_spec(spec, context.device());
-  const RouteCall call = checked(context, spec, in, out);
+  const RouteCall call = checked_route(context, spec, in, out);
   if (call.tokens == 0) return;
   check_workspace("route", workspace,
                   route_workspace_bytes(context, spec, call.tokens, call.hidden));
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) return route_cuda(context, call, workspace);
   }
-  if (spec.hashed) check_hash(spec, in, valid_tokens(call));
   route_cpu(context, call, workspace);
 }
 

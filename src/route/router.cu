@@ -18,8 +18,9 @@
 // from T, C and H (plan()).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
-#include "route/cuda.hpp"
+#include "order/sort_tail.cuh"
 #include "route/shared_rows.cuh"
+#include "route_and_order/cuda.hpp"
 
 namespace shunt::routing {
 
@@ -240,13 +241,19 @@ __device__ __forceinline__ void multiply_split(const Operands& o, std::int64_t f
 
 template <int rows, int NT, bool is_split, class T>
 __global__ void __launch_bounds__(threads, 1)
-    router(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o) {
+    router(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o,
+           const __grid_constant__ ordering::SortTail tail) {
   using Shape = Tile<rows, NT>;
   extern __shared__ __align__(128) unsigned char shared[];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int part = static_cast<int>(cluster_rank());
+  if (tail.wanted && tail.job.call.zeroed_bytes > 0) {
+    ordering::zero_share(tail.job.call.zeroed, tail.job.call.zeroed_bytes,
+                         std::size_t{blockIdx.x} * threads + threadIdx.x,
+                         std::size_t{gridDim.x} * threads);
+  }
   const std::int64_t first = std::int64_t{blockIdx.x} / o.parts * rows;
   const std::int64_t valid = valid_tokens(r);
   const std::int64_t tokens = min(max(valid - first, std::int64_t{0}), std::int64_t{rows});
@@ -324,7 +331,12 @@ __global__ void __launch_bounds__(threads, 1)
       for (int c = lane; c < columns; c += 32) to[c] = added[i * Shape::sum_stride + c];
     }
   }
-  if (o.parts > 1) cluster_barrier();  // no block ends while another reads its sums
+  if (o.parts > 1) {
+    cluster_barrier();  // no block ends while another reads its sums
+  } else if (tail.wanted) {
+    __syncthreads();
+  }
+  if (tail.wanted) ordering::run_sort_tail(tail, static_cast<unsigned>(part));
 }
 
 struct Plan {
@@ -348,7 +360,7 @@ Plan plan(const cuda_engine::Gpu& gpu, std::int64_t tokens, int hidden) {
 
 template <int rows, int NT>
 void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
-                   bool whole) {
+                   const ordering::SortTail& tail, bool whole) {
   using Shape = Tile<rows, NT>;
   const std::int64_t tiles = (r.tokens + rows - 1) / rows;
   const auto column_tiles =
@@ -356,31 +368,32 @@ void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Oper
   const cuda_engine::Shape shape{
       .grid = {static_cast<unsigned>(tiles) * static_cast<unsigned>(o.parts), column_tiles, 1},
       .block = {threads, 1, 1},
-      .shared = static_cast<std::size_t>(Shape::bytes(!whole, o.parts)),
+      .shared = std::max(static_cast<std::size_t>(Shape::bytes(!whole, o.parts)),
+                         tail.wanted ? tail.job.plan.shared_bytes() : 0),
       .cluster = static_cast<unsigned>(o.parts)};
   const char* what = "route: router";
   if (!whole) {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, true, __nv_bfloat16>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, true, __nv_bfloat16>, r, o, tail);
   } else if (o.x.form == Form::bf16) {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __nv_bfloat16>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __nv_bfloat16>, r, o, tail);
   } else {
-    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __half>, r, o);
+    cuda_engine::launch(what, gpu, shape, router<rows, NT, false, __half>, r, o, tail);
   }
 }
 
-void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o, int rows,
-                  bool whole) {
+void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
+                  const ordering::SortTail& tail, int rows, bool whole) {
   const int columns = r.rule.columns;
   if (rows == 64) {
-    if (columns <= 64) return launch_router<64, 2>(gpu, r, o, whole);
-    if (columns <= 128) return launch_router<64, 4>(gpu, r, o, whole);
-    if (columns <= 256) return launch_router<64, 8>(gpu, r, o, whole);
-    return launch_router<64, 16>(gpu, r, o, whole);
+    if (columns <= 64) return launch_router<64, 2>(gpu, r, o, tail, whole);
+    if (columns <= 128) return launch_router<64, 4>(gpu, r, o, tail, whole);
+    if (columns <= 256) return launch_router<64, 8>(gpu, r, o, tail, whole);
+    return launch_router<64, 16>(gpu, r, o, tail, whole);
   }
-  if (columns <= 64) return launch_router<16, 1>(gpu, r, o, whole);
-  if (columns <= 128) return launch_router<16, 2>(gpu, r, o, whole);
-  if (columns <= 256) return launch_router<16, 4>(gpu, r, o, whole);
-  return launch_router<16, 8>(gpu, r, o, whole);
+  if (columns <= 64) return launch_router<16, 1>(gpu, r, o, tail, whole);
+  if (columns <= 128) return launch_router<16, 2>(gpu, r, o, tail, whole);
+  if (columns <= 256) return launch_router<16, 4>(gpu, r, o, tail, whole);
+  return launch_router<16, 8>(gpu, r, o, tail, whole);
 }
 
 bool aligned(const Tensor& tensor) {
@@ -397,6 +410,11 @@ std::size_t router_workspace_bytes(const RouteSpec& spec, std::int64_t tokens) {
 
 void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                  Workspace workspace) {
+  router_order_cuda(gpu, call, r, workspace, nullptr);
+}
+
+void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
+                       Workspace workspace, const OrderCall* ordered) {
   const Tensor& x = call.in.hidden;
   const Tensor& w = call.in.router_weight;
   Operands o{.x = {x.data, static_cast<Form>(x.dtype)},
@@ -409,11 +427,21 @@ void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute
   o.parts = p.parts;
   if (r.rule.columns > 512) {
     o.logits = static_cast<float*>(workspace.data);
-    launch_tiles(gpu, r, o, p.rows, whole);
+    launch_tiles(gpu, r, o, {}, p.rows, whole);
     return gate_cuda(gpu, r, view(o.logits, DType::f32, {call.tokens, r.rule.columns}));
   }
   fit_shared_rows(r);
-  launch_tiles(gpu, r, o, p.rows, whole);
+  ordering::SortTail tail;
+  if (ordered != nullptr) {
+    const bool one_cluster = call.tokens <= p.rows;
+    const unsigned blocks = one_cluster ? static_cast<unsigned>(p.parts) : 1;
+    tail.wanted = true;
+    tail.job = {*ordered, ordering::make_tail_plan(*ordered, ordering::sort_limits(gpu), blocks,
+                                                   threads, true)};
+    tail.job.plan.zero_blocks = 1;  // the buffer is zeroed at the start
+    if (!one_cluster) tail.ticket = gpu.tickets + cuda_engine::router_tickets;
+  }
+  launch_tiles(gpu, r, o, tail, p.rows, whole);
 }
 
 }  // namespace shunt::routing

@@ -187,6 +187,52 @@ static void test_route(const shunt_context* context) {
   shunt_buffer_destroy(workspace);
 }
 
+/* What route and order say, in one call. */
+static void test_route_and_order(const shunt_context* context) {
+  const float logits[12] = {0, 3, 1, 2, 5, 4, 0, 0, 1, 0, 0, 9};
+  float weights[6];
+  int32_t ids[6], offsets[5], permutation[6], inverse[6];
+  const shunt_tensor l = shunt_view_2d(logits, SHUNT_F32, 3, 4);
+  const shunt_tensor t_ids = shunt_view_2d(ids, SHUNT_I32, 3, 2);
+  const shunt_tensor t_weights = shunt_view_2d(weights, SHUNT_F32, 3, 2);
+  const shunt_tensor t_offsets = ints(offsets, 5), t_permutation = ints(permutation, 6);
+  const shunt_tensor t_inverse = shunt_view_2d(inverse, SHUNT_I32, 3, 2);
+  shunt_route_spec route = SHUNT_ROUTE_SPEC_INIT;
+  shunt_order_spec order = SHUNT_ORDER_SPEC_INIT;
+  const shunt_route_inputs in = {.struct_size = sizeof in, .logits = &l};
+  const shunt_route_outputs routed = {
+      .struct_size = sizeof routed, .ids = &t_ids, .weights = &t_weights};
+  const shunt_order_outputs ordered = {.struct_size = sizeof ordered,
+                                       .offsets = &t_offsets,
+                                       .permutation = &t_permutation,
+                                       .inverse = &t_inverse};
+  shunt_buffer* workspace = NULL;
+  size_t bytes = 0;
+
+  route.experts = order.experts = 4;
+  route.top_k = 2;
+  order.slots = 3;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "slots of the order is 3: must be 2",
+              shunt_route_and_order_supports(context, &route, &order));
+  order.slots = 2;
+  CHECK_OK(shunt_route_and_order_supports(context, &route, &order));
+  CHECK_OK(shunt_route_and_order_workspace_bytes(context, &route, &order, 3, 0, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK_OK(shunt_route_and_order(context, &route, &in, &routed, &order, &ordered, NULL,
+                                 shunt_buffer_data(workspace), bytes));
+  CHECK_INTS(ids, 1, 3, 0, 1, 3, 0);
+  CHECK_INTS(offsets, 0, 2, 4, 4, 6);
+  CHECK_INTS(permutation, 2, 5, 0, 3, 1, 4);
+  CHECK_INTS(inverse, 2, 4, 0, 3, 5, 1);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "ordered is NULL",
+              shunt_route_and_order(context, &route, &in, &routed, &order, NULL, NULL,
+                                    shunt_buffer_data(workspace), bytes));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "workspace",
+              shunt_route_and_order(context, &route, &in, &routed, &order, &ordered, NULL,
+                                    shunt_buffer_data(workspace), 0));
+  shunt_buffer_destroy(workspace);
+}
+
 static void test_order_gather_combine(const shunt_context* context) {
   /* The example of moe-sorting: 5 tokens, 6 experts, 3 ids each, tiles of 4, sentinel 6. */
   const int32_t ids[15] = {0, 3, 5, 2, 3, 5, 1, 3, 5, 1, 2, 3, 1, 3, 5};
@@ -495,6 +541,7 @@ int main(void) {
   test_struct_sizes(context);
   test_tensors(context);
   test_route(context);
+  test_route_and_order(context);
   test_order_gather_combine(context);
   test_shuffles(context);
   test_gemm(context);

@@ -10,10 +10,7 @@
 #include "bench_tensors.hpp"
 #include "shunt/order.hpp"
 #include "shunt/route.hpp"
-#if __has_include("shunt/route_and_order.hpp")
 #include "shunt/route_and_order.hpp"
-#define SHUNT_BENCH_FUSED
-#endif
 
 namespace shunt::tool {
 
@@ -72,7 +69,7 @@ struct Routing {
   Variants router_bias, selection_bias, expert_scale;  // as the rule has them
   Variants ids, weights;                               // out
   Variants offsets, permutation, inverse;              // out, of shuffle
-  Buffer workspace, order_workspace;
+  Buffer workspace;
 
   RouteInputs in(std::int64_t i) const {
     return {.logits = logits[i],
@@ -88,7 +85,6 @@ struct Routing {
   OrderOutputs orders(std::int64_t i) const {
     return {.offsets = offsets[i], .permutation = permutation[i], .inverse = inverse[i]};
   }
-#ifdef SHUNT_BENCH_FUSED
   void route_then_order(std::int64_t i) const {
     route_and_order(context, spec, in(i), {.ids = ids[i], .weights = weights[i]}, ordering,
                     orders(i), workspace);
@@ -98,15 +94,6 @@ struct Routing {
                ? route_and_order_workspace_bytes(context, spec, ordering, tokens, hidden)
                : route_workspace_bytes(context, spec, tokens, hidden);
   }
-#else
-  void route_then_order(std::int64_t i) const {
-    route_only(i);
-    order(context, ordering, {.ids = ids[i]}, orders(i), order_workspace);
-  }
-  std::size_t workspace_bytes() const {
-    return route_workspace_bytes(context, spec, tokens, hidden);
-  }
-#endif
 };
 
 void check_routing(const Routing& gpu, const std::string& label) {
@@ -190,8 +177,6 @@ StageCase routing_case(const Context& context, const bench::StageShape& shape,
     made->offsets = Variants(context, DType::i32, {made->ordering.experts + 1}, n);
     made->permutation = Variants(context, DType::i32, {pairs}, n);
     made->inverse = Variants(context, DType::i32, {tokens, slots}, n);
-    made->order_workspace =
-        context.allocate(order_workspace_bytes(context, made->ordering, tokens));
   }
 
   made->workspace = context.allocate(made->workspace_bytes());

@@ -328,6 +328,27 @@ SHUNT_API shunt_status shunt_order(const shunt_context* context, const shunt_ord
                                    const shunt_order_outputs* outputs, void* workspace,
                                    size_t workspace_bytes);
 
+/* ---- route and order together: shunt/route_and_order.hpp --------------------------------------
+ * One launch on a GPU while the batch is small; the results of shunt_route, then shunt_order. */
+
+/* order_spec: slots is top_k + shared_count, experts is experts + shared_count of route_spec. */
+SHUNT_API shunt_status shunt_route_and_order_supports(const shunt_context* context,
+                                                      const shunt_route_spec* route_spec,
+                                                      const shunt_order_spec* order_spec);
+/* hidden: H, or 0 when routing from logits. */
+SHUNT_API shunt_status shunt_route_and_order_workspace_bytes(const shunt_context* context,
+                                                             const shunt_route_spec* route_spec,
+                                                             const shunt_order_spec* order_spec,
+                                                             int64_t tokens, int64_t hidden,
+                                                             size_t* bytes);
+/* routed: any subset, none included; ids and weights dense. ordered: at least one; zeroed must not
+ * overlap what is read. expert_map: as of shunt_order_inputs, or NULL. */
+SHUNT_API shunt_status
+shunt_route_and_order(const shunt_context* context, const shunt_route_spec* route_spec,
+                      const shunt_route_inputs* inputs, const shunt_route_outputs* routed,
+                      const shunt_order_spec* order_spec, const shunt_order_outputs* ordered,
+                      const shunt_tensor* expert_map, void* workspace, size_t workspace_bytes);
+
 /* ---- gather: rows of hidden states in that order ----------------------------------------------
  */
 

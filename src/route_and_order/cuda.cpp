@@ -1,0 +1,27 @@
+// Which launches route and order a batch on CUDA.
+#include "route_and_order/cuda.hpp"
+
+#include "route_and_order/engine.hpp"
+
+namespace shunt {
+
+void route_and_order_cuda(const Context& context, const RouteCall& call, const OrderCall& ordered,
+                          Workspace workspace) {
+  cuda_engine::Gpu gpu = cuda_engine::gpu(context);
+  if (call.tokens > 0) {
+    const routing::DeviceRoute r = routing::device_route(call);
+    if (call.hidden == 0 && routing::gate_orders(gpu, call.tokens)) {
+      return routing::gate_order_cuda(gpu, r, call.in.logits, ordered);
+    }
+    if (call.hidden > 0 && r.rule.columns <= 512 &&
+        call.tokens * r.rule.slots() <= routing::most_router_pairs) {
+      return routing::router_order_cuda(gpu, call, r, workspace, &ordered);
+    }
+    route_cuda(context, call, workspace);
+    // Routing starts after all that came before, so its successor may start early, whoever asked.
+    gpu.dependent_launch = true;
+  }
+  ordering::launch_sort(gpu, ordered, ordering::choose_plan(ordered, ordering::sort_limits(gpu)));
+}
+
+}  // namespace shunt
