@@ -82,7 +82,6 @@ __device__ void multiply(float (&acc)[64], const unsigned (&a)[4], std::uint64_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 #undef SHUNT_ACC8
-#endif
 
 // Two bf16 of either sign and magnitude 1/8 to 1/2.
 __device__ unsigned random_pair(unsigned x) {
@@ -92,6 +91,7 @@ __device__ unsigned random_pair(unsigned x) {
   x ^= x >> 13;
   return (x & 0x80ff80ffu) | 0x3e003e00u;
 }
+#endif
 
 __global__ void __launch_bounds__(128 * tensor_warpgroups, 1) tensor_kernel(float* sink) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

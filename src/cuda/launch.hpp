@@ -41,10 +41,15 @@ void allow_shared(Kernel* kernel, std::size_t bytes) {
         "cudaFuncSetAttribute");
 }
 
+// Throws Error{unsupported} where a block of this GPU has less shared memory than the shape wants:
+// shapes are made for Hopper.
+void check_fits(const char* what, const Gpu& gpu, const Shape& shape);
+
 // Enqueues kernel<<<shape>>>(arguments...). `what` names the operation in an error.
 template <class... Parameters, class... Arguments>
 void launch(const char* what, const Gpu& gpu, const Shape& shape, void (*kernel)(Parameters...),
             Arguments&&... arguments) {
+  check_fits(what, gpu, shape);
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (gpu.dependent_launch && gpu.compute >= 90) {

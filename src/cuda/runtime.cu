@@ -15,6 +15,24 @@ void check(cudaError_t error, const char* what) {
 }
 
 namespace {
+std::string capability(const Gpu& gpu) {
+  return std::to_string(gpu.compute / 10) + "." + std::to_string(gpu.compute % 10);
+}
+}  // namespace
+
+void check_fits(const char* what, const Gpu& gpu, const Shape& shape) {
+  if (shape.shared <= static_cast<std::size_t>(gpu.shared_bytes)) return;
+  throw Error(Status::unsupported, std::string(what) + ": needs " + std::to_string(shape.shared) +
+                                       " bytes of shared memory a block: this GPU, of compute "
+                                       "capability " +
+                                       capability(gpu) + ", has " +
+                                       std::to_string(gpu.shared_bytes));
+}
+
+namespace {
+
+// Compiled for the architectures that every kernel here is compiled for.
+__global__ void probe_kernel() {}
 
 // Makes a GPU current, and the one before it again at the end.
 class Current {
@@ -58,10 +76,22 @@ Gpu open(void* stream, int index, bool dependent_launch) {
   gpu.compute = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                 attribute(cudaDevAttrComputeCapabilityMinor);
   if (gpu.compute < 80) {
-    throw Error(Status::unsupported,
-                "cuda: GPU " + std::to_string(index) + " has compute capability " +
-                    std::to_string(gpu.compute / 10) + "." + std::to_string(gpu.compute % 10) +
-                    ": must be 8.0 or newer");
+    throw Error(Status::unsupported, "cuda: GPU " + std::to_string(index) +
+                                         " has compute capability " + capability(gpu) +
+                                         ": must be 8.0 or newer");
+  }
+  {
+    const Current current(index);
+    cudaFuncAttributes attributes{};
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+      cudaGetLastError();
+      throw Error(Status::unsupported,
+                  "cuda: this build of Shunt has no code for compute capability " +
+                      capability(gpu) + ", that of GPU " + std::to_string(index) +
+                      ": build it with that among CMAKE_CUDA_ARCHITECTURES");
+    }
+    check(error, "cudaFuncGetAttributes");
   }
   gpu.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);

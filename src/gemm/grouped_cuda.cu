@@ -231,6 +231,11 @@ struct Sums<Full> {
   }
 };
 
+// Out of line: a copy for each of a thread's 32 elements would compile for a minute.
+__device__ __noinline__ float joined(const cpu_engine::ActivationRule& rule, float gate, float up) {
+  return activated(rule, gate, up);
+}
+
 // The bias joins, then the activation, then one rounding.
 template <class Element>
 __device__ void write_tile(const Args& args, const TileSearch::Tile& at,
@@ -248,9 +253,9 @@ __device__ void write_tile(const Args& args, const TileSearch::Tile& at,
     if (row >= at.end || column >= args.out_columns) return;
     float value = biased(sum, column);
     if (args.paired) {
-      value = activated(args.rule, value, biased(further, args.out_columns + column));
+      value = joined(args.rule, value, biased(further, args.out_columns + column));
     } else if (args.activates) {
-      value = activated(args.rule, 0.0f, value);
+      value = joined(args.rule, 0.0f, value);
     }
     store_element(args.out, args.out_dtype, row * args.out_stride + column, value);
   });

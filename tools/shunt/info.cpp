@@ -114,8 +114,8 @@ int info(const InfoOptions& options) {
         {"GPU", fmt::format("{}, compute {}, {} multiprocessors, {}, L2 {}", gpu.name, gpu.compute,
                             gpu.multiprocessors, size(static_cast<double>(gpu.memory_bytes)),
                             size(static_cast<double>(gpu.l2_bytes)))});
-    table.fact("", limits[i].ceilings ? describe(*limits[i].ceilings) : limits[i].reason,
-               page_width - 14);
+    const GpuLimits& limit = limits[i];
+    table.fact("", limit.ceilings ? describe(*limit.ceilings) : limit.reason, page_width - 14);
   }
   if (!gpus.list.empty()) {
     table.row({"CUDA", fmt::format("driver {}, run-time {}", gpus.driver, gpus.runtime)});
