@@ -43,15 +43,8 @@ DeviceRoute device_route(const RouteCall& call);
 // is exact.
 void fit_per_lane(DeviceRoute& r, int per_lane);
 
-// What fast_rows.cuh is compiled for, and of what a rule is made: lanes of a token; 0: not taken.
-struct FastPlan {
-  int lanes = 0;
-  int best = 8;         // P: 1, 8 or 16
-  int blocks = 1;       // of 32 experts: a power of two
-  bool scored = false;  // scores and a bias are compared, not logits
-  bool in_groups = false;
-};
-// `many`: tokens enough to fill the GPU with more than one to a warp.
+// How fast_rows.cuh serves the rule. `many`: tokens enough to fill the GPU with more than one to a
+// warp.
 FastPlan fast_plan(const DeviceRoute& r, bool many);
 
 // Returns false, and does nothing, where the rule is not one of those.

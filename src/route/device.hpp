@@ -26,6 +26,15 @@ struct DeviceRows {
   std::int64_t stride = 0;  // elements from row to row
 };
 
+// What fast_rows.cuh is compiled for, and what of it serves a rule.
+struct FastPlan {
+  int lanes = 0;        // of a token; 0: the rule is not one of those
+  int best = 8;         // P: 1, 8 or 16
+  int blocks = 1;       // of 32 experts: a power of two
+  bool scored = false;  // scores and a bias are compared, not logits
+  bool in_groups = false;
+};
+
 struct DeviceRoute {
   Rule rule;  // its own pointers are null
   std::int64_t tokens = 0;
@@ -54,6 +63,7 @@ struct DeviceRoute {
   float approximation = 0;
   // Those bits are zero in every value, so that equal keys are equal values.
   bool keys_are_exact = false;
+  FastPlan fast;  // one token to a warp
 };
 
 }  // namespace shunt::routing

@@ -12,8 +12,8 @@
 //      those that tie. Their ids go to shared memory; a lane takes one or two, computes the value
 //      exactly and counts the candidates that come before it by (value, id). That is its slot.
 //   4. Lane s holds slot s: weights, their sum from slot 0 on, outputs.
-// A row with more candidates than there is room for, or whose groups are too close to tell, is
-// selected once more by the whole warp, exactly, in k rounds. Nothing is synchronised but the warp.
+// Where groups are too close to tell, the whole warp ranks them exactly; where there are more
+// candidates than room, it selects once more, in k rounds. Nothing is synchronised but the warp.
 //
 // Instructions a warp, 8 lanes a token and P = 8: 128 experts, softmax: about 650 for 4 tokens; 256
 // experts in 8 groups, sigmoid: about 950. min and max issue every other cycle.
@@ -204,11 +204,8 @@ __device__ __forceinline__ float bounded_below(float x) { return fmaxf(x, -large
 
 // sqrt_softplus within 6e-4: log(1 + e) is within 3e-7, of which this is the root at worst.
 __device__ __forceinline__ float sqrt_softplus_about(float l) {
-  float e, log2, root;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fabsf(l) * -0x1.715476p+0F));
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(1.0F + e));
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(fused(log2, 0x1.62e43p-1F, fmaxf(l, 0.0F))));
-  return root;
+  const float log2 = log2_about(1.0F + exp2_about(fabsf(l) * -0x1.715476p+0F));
+  return sqrt_about(fused(log2, 0x1.62e43p-1F, fmaxf(l, 0.0F)));
 }
 
 // exp_of_negative() where the result is a normal number, x > -87: the same bits, in less.
@@ -291,23 +288,19 @@ __device__ __forceinline__ void add_bias(const float* bias, int experts, int q,
   struct alignas(4 * S::run) Run {
     float of[S::run];
   };
-  const bool runs =
-      experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % (4 * S::run) == 0;
+  if (experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % (4 * S::run) == 0) {
 #pragma unroll
-  for (int i = 0; i < S::blocks; ++i) {
-    const int first = 32 * i + q * S::run;
-    Run run;
-    if (runs) {
-      run = *reinterpret_cast<const Run*>(bias + S::run_within(first, i, experts));
-    } else {
+    for (int i = 0; i < S::blocks; ++i) {
+      const Run run =
+          *reinterpret_cast<const Run*>(bias + S::run_within(32 * i + q * S::run, i, experts));
 #pragma unroll
-      for (int j = 0; j < S::run; ++j) run.of[j] = bias[min(first + j, experts - 1)];
+      for (int j = 0; j < S::run; ++j) v[i * S::run + j] += run.of[j];
     }
-#pragma unroll
-    for (int j = 0; j < S::run; ++j) {
-      v[i * S::run + j] = bounded_below(v[i * S::run + j] + run.of[j]);
-    }
+  } else {
+    add<S>(bias, experts, q, v);
   }
+#pragma unroll
+  for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n]);
 }
 
 // Exactly what ranks an expert of raw logit `l`, and what its weight is made of.
@@ -383,39 +376,51 @@ __device__ __forceinline__ float float_of_ordered(std::int32_t o) {
   return float_of(o ^ ((o >> 31) & 0x7fffffff));
 }
 
+// Kept::of_token of a token, by the whole warp, each block of 32 experts a group.
+template <class S, class Source>
+__device__ __noinline__ std::uint32_t keep_groups_exactly(const DeviceRoute& r, Source source,
+                                                          int token, int lane) {
+  const Rule& rule = r.rule;
+  float rank = minus_infinity;  // of group `lane`
+#pragma unroll
+  for (int g = 0; g < S::blocks; ++g) {
+    const int e = lane + 32 * g;
+    float kept;
+    const std::int32_t value = ordered(exact_value<S>(r, source(token, e), e, kept));
+    const std::int32_t first = __reduce_max_sync(every_lane, value);
+    const int owner = __ffs(static_cast<int>(__ballot_sync(every_lane, value == first))) - 1;
+    const std::int32_t second = __reduce_max_sync(every_lane, lane == owner ? INT32_MIN : value);
+    const float two = float_of_ordered(first) + float_of_ordered(second);
+    if (lane == g) rank = rule.rank_by_two_best ? two : float_of_ordered(first);
+  }
+  int better = 0;
+#pragma unroll
+  for (int g = 0; g < S::blocks; ++g) {
+    const float other = __shfl_sync(every_lane, rank, g);
+    better += other > rank || (other == rank && g < lane) ? 1 : 0;
+  }
+  const std::uint32_t stay = __ballot_sync(every_lane, lane < S::blocks && better < rule.keep);
+  std::uint32_t kept = 0;
+#pragma unroll
+  for (int g = 0; g < S::blocks; ++g) kept |= (stay >> g & 1) << (g * (S::lanes / S::blocks));
+  return kept;
+}
+
 // The k best of a token, by the whole warp, into scratch.won. Rare: short rather than fast.
 template <class S, class Source>
 __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, int token,
-                                           FastScratch<S>& scratch, int lane) {
+                                           std::uint32_t kept_groups, FastScratch<S>& scratch,
+                                           int lane) {
   const Rule& rule = r.rule;
   std::int32_t values[S::blocks];
-  float rank = 0;  // of group `lane`
 #pragma unroll 1
   for (int i = 0; i < S::blocks; ++i) {
     const int e = lane + 32 * i;
-    values[i] = INT32_MIN;
+    bool eligible = e < rule.experts;
+    if constexpr (S::ranked == Ranked::score_in_groups) eligible = S::stays(kept_groups, i);
     float kept;
-    if (e < rule.experts) values[i] = ordered(exact_value<S>(r, source(token, e), e, kept));
-    if constexpr (S::ranked == Ranked::score_in_groups) {
-      const std::int32_t first = __reduce_max_sync(every_lane, values[i]);
-      const int owner = __ffs(static_cast<int>(__ballot_sync(every_lane, values[i] == first))) - 1;
-      const std::int32_t second =
-          __reduce_max_sync(every_lane, lane == owner ? INT32_MIN : values[i]);
-      const float two = float_of_ordered(first) + float_of_ordered(second);
-      if (lane == i) rank = rule.rank_by_two_best ? two : float_of_ordered(first);
-    }
-  }
-  if constexpr (S::ranked == Ranked::score_in_groups) {
-    int better = 0;
-    for (int g = 0; g < S::blocks; ++g) {
-      const float other = __shfl_sync(every_lane, rank, g);
-      better += other > rank || (other == rank && g < lane) ? 1 : 0;
-    }
-    const std::uint32_t kept = __ballot_sync(every_lane, lane < S::blocks && better < rule.keep);
-#pragma unroll 1
-    for (int i = 0; i < S::blocks; ++i) {
-      if ((kept >> i & 1) == 0) values[i] = INT32_MIN;
-    }
+    values[i] = INT32_MIN;
+    if (eligible) values[i] = ordered(exact_value<S>(r, source(token, e), e, kept));
   }
   std::int32_t last = INT32_MAX, last_id = -1;
   for (int s = 0; s < rule.top_k; ++s) {
@@ -474,7 +479,6 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     for (int n = 0; n < S::held; ++n) v[n] = S::expert(n, q) < experts ? v[n] : minus_infinity;
   }
   const float off = !rule.scores_rank ? 0.0F : rule.weigh == Weigh::sigmoid ? 4e-7F : 6e-4F;
-  bool certain = true;
   Threshold threshold;
   std::uint32_t kept_groups = 0;
   if constexpr (S::ranked == Ranked::score_in_groups) {
@@ -491,8 +495,15 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
       tops[g] = first[g];
     }
     const Kept kept = keep_groups<S>(rule, first, second, off, lane);
-    certain = kept.certain;
     kept_groups = kept.of_token;
+    const std::uint32_t unsure = __ballot_sync(every_lane, !kept.certain && there);
+    if (unsure != 0) {
+      for (int i = 0; i < S::tokens; ++i) {
+        if ((unsure >> (i * S::lanes) & 1) == 0) continue;
+        const std::uint32_t exact = keep_groups_exactly<S>(r, source, i, lane);
+        if (i == token) kept_groups = exact;
+      }
+    }
 #pragma unroll
     for (int g = 0; g < S::blocks; ++g) {
       tops[g] = S::stays(kept_groups, g) ? tops[g] : minus_infinity;
@@ -516,6 +527,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   if constexpr (S::ranked != Ranked::logit) {
     least = fmaxf(least - (2 * off + fabsf(least) * 0x1p-20F), -largest);
   }
+  least = least == 0 ? -0.0F : least;  // -0 - -0 is 0, but -0 - 0 is -0
   // A bit for each that reaches it: the sign of the difference, from the last on.
   std::uint32_t below = 0;
 #pragma unroll
@@ -541,7 +553,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   }
   const int candidates = __shfl_sync(every_lane, before, S::lanes - 1, S::lanes);
   before -= own;
-  certain = certain && candidates <= S::room;
+  const bool certain = candidates <= S::room;
   if (!certain || !there) mine = 0;
   while (mine != 0) {
     const int n = __ffs(static_cast<int>(mine)) - 1;
@@ -588,7 +600,8 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   if (uncertain != 0) {
     for (int i = 0; i < S::tokens; ++i) {
       if ((uncertain >> (i * S::lanes) & 1) != 0) {
-        select_slowly<S>(r, source, i, of_warp[i], lane);
+        const std::uint32_t kept = __shfl_sync(every_lane, kept_groups, i * S::lanes);
+        select_slowly<S>(r, source, i, kept, of_warp[i], lane);
       }
     }
   }
@@ -615,7 +628,16 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   if (rule.weigh == Weigh::softmax_of_all) {
     w = exp_of_negative(w - sanitised(threshold.first)) / sum_of_all;
   } else if (rule.weigh == Weigh::softmax_of_selected) {
-    w = exp_of_negative(w - __shfl_sync(every_lane, w, 0, S::lanes));
+    float best = has ? w : minus_infinity;
+    if constexpr (S::ranked == Ranked::logit) {
+      best = __shfl_sync(every_lane, best, 0, S::lanes);
+    } else {  // a bias may have put another first
+#pragma unroll
+      for (int step = 1; step < S::lanes; step *= 2) {
+        best = fmaxf(best, __shfl_xor_sync(every_lane, best, step));
+      }
+    }
+    w = exp_of_negative(w - best);
     w = w / sum_of(w);
   }
   const float sum = rule.renormalize ? sum_of(w) : 0.0F;

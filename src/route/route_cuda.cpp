@@ -71,6 +71,7 @@ DeviceRoute device_route(const RouteCall& call) {
   r.logits_out = rows_of<float>(call.out.logits);
   r.replay = rows_of<std::int16_t>(call.out.replay);
   choose_selection(call, r);
+  r.fast = fast_plan(r, false);
   return r;
 }
 

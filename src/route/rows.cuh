@@ -245,13 +245,29 @@ __device__ __forceinline__ void sort_descending(std::int32_t (&a)[N]) {
   }
 }
 
+// The hardware's own functions: within 2^-22 of the value, an ulp, 2^-22 and 2^-23. On a host, for
+// tests, the library's.
+#ifdef __CUDA_ARCH__
+#define SHUNT_ABOUT(name, instruction, host)                       \
+  __device__ __forceinline__ float name(float x) {                 \
+    float y;                                                       \
+    asm(instruction ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); \
+    return y;                                                      \
+  }
+#else
+#define SHUNT_ABOUT(name, instruction, host) \
+  __device__ __forceinline__ float name(float x) { return host; }
+#endif
+SHUNT_ABOUT(exp2_about, "ex2", ::exp2f(x))
+SHUNT_ABOUT(reciprocal_about, "rcp", 1.0F / x)
+SHUNT_ABOUT(log2_about, "lg2", ::log2f(x))
+SHUNT_ABOUT(sqrt_about, "sqrt", ::sqrtf(x))
+#undef SHUNT_ABOUT
+
 // sigmoid within 3e-7: the exponential is within 2^-22 + |l| 2^-24 of itself, which p (1 - p)
 // scales down, and the reciprocal within an ulp.
 __device__ __forceinline__ float sigmoid_about(float l) {
-  float e, p;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(l * -0x1.715476p+0F));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(p) : "f"(1.0F + e));
-  return p;
+  return reciprocal_about(1.0F + exp2_about(l * -0x1.715476p+0F));
 }
 
 // Drops the keys of groups that do not stay. Returns false where it cannot tell.
