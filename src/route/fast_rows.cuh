@@ -205,7 +205,7 @@ __device__ __forceinline__ float bounded_below(float x) { return fmaxf(x, -large
 // sqrt_softplus within 6e-4: log(1 + e) is within 3e-7, of which this is the root at worst.
 __device__ __forceinline__ float sqrt_softplus_about(float l) {
   const float log2 = log2_about(1.0F + exp2_about(fabsf(l) * -0x1.715476p+0F));
-  return sqrt_about(fused(log2, 0x1.62e43p-1F, fmaxf(l, 0.0F)));
+  return sqrt_about(fused(log2, 0x1.62e43p-1F, fminf(fmaxf(l, 0.0F), largest)));
 }
 
 // exp_of_negative() where the result is a normal number, x > -87: the same bits, in less.

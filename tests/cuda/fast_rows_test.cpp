@@ -1,0 +1,174 @@
+// The selection that gates and routers share on a GPU, run on the host lane by lane: the CPU
+// engine's ids and weights, to the bit.
+// clang-format off
+#include "cuda/warp_on_host.hpp"
+#include "route/fast_rows.cuh"
+// clang-format on
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "route/engine.hpp"
+#include "shunt/shunt.hpp"
+
+namespace shunt::test {
+namespace {
+
+using routing::FastScratch;
+using routing::FastShape;
+using routing::Ranked;
+
+struct Rows {
+  const float* logits;
+  int experts;
+  float operator()(int i, int e) const { return logits[i * experts + e]; }
+};
+
+// A third of normal deviates, a third of few values, a third with what no model should give.
+std::vector<float> logits_of(int tokens, int experts) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(experts));
+  const std::size_t third = logits.size() / 3;
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const float odd[] = {NAN, inf, -inf, std::numeric_limits<float>::max(), -0.0F, 0.0F};
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = normal(random);
+    if (i >= third) logits[i] = std::round(logits[i]);
+    if (i >= 2 * third && random() % 4 == 0) logits[i] = odd[random() % std::size(odd)];
+  }
+  return logits;
+}
+
+template <class S>
+void expect_same_bits(const RouteSpec& spec, std::vector<float> bias = {}) {
+  constexpr int warps = 4, tokens = warps * S::tokens;
+  const int experts = spec.experts, k = spec.top_k;
+  std::vector<float> logits = logits_of(tokens, experts);
+  const auto slots = static_cast<std::size_t>(tokens * k);
+  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
+  std::vector<float> weights(slots, -5), want_weights(slots, -7);
+
+  const Context context = cpu({.threads = 1});
+  RouteInputs in{.logits = view(logits.data(), {tokens, experts})};
+  if (spec.selection_bias) in.selection_bias = view(bias.data(), {experts});
+  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, 0));
+  route(context, spec, in,
+        {.ids = view(want_ids.data(), {tokens, k}),
+         .weights = view(want_weights.data(), {tokens, k})},
+        workspace);
+
+  routing::DeviceRoute r;
+  r.rule = resolve(spec);
+  r.tokens = tokens;
+  if (spec.selection_bias) r.selection_bias = {bias.data(), routing::Form::f32};
+  r.ids = {ids.data(), k};
+  r.weights = {weights.data(), k};
+  std::vector<FastScratch<S>> scratch(S::tokens);
+  HostWarp::run([&](int lane) {
+    for (int first = 0; first < tokens; first += S::tokens) {
+      const int t = first + lane / S::lanes;
+      float v[S::held];
+      for (int n = 0; n < S::held; ++n) {
+        v[n] = logits[static_cast<std::size_t>(
+            t * experts + std::min(S::expert(n, lane % S::lanes), experts - 1))];
+      }
+      routing::route_fast<S>(r, Rows{logits.data() + first * experts, experts}, v, scratch.data(),
+                             t, true, lane);
+    }
+  });
+  EXPECT_EQ(ids, want_ids);
+  for (std::size_t i = 0; i < slots; ++i) {
+    ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
+  }
+}
+
+std::vector<float> bias_of(int experts) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 0.1F);
+  std::vector<float> bias(static_cast<std::size_t>(experts));
+  for (float& b : bias) b = normal(random);
+  return bias;
+}
+
+TEST(FastRows, Softmax) {
+  RouteSpec spec{.experts = 8, .top_k = 2, .renormalize = true};
+  expect_same_bits<FastShape<32, 8, 1, Ranked::logit>>(spec);
+  expect_same_bits<FastShape<8, 8, 1, Ranked::logit>>(spec);
+  spec.experts = 60, spec.top_k = 4;
+  expect_same_bits<FastShape<32, 8, 2, Ranked::logit>>(spec);
+  spec.experts = 128, spec.top_k = 8;
+  expect_same_bits<FastShape<8, 8, 4, Ranked::logit>>(spec);
+  spec.experts = 160, spec.top_k = 6;
+  expect_same_bits<FastShape<8, 8, 8, Ranked::logit>>(spec);
+  spec.experts = 512, spec.top_k = 10;
+  expect_same_bits<FastShape<16, 16, 16, Ranked::logit>>(spec);
+  spec.experts = 896, spec.top_k = 16;
+  expect_same_bits<FastShape<32, 16, 32, Ranked::logit>>(spec);
+  spec.experts = 16, spec.top_k = 1;
+  expect_same_bits<FastShape<8, 1, 1, Ranked::logit>>(spec);
+  spec.top_k = 16;
+  expect_same_bits<FastShape<16, 16, 1, Ranked::logit>>(spec);
+}
+
+TEST(FastRows, SoftmaxOfTheSelected) {
+  RouteSpec spec{.experts = 256,
+                 .top_k = 8,
+                 .score = Score::softmax,
+                 .score_stage = ScoreStage::after_top_k,
+                 .renormalize = true};
+  expect_same_bits<FastShape<8, 8, 8, Ranked::logit>>(spec);
+  spec.selection_bias = true;
+  expect_same_bits<FastShape<8, 8, 8, Ranked::score>>(spec, bias_of(256));
+}
+
+TEST(FastRows, BiasedScores) {
+  RouteSpec spec{.experts = 384,
+                 .top_k = 8,
+                 .score = Score::sigmoid,
+                 .selection_bias = true,
+                 .renormalize = true,
+                 .scale = 2.5F};
+  expect_same_bits<FastShape<16, 16, 16, Ranked::score>>(spec, bias_of(384));
+  expect_same_bits<FastShape<32, 8, 16, Ranked::score>>(spec, bias_of(384));
+  spec.score = Score::sqrt_softplus;
+  expect_same_bits<FastShape<16, 16, 16, Ranked::score>>(spec, bias_of(384));
+}
+
+TEST(FastRows, Groups) {
+  RouteSpec spec{.experts = 256,
+                 .top_k = 8,
+                 .score = Score::sigmoid,
+                 .selection_bias = true,
+                 .groups = {8, 4, GroupRank::sum_of_top_2},
+                 .renormalize = true,
+                 .scale = 2.5F};
+  expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
+  expect_same_bits<FastShape<32, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
+  spec.groups.rank_by = GroupRank::max;
+  expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
+  spec.top_k = 12;
+  expect_same_bits<FastShape<16, 16, 8, Ranked::score_in_groups>>(spec, bias_of(256));
+}
+
+// Groups and experts that tie, and a bias that no model should have.
+TEST(FastRows, OddBias) {
+  const RouteSpec spec{.experts = 256,
+                       .top_k = 8,
+                       .score = Score::sigmoid,
+                       .selection_bias = true,
+                       .groups = {8, 4, GroupRank::sum_of_top_2}};
+  std::vector<float> bias(256, 0.5F);
+  expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias);
+  bias[3] = NAN;
+  bias[7] = std::numeric_limits<float>::infinity();
+  bias[100] = -bias[7];
+  for (std::size_t i = 128; i < 256; ++i) bias[i] = 14;
+  expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias);
+  expect_same_bits<FastShape<32, 8, 8, Ranked::score_in_groups>>(spec, bias);
+}
+
+}  // namespace
+}  // namespace shunt::test
