@@ -111,6 +111,26 @@ struct RouteResult {
   }
 };
 
+inline RouteInputs mirrored(Mirror& mirror, const RouteInputs& in) {
+  return {.logits = mirror.in(in.logits),
+          .hidden = mirror.in(in.hidden),
+          .router_weight = mirror.in(in.router_weight),
+          .router_bias = mirror.in(in.router_bias),
+          .selection_bias = mirror.in(in.selection_bias),
+          .per_expert_scale = mirror.in(in.per_expert_scale),
+          .token_ids = mirror.in(in.token_ids),
+          .hash_table = mirror.in(in.hash_table),
+          .shared_logits = mirror.in(in.shared_logits),
+          .valid_tokens = mirror.in(in.valid_tokens)};
+}
+inline RouteOutputs mirrored(Mirror& mirror, const RouteOutputs& out) {
+  return {.ids = mirror.out(out.ids),
+          .weights = mirror.out(out.weights),
+          .dense = mirror.out(out.dense),
+          .logits = mirror.out(out.logits),
+          .replay = mirror.out(out.replay)};
+}
+
 // route() on tensors of the host, whatever the engine.
 inline void route_on(const Context& context, const RouteSpec& spec, const RouteInputs& in,
                      const RouteOutputs& out) {
@@ -118,22 +138,7 @@ inline void route_on(const Context& context, const RouteSpec& spec, const RouteI
   const Tensor& rows = in.logits ? in.logits : in.hidden;
   const Buffer workspace = context.allocate(
       route_workspace_bytes(context, spec, rows.shape[0], in.hidden ? in.hidden.shape[1] : 0));
-  const RouteInputs there{.logits = mirror.in(in.logits),
-                          .hidden = mirror.in(in.hidden),
-                          .router_weight = mirror.in(in.router_weight),
-                          .router_bias = mirror.in(in.router_bias),
-                          .selection_bias = mirror.in(in.selection_bias),
-                          .per_expert_scale = mirror.in(in.per_expert_scale),
-                          .token_ids = mirror.in(in.token_ids),
-                          .hash_table = mirror.in(in.hash_table),
-                          .shared_logits = mirror.in(in.shared_logits),
-                          .valid_tokens = mirror.in(in.valid_tokens)};
-  const RouteOutputs results{.ids = mirror.out(out.ids),
-                             .weights = mirror.out(out.weights),
-                             .dense = mirror.out(out.dense),
-                             .logits = mirror.out(out.logits),
-                             .replay = mirror.out(out.replay)};
-  route(context, spec, there, results, workspace);
+  route(context, spec, mirrored(mirror, in), mirrored(mirror, out), workspace);
   mirror.fetch();
 }
 
