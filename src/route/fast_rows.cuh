@@ -231,7 +231,7 @@ __device__ __forceinline__ float sum_of_exponentials(const float (&l)[S::held], 
 #pragma unroll
   for (int i = 1; i < S::held; ++i) lowest = fminf(lowest, l[i]);
   float sums[S::run];
-  if (__all_sync(every_lane, lowest - best > -86.0F)) {
+  if (__all_sync(every_lane, lowest - best > -86.0F)) [[likely]] {
 #pragma unroll
     for (int j = 0; j < S::run; ++j) {
       sums[j] = exp_of_small_negative(l[j] - best);
@@ -288,7 +288,8 @@ __device__ __forceinline__ void add_bias(const float* bias, int experts, int q,
   struct alignas(4 * S::run) Run {
     float of[S::run];
   };
-  if (experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % (4 * S::run) == 0) {
+  if (experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % (4 * S::run) == 0)
+      [[likely]] {
 #pragma unroll
     for (int i = 0; i < S::blocks; ++i) {
       const Run run =
@@ -307,7 +308,8 @@ __device__ __forceinline__ void add_bias(const float* bias, int experts, int q,
 template <class S>
 __device__ __forceinline__ float exact_value(const DeviceRoute& r, float l, std::int32_t id,
                                              float& kept) {
-  if (r.router_bias.data != nullptr) l = l + element(r.router_bias, id);
+  if (r.router_bias.data != nullptr) [[unlikely]]
+    l = l + element(r.router_bias, id);
   l = sanitised(l);
   kept = l;
   if (r.rule.weigh == Weigh::sigmoid) kept = sigmoid(l);
@@ -459,7 +461,8 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   FastScratch<S>& scratch = of_warp[token];
   const int q = lane & (S::lanes - 1);
   const int experts = rule.experts;
-  if (r.router_bias.data != nullptr) add_router_bias<S>(r.router_bias, experts, q, v);
+  if (r.router_bias.data != nullptr) [[unlikely]]
+    add_router_bias<S>(r.router_bias, experts, q, v);
 #pragma unroll
   for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n]);
   if constexpr (S::ranked != Ranked::logit) {
@@ -474,7 +477,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     }
     add_bias<S>(static_cast<const float*>(r.selection_bias.data), experts, q, v);
   }
-  if (experts < 32 * S::blocks) {
+  if (experts < 32 * S::blocks) [[unlikely]] {
 #pragma unroll
     for (int n = 0; n < S::held; ++n) v[n] = S::expert(n, q) < experts ? v[n] : minus_infinity;
   }
@@ -497,7 +500,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     const Kept kept = keep_groups<S>(rule, first, second, off, lane);
     kept_groups = kept.of_token;
     const std::uint32_t unsure = __ballot_sync(every_lane, !kept.certain && there);
-    if (unsure != 0) {
+    if (unsure != 0) [[unlikely]] {
       for (int i = 0; i < S::tokens; ++i) {
         if ((unsure >> (i * S::lanes) & 1) == 0) continue;
         const std::uint32_t exact = keep_groups_exactly<S>(r, source, i, lane);
@@ -515,7 +518,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   float sum_of_all = 1;
   if constexpr (S::ranked == Ranked::logit) {
     if (rule.weigh == Weigh::softmax_of_all) {
-      if (__any_sync(every_lane, threshold.first > largest)) {
+      if (__any_sync(every_lane, threshold.first > largest)) [[unlikely]] {
 #pragma unroll
         for (int n = 0; n < S::held; ++n) v[n] = fminf(v[n], largest);
         threshold.first = fminf(threshold.first, largest);
@@ -555,6 +558,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   before -= own;
   const bool certain = candidates <= S::room;
   if (!certain || !there) mine = 0;
+#pragma unroll 1
   while (mine != 0) {
     const int n = __ffs(static_cast<int>(mine)) - 1;
     mine &= mine - 1;
@@ -589,6 +593,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   };
 #pragma unroll
   for (int c = 0; c < S::best; ++c) compare(scratch.keys[c]);
+#pragma unroll 1
   for (int c = S::best; c < count; ++c) compare(scratch.keys[c]);
 #pragma unroll
   for (int u = 0; u < S::share; ++u) {
@@ -597,7 +602,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     }
   }
   const std::uint32_t uncertain = __ballot_sync(every_lane, !certain && there);
-  if (uncertain != 0) {
+  if (uncertain != 0) [[unlikely]] {
     for (int i = 0; i < S::tokens; ++i) {
       if ((uncertain >> (i * S::lanes) & 1) != 0) {
         const std::uint32_t kept = __shfl_sync(every_lane, kept_groups, i * S::lanes);
