@@ -10,9 +10,7 @@ void route_and_order_cuda(const Context& context, const RouteCall& call, const O
   cuda_engine::Gpu gpu = cuda_engine::gpu(context);
   if (call.tokens > 0) {
     const routing::DeviceRoute r = routing::device_route(call);
-    if (call.hidden == 0 && routing::gate_orders(gpu, call.tokens)) {
-      return routing::gate_order_cuda(gpu, r, call.in.logits, ordered);
-    }
+    if (call.hidden == 0 && routing::gate_order_cuda(gpu, r, call.in.logits, ordered)) return;
     if (call.hidden > 0 && r.rule.columns <= 512 &&
         call.tokens * r.rule.slots() <= routing::most_router_pairs) {
       return routing::router_order_cuda(gpu, call, r, workspace, &ordered);

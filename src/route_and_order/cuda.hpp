@@ -6,9 +6,9 @@
 
 namespace shunt::routing {
 
-// From logits, for as many tokens as gate_orders() takes.
-bool gate_orders(const cuda_engine::Gpu& gpu, std::int64_t tokens);
-void gate_order_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits,
+// From logits. Returns false, and does nothing, where there are too many tokens or no kernel is
+// laid out for the rule.
+bool gate_order_cuda(const cuda_engine::Gpu& gpu, DeviceRoute r, const Tensor& logits,
                      const OrderCall& ordered);
 
 // router_cuda(), which sorts the ids at its end where `ordered` is given: at most

@@ -11,6 +11,7 @@
 #include "cuda/mma.cuh"
 #include "order/sort.cuh"
 #include "order/sort_few.cuh"
+#include "route/fast_rows.cuh"
 #include "route/rows.cuh"
 #include "route_and_order/cuda.hpp"
 
@@ -36,8 +37,9 @@ __device__ __forceinline__ LogitRow row_of(const Logits& logits, std::int64_t t)
 // Every rule, by route_row<N, grouped>.
 template <int N, bool grouped>
 struct AnyGate {
+  struct Scratch {};  // a warp's, in shared memory
   __device__ static __forceinline__ void route(const DeviceRoute& r, const Logits& logits,
-                                               std::int64_t t, int lane) {
+                                               std::int64_t t, Scratch&, int lane) {
     const LogitRow row = row_of(logits, t);
     float own[N] = {};
     if (r.quick) {
@@ -51,11 +53,50 @@ struct AnyGate {
   }
 };
 
+// The logits of a warp's only token, as fast_rows.cuh asks for them.
+struct OneRow {
+  LogitRow row;
+  __device__ float operator()(int, int e) const { return row(e); }
+};
+
+// The usual rules, by route_fast<S>, a token to a warp.
+template <class S>
+struct FastGate {
+  static_assert(S::tokens == 1);
+  using Scratch = FastScratch<S>;
+  template <class T>
+  __device__ static __forceinline__ void load(const void* row, int experts, int lane,
+                                              float (&v)[S::held]) {
+#pragma unroll
+    for (int n = 0; n < S::held; ++n) {
+      v[n] = static_cast<float>(static_cast<const T*>(row)[min(S::expert(n, lane), experts - 1)]);
+    }
+  }
+  __device__ static __forceinline__ void route(const DeviceRoute& r, const Logits& logits,
+                                               std::int64_t t, Scratch& scratch, int lane) {
+    const LogitRow row = row_of(logits, t);
+    float v[S::held];
+    switch (row.form) {
+      case Form::bf16:
+        load<__nv_bfloat16>(row.data, r.rule.experts, lane, v);
+        break;
+      case Form::f16:
+        load<__half>(row.data, r.rule.experts, lane, v);
+        break;
+      default:
+        load<float>(row.data, r.rule.experts, lane, v);
+        break;
+    }
+    route_fast<S>(r, OneRow{row}, v, &scratch, t, true, lane);
+  }
+};
+
 template <class Gate, bool padded>
 __global__ void __launch_bounds__(32 * most_warps)
     gate_order(const __grid_constant__ DeviceRoute r, const Logits logits,
                const __grid_constant__ SortJob job) {
   extern __shared__ __align__(16) std::int32_t shared[];
+  __shared__ typename Gate::Scratch scratch[most_warps];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const unsigned blocks = job.plan.cluster;
@@ -68,7 +109,7 @@ __global__ void __launch_bounds__(32 * most_warps)
   for (std::int64_t t = std::int64_t{threadIdx.x >> 5} * blocks + blockIdx.x; t < r.tokens;
        t += warps) {
     if (t < valid) {
-      Gate::route(r, logits, t, lane);
+      Gate::route(r, logits, t, scratch[threadIdx.x >> 5], lane);
     } else {
       clear_row(r, t, lane);
     }
@@ -87,30 +128,75 @@ __global__ void __launch_bounds__(32 * most_warps)
   ordering::sort_pairs<true, 4, padded>(job.call, job.plan, 0, shared);
 }
 
-template <class Gate>
+template <class Gate, bool padded>
 void launch_gate_order(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Logits& logits,
                        const SortJob& job) {
   const cuda_engine::Shape shape{.grid = {job.plan.cluster + job.plan.zero_blocks, 1, 1},
                                  .block = {job.plan.threads, 1, 1},
                                  .shared = job.plan.shared_bytes(),
                                  .cluster = job.plan.cluster};
-  if (job.plan.padded) {
-    cuda_engine::launch("route_and_order", gpu, shape, gate_order<Gate, true>, r, logits, job);
-  } else {
-    cuda_engine::launch("route_and_order", gpu, shape, gate_order<Gate, false>, r, logits, job);
+  cuda_engine::launch("route_and_order", gpu, shape, gate_order<Gate, padded>, r, logits, job);
+}
+
+// What a launch is made of.
+struct Launch {
+  const cuda_engine::Gpu& gpu;
+  const DeviceRoute& r;
+  const Logits& logits;
+  const SortJob& job;
+
+  template <class Gate, bool padded>
+  bool go() const {
+    cuda_engine::launch("route_and_order", gpu,
+                        {.grid = {job.plan.cluster + job.plan.zero_blocks, 1, 1},
+                         .block = {job.plan.threads, 1, 1},
+                         .shared = job.plan.shared_bytes(),
+                         .cluster = job.plan.cluster},
+                        gate_order<Gate, padded>, r, logits, job);
+    return true;
   }
-}
 
-}  // namespace
+  template <int best, int blocks>
+  bool fast(const FastPlan& plan) const {
+    if constexpr (blocks == 8) {
+      if (plan.in_groups) {
+        return go<FastGate<FastShape<32, best, blocks, Ranked::score_in_groups>>, false>();
+      }
+    }
+    if (plan.scored) return go<FastGate<FastShape<32, best, blocks, Ranked::score>>, false>();
+    return go<FastGate<FastShape<32, best, blocks, Ranked::logit>>, false>();
+  }
 
-bool gate_orders(const cuda_engine::Gpu& gpu, std::int64_t tokens) {
-  return tokens <= std::int64_t{most_warps} * gpu.widest_cluster;
-}
+  // Kernels for what models ask for: more than 8 of few experts are rare.
+  bool fast(const FastPlan& plan) const {
+    if (plan.lanes != 32 || job.plan.padded) return false;
+    const bool eight = plan.best <= 8;
+    switch (plan.blocks) {
+      case 1:
+        return eight && fast<8, 1>(plan);
+      case 2:
+        return eight && fast<8, 2>(plan);
+      case 4:
+        return eight && fast<8, 4>(plan);
+      case 8:
+        return eight ? fast<8, 8>(plan) : fast<16, 8>(plan);
+      case 16:
+        return eight ? fast<8, 16>(plan) : fast<16, 16>(plan);
+      default:
+        return false;
+    }
+  }
 
-void gate_order_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits,
-                     const OrderCall& ordered) {
-  // A block for up to 16 tokens; eight a block beyond, as far as a cluster goes.
-  const auto tokens = static_cast<unsigned>(r.tokens);
+  template <int N>
+  bool any() const {
+    if (job.plan.padded)
+      return r.grouped ? go<AnyGate<N, true>, true>() : go<AnyGate<N, false>, true>();
+    return r.grouped ? go<AnyGate<N, true>, false>() : go<AnyGate<N, false>, false>();
+  }
+};
+
+// A cluster for the tokens: a block for up to 16, eight a block beyond, as far as a cluster goes.
+SortJob job_of(const cuda_engine::Gpu& gpu, unsigned tokens, const OrderCall& ordered) {
   unsigned blocks = 1;
   while (blocks * 2 <= static_cast<unsigned>(gpu.widest_cluster) &&
          blocks * (blocks == 1 ? 16 : 8) < tokens) {
@@ -122,11 +208,29 @@ void gate_order_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Te
   SortJob job{ordered, ordering::make_tail_plan(ordered, limits, blocks, threads, false)};
   job.plan.cluster = blocks;
   ordering::add_zero_blocks(job.plan, ordered, limits);
+  return job;
+}
+
+}  // namespace
+
+bool gate_order_cuda(const cuda_engine::Gpu& gpu, DeviceRoute r, const Tensor& logits,
+                     const OrderCall& ordered) {
+  if (r.tokens > std::int64_t{most_warps} * gpu.widest_cluster) return false;
+  const SortJob job = job_of(gpu, static_cast<unsigned>(r.tokens), ordered);
   const Logits from{logits.data, static_cast<Form>(logits.dtype), logits.strides[0]};
-  with_per_lane(r.per_lane, [&]<int N>() {
-    r.grouped ? launch_gate_order<AnyGate<N, true>>(gpu, r, from, job)
-              : launch_gate_order<AnyGate<N, false>>(gpu, r, from, job);
-  });
+  const Launch launch{gpu, r, from, job};
+  if (launch.fast(fast_plan(r, false))) return true;
+  // Other rules: with kernels for 4, 8 and 16 experts of a lane.
+  if (r.quick) {
+    int lane = 4;
+    while (32 * lane < r.rule.experts) lane *= 2;
+    if (lane > 16) return false;
+    fit_per_lane(r, lane);
+    if (!r.quick) return false;
+  } else {
+    r.per_lane = 4;
+  }
+  return r.per_lane == 4 ? launch.any<4>() : r.per_lane == 8 ? launch.any<8>() : launch.any<16>();
 }
 
 }  // namespace shunt::routing
