@@ -81,6 +81,20 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+// The two halves of cluster_barrier(): every thread calls both, in this order.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
 // Four floats at the same place in the shared memory of block `rank` of the cluster; 16-byte
 // aligned.
 __device__ __forceinline__ float4 load_of_rank(const float* local, unsigned rank) {

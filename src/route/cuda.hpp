@@ -7,6 +7,7 @@
 #include "cuda/runtime.hpp"
 #include "route/device.hpp"
 #include "route/engine.hpp"
+#include "route/router_plan.hpp"
 
 namespace shunt::routing {
 
@@ -52,7 +53,19 @@ bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Ten
 
 void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 
-std::size_t router_workspace_bytes(const RouteSpec& spec, std::int64_t tokens);
+// x [T, H] and W [C, H] of one 16-bit type, whose rows begin at multiples of 16 bytes.
+struct WholeOperands {
+  const void* x = nullptr;
+  const void* w = nullptr;
+  std::int64_t x_stride = 0, w_stride = 0;  // elements
+  int hidden = 0;
+  bool bf16 = false;
+};
+
+// `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes.
+void router_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+                const RouterPlan& plan, float* workspace);
+
 void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                  Workspace workspace);
 

@@ -101,7 +101,7 @@ FastPlan fast_plan(const DeviceRoute& r, bool many) {
 
 std::size_t route_cuda_workspace_bytes(const cuda_engine::Gpu&, const RouteSpec& spec,
                                        std::int64_t tokens, std::int64_t hidden) {
-  return hidden > 0 ? routing::router_workspace_bytes(spec, tokens) : 0;
+  return hidden > 0 ? routing::router_workspace_bytes(tokens, spec.columns()) : 0;
 }
 
 void route_cuda(const Context& context, const RouteCall& call, Workspace workspace) {

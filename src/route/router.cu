@@ -15,7 +15,7 @@
 //   three bf16 that add up to it; products of pieces down to 2^-24 of the result: f32-grade logits.
 //
 // Bytes: W once a cluster (from L2), x once. A sum's order follows from H and S alone; S follows
-// from T, C and H (plan()).
+// from T, C and H (router_plan.hpp).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "order/sort_tail.cuh"
@@ -339,25 +339,6 @@ __global__ void __launch_bounds__(threads, 1)
   if (tail.wanted) ordering::run_sort_tail(tail, static_cast<unsigned>(part));
 }
 
-struct Plan {
-  int rows = 64;
-  int parts = 1;
-};
-
-// Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64 rows, and H
-// shared out only as far as multiprocessors are left over.
-Plan plan(const cuda_engine::Gpu& gpu, std::int64_t tokens, int hidden) {
-  const int steps = (hidden + 63) / 64;
-  Plan p;
-  p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
-  const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
-  while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
-         tiles * p.parts * 2 <= gpu.multiprocessors) {
-    p.parts *= 2;
-  }
-  return p;
-}
-
 template <int rows, int NT>
 void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
                    const ordering::SortTail& tail, bool whole) {
@@ -403,11 +384,6 @@ bool aligned(const Tensor& tensor) {
 
 }  // namespace
 
-std::size_t router_workspace_bytes(const RouteSpec& spec, std::int64_t tokens) {
-  if (spec.columns() <= 512) return 0;
-  return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(spec.columns()) * 4;
-}
-
 void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                  Workspace workspace) {
   router_order_cuda(gpu, call, r, workspace, nullptr);
@@ -423,7 +399,9 @@ void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
              .w_stride = w.strides[0],
              .hidden = static_cast<int>(call.hidden)};
   const bool whole = x.dtype == w.dtype && x.dtype != DType::f32 && aligned(x) && aligned(w);
-  const Plan p = plan(gpu, call.tokens, o.hidden);
+  // The sort follows in this file's kernel alone.
+  const RouterPlan p =
+      plan_router(gpu, call.tokens, r.rule.columns, o.hidden, whole && ordered == nullptr);
   o.parts = p.parts;
   if (r.rule.columns > 512) {
     o.logits = static_cast<float*>(workspace.data);
@@ -431,6 +409,15 @@ void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
     return gate_cuda(gpu, r, view(o.logits, DType::f32, {call.tokens, r.rule.columns}));
   }
   fit_shared_rows(r);
+  const WholeOperands operands{.x = x.data,
+                               .w = w.data,
+                               .x_stride = o.x_stride,
+                               .w_stride = o.w_stride,
+                               .hidden = o.hidden,
+                               .bf16 = x.dtype == DType::bf16};
+  if (p.kernel == RouterKernel::few) {
+    return router_few(gpu, r, operands, p, static_cast<float*>(workspace.data));
+  }
   ordering::SortTail tail;
   if (ordered != nullptr) {
     const bool one_cluster = call.tokens <= p.rows;

@@ -1,0 +1,328 @@
+// Router for few tokens, or for few columns of few numbers: hidden states [T, H] times router
+// weights [C, H], then the whole of routing, one launch. x and W of one 16-bit type, rows at
+// multiples of 16 bytes, H a multiple of 8.
+//
+// A block computes 8 NT tokens x 16 MT columns over one of `parts` cuts of H. Its 8 warps cut that
+// again, in chunks of 32 along H. Fragments of mma.sync come straight from global memory: W is A
+// (m: columns), x is B (n: tokens); of a chunk, lane 4 g + q holds k = 8 q .. 8 q + 7 of rows g and
+// g + 8 of A and of row g of B: 16 bytes each, which are the registers of two k16 products. Both
+// operands permute k alike, so that the sum is over the same products. All loads of a batch of
+// chunks are on their way before the first product. Rows past T or C are those of the last one:
+// what comes of them is dropped.
+//
+// Then, each sum in a fixed order:
+//   warps     in shared memory, warp 0 first;                             __syncthreads
+//   ranks     of a cluster, over distributed shared memory: rank p adds up and owns the tokens
+//             [p share, (p + 1) share);                                   cluster barrier, and one
+//             more that is only arrived at here and waited for at the end: no block leaves while
+//             others read its sums
+//   groups    parts / ranks clusters, and all column tiles, meet in memory: partial sums
+//             [groups, T, pitch]. The last block of rank p to arrive at ticket p, which it resets,
+//             reads its tokens' rows back. Where one cluster holds whole rows (one column tile, one
+//             group), they never leave shared memory.
+// and route_shared_rows with all warps. Who is last does not show in the bits.
+//
+// Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
+// us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
+// in memory, 0.8 for routing: 1 x 256 x 7168 (3.7 MB) 4.2 us; 64 x 256 x 7168 (11 MB) 6 us;
+// 512 x 8 x 128 2.5 us; 1024 x 64 x 512 3.3 us.
+#include "cuda/launch.hpp"
+#include "cuda/mma.cuh"
+#include "cuda/vectors.cuh"
+#include "route/cuda.hpp"
+#include "route/shared_rows.cuh"
+
+namespace shunt::routing {
+
+namespace {
+
+using cuda_engine::cluster_barrier;
+
+constexpr int warps = 8;
+constexpr int threads = 32 * warps;
+constexpr int most_groups = 16;
+constexpr int most_ranks = 8;
+
+struct Operands {
+  WholeOperands of;
+  int parts = 1, ranks = 1, groups = 1;
+  int pitch = 0;                     // floats of a row of partial sums: C to whole vectors
+  float* partial = nullptr;          // [groups, T, pitch]; null: blocks hold whole rows
+  std::uint32_t* tickets = nullptr;  // [ranks]
+};
+
+template <int NT, int MT>
+struct Tile {
+  static constexpr int tokens = 8 * NT;
+  static constexpr int columns = 16 * MT;
+  static constexpr int stride = columns + 4;  // floats of a token's sums: no bank twice
+  static constexpr int floats = tokens * stride;
+  // Chunks on their way at once, as many as registers hold.
+  static constexpr int batch = MT == 1 ? (NT == 1 ? 6 : 4) : NT == 4 ? 4 : 2;
+  static constexpr int blocks = NT * MT <= 4 ? 2 : 1;  // of a multiprocessor
+};
+
+__device__ __forceinline__ uint4 load_where(const std::uint16_t* from, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from), "r"(static_cast<int>(there))
+      : "memory");
+  return v;
+}
+
+// Adds 1 and returns what was there; orders what this block wrote before and reads after.
+__device__ __forceinline__ std::uint32_t arrive(std::uint32_t* ticket) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(ticket)
+               : "memory");
+  return before;
+}
+
+__device__ __forceinline__ void add(float4& sum, const float4& v) {
+  sum.x += v.x;
+  sum.y += v.y;
+  sum.z += v.z;
+  sum.w += v.w;
+}
+
+template <class T, int NT, int MT>
+__device__ __forceinline__ void multiply(const uint4 (&a)[MT][2], const uint4 (&b)[NT],
+                                         float (&sums)[MT][NT][4]) {
+#pragma unroll
+  for (int m = 0; m < MT; ++m) {
+    const std::uint32_t first[4] = {a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y};
+    const std::uint32_t second[4] = {a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w};
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      cuda_engine::mma_16816(T{}, sums[m][n], first, b[n].x, b[n].y);
+      cuda_engine::mma_16816(T{}, sums[m][n], second, b[n].z, b[n].w);
+    }
+  }
+}
+
+// A warp's chunks [begin, end) of its block's tokens and columns.
+template <int NT, int MT>
+__device__ __forceinline__ void multiply_slice(const WholeOperands& o, std::int64_t first_token,
+                                               int tokens, int first_column, int columns, int begin,
+                                               int end, int lane, float (&sums)[MT][NT][4]) {
+  const int g = lane >> 2, q = lane & 3;
+  const std::uint16_t* w[MT][2];
+  const std::uint16_t* x[NT];
+#pragma unroll
+  for (int m = 0; m < MT; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_column + min(m * 16 + half * 8 + g, columns - 1);
+      w[m][half] = static_cast<const std::uint16_t*>(o.w) + row * o.w_stride + 8 * q;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    const std::int64_t row = first_token + min(n * 8 + g, tokens - 1);
+    x[n] = static_cast<const std::uint16_t*>(o.x) + row * o.x_stride + 8 * q;
+  }
+  constexpr int batch = Tile<NT, MT>::batch;
+  for (int at = begin; at < end; at += batch) {
+    uint4 a[batch][MT][2], b[batch][NT];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      if (at + i >= end) continue;
+      const int h = (at + i) * 32;
+      const bool there = h + 8 * q < o.hidden;
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+        a[i][m][0] = load_where(w[m][0] + h, there);
+        a[i][m][1] = load_where(w[m][1] + h, there);
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n) b[i][n] = load_where(x[n] + h, there);
+    }
+    if (o.bf16) {
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (at + i < end) multiply<__nv_bfloat16, NT, MT>(a[i], b[i], sums);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (at + i < end) multiply<__half, NT, MT>(a[i], b[i], sums);
+      }
+    }
+  }
+}
+
+template <int NT, int MT>
+__global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
+    few(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o) {
+  using Shape = Tile<NT, MT>;
+  constexpr int stride = Shape::stride, vectors = 4 * MT;
+  extern __shared__ __align__(16) float shared[];
+  __shared__ bool last;
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int part = static_cast<int>(blockIdx.x) % o.parts;
+  const int rank = part % o.ranks, group = part / o.ranks;
+  const int first_column = static_cast<int>(blockIdx.x) / o.parts * Shape::columns;
+  const int columns = min(r.rule.columns - first_column, Shape::columns);
+  const std::int64_t first_token = std::int64_t{blockIdx.y} * Shape::tokens;
+  const auto tokens = static_cast<int>(min(r.tokens - first_token, std::int64_t{Shape::tokens}));
+
+  const std::int64_t steps = (o.of.hidden + 31) / 32;
+  const int slice = part * warps + warp, slices = o.parts * warps;
+  float sums[MT][NT][4] = {};
+  multiply_slice<NT, MT>(o.of, first_token, tokens, first_column, columns,
+                         static_cast<int>(steps * slice / slices),
+                         static_cast<int>(steps * (slice + 1) / slices), lane, sums);
+
+  {
+    float* const mine = shared + warp * Shape::floats + 2 * (lane & 3) * stride + (lane >> 2);
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        float* const to = mine + n * 8 * stride + m * 16;
+        to[0] = sums[m][n][0];
+        to[stride] = sums[m][n][1];
+        to[8] = sums[m][n][2];
+        to[stride + 8] = sums[m][n][3];
+      }
+    }
+  }
+  __syncthreads();
+  // Where a vector of sums of token `row` (of the tile) goes in memory; columns past the pitch: no.
+  const auto store = [&](int row, int v, const float4& sum) {
+    const int column = first_column + 4 * v;
+    if (column >= o.pitch) return;
+    __stcg(reinterpret_cast<float4*>(o.partial + (group * r.tokens + first_token + row) * o.pitch +
+                                     column),
+           sum);
+  };
+  for (int i = thread; i < tokens * vectors; i += threads) {
+    const int row = i / vectors, v = i % vectors;
+    float* const at = shared + row * stride + 4 * v;
+    float4 of[warps];
+#pragma unroll
+    for (int w = 0; w < warps; ++w) {
+      of[w] = *reinterpret_cast<const float4*>(at + w * Shape::floats);
+    }
+#pragma unroll
+    for (int w = 1; w < warps; ++w) add(of[0], of[w]);
+    if (o.ranks == 1 && o.partial != nullptr) {
+      store(row, v, of[0]);
+    } else {
+      *reinterpret_cast<float4*>(at) = of[0];  // nobody else's
+    }
+  }
+  // This rank's tokens of the tile.
+  const int share = (tokens + o.ranks - 1) / o.ranks;
+  const int first_row = min(rank * share, tokens);
+  const int rows = min(share, tokens - first_row);
+  // Whole rows lie beyond the sums that other blocks still read, over those of warps 1 to 7.
+  float* whole = shared + Shape::floats;
+  int whole_stride = stride;
+  if (o.ranks > 1) {
+    cluster_barrier();
+    for (int i = thread; i < rows * vectors; i += threads) {
+      const int row = i / vectors, v = i % vectors;
+      const float* const from = shared + (first_row + row) * stride + 4 * v;
+      float4 of[most_ranks];
+#pragma unroll
+      for (int p = 0; p < most_ranks; ++p) {
+        if (p < o.ranks) of[p] = cuda_engine::load_of_rank(from, static_cast<unsigned>(p));
+      }
+#pragma unroll
+      for (int p = 1; p < most_ranks; ++p) {
+        if (p < o.ranks) add(of[0], of[p]);
+      }
+      if (o.partial != nullptr) {
+        store(first_row + row, v, of[0]);
+      } else {
+        *reinterpret_cast<float4*>(whole + row * stride + 4 * v) = of[0];
+      }
+    }
+    __syncwarp();
+    cuda_engine::cluster_arrive();
+  } else if (o.partial == nullptr) {
+    whole = shared;
+  }
+  bool routes = rows > 0;
+  if (o.partial != nullptr && rows > 0) {
+    __syncthreads();  // what the block wrote is before its arrival
+    if (thread == 0) {
+      std::uint32_t* const ticket = o.tickets + rank;
+      const std::uint32_t blocks = gridDim.x / static_cast<unsigned>(o.ranks);
+      last = arrive(ticket) == blocks - 1;
+      if (last) *ticket = 0;
+    }
+    __syncthreads();
+    routes = last;
+    whole_stride = o.pitch + 4;
+    if (routes) {
+      const int each = o.pitch / 4;
+      for (int i = thread; i < rows * each; i += threads) {
+        const int row = i / each, v = i % each;
+        const auto* const from = reinterpret_cast<const float4*>(
+            o.partial + (first_token + first_row + row) * o.pitch + 4 * v);
+        float4 of[most_groups];
+#pragma unroll
+        for (int j = 0; j < most_groups; ++j) {
+          if (j < o.groups) of[j] = __ldcg(from + j * r.tokens * each);
+        }
+#pragma unroll
+        for (int j = 1; j < most_groups; ++j) {
+          if (j < o.groups) add(of[0], of[j]);
+        }
+        *reinterpret_cast<float4*>(whole + row * whole_stride + 4 * v) = of[0];
+      }
+    }
+  }
+  if (routes) {  // the same for the whole block
+    __syncthreads();
+    route_shared_rows(r, whole, whole_stride, first_token + first_row, rows, warp, warps, lane);
+  }
+  if (o.ranks > 1) cuda_engine::cluster_wait();
+}
+
+template <int NT, int MT>
+void launch_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o) {
+  using Shape = Tile<NT, MT>;
+  const auto column_tiles =
+      static_cast<unsigned>((r.rule.columns + Shape::columns - 1) / Shape::columns);
+  const auto token_tiles = static_cast<unsigned>((r.tokens + Shape::tokens - 1) / Shape::tokens);
+  const int share = (Shape::tokens + o.ranks - 1) / o.ranks;
+  const int floats = std::max(warps * Shape::floats, Shape::floats + share * (o.pitch + 4));
+  cuda_engine::launch("route: router", gpu,
+                      {.grid = {column_tiles * static_cast<unsigned>(o.parts), token_tiles, 1},
+                       .block = {threads, 1, 1},
+                       .shared = static_cast<std::size_t>(floats) * 4,
+                       .cluster = static_cast<unsigned>(o.ranks)},
+                      few<NT, MT>, r, o);
+}
+
+}  // namespace
+
+void router_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+                const RouterPlan& plan, float* workspace) {
+  Operands o{.of = operands, .parts = plan.parts, .ranks = plan.ranks};
+  o.groups = plan.parts / plan.ranks;
+  o.pitch = (r.rule.columns + 3) / 4 * 4;
+  const bool whole_rows = o.groups == 1 && r.rule.columns <= plan.columns;
+  if (!whole_rows) {
+    o.partial = workspace;
+    o.tickets = gpu.tickets + cuda_engine::router_tickets;
+  }
+  if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o);
+  if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o);
+  if (plan.rows == 16) return launch_few<2, 1>(gpu, r, o);
+  if (plan.rows == 32) return launch_few<4, 2>(gpu, r, o);
+  launch_few<8, 2>(gpu, r, o);
+}
+
+}  // namespace shunt::routing

@@ -1,0 +1,91 @@
+#include "route/router_plan.hpp"
+
+#include <algorithm>
+
+namespace shunt::routing {
+
+namespace {
+
+constexpr int most_columns = 512;  // of a kernel that routes
+constexpr int few_tokens = 64;
+constexpr int few_warps = 8;
+constexpr int flat_tokens = 4;  // up to here parts meet in memory, and no cluster is waited for
+
+// The largest power of two up to `most` (at least 1).
+int power_of_two(int most) {
+  int p = 1;
+  while (2 * p <= most) p *= 2;
+  return p;
+}
+
+// Each block routes whole rows of its own: W is small enough to be read by every block.
+bool plan_rows(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+               RouterPlan& p) {
+  if (columns > 64) return false;
+  const std::int64_t tiles = (tokens + 7) / 8;
+  if (tiles > 4 * std::int64_t{gpu.multiprocessors}) return false;
+  const int steps = (hidden + 31) / 32;
+  const auto room = static_cast<int>(std::max<std::int64_t>(1, gpu.multiprocessors / tiles));
+  // No part with less than two steps a warp: its barrier costs more than the loads it saves.
+  const int parts = power_of_two(std::min({gpu.largest_cluster, room, steps / (2 * few_warps)}));
+  if (std::int64_t{columns} * hidden / parts > 32 * 1024) return false;
+  p = {RouterKernel::few, 8, columns <= 16 ? 16 : 64, parts, parts};
+  return true;
+}
+
+// All multiprocessors read W; the blocks of a row of logits meet in memory.
+RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hidden) {
+  RouterPlan p{RouterKernel::few};
+  p.rows = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
+  p.columns = p.rows <= 16 ? 16 : 32;
+  const int tiles = (columns + p.columns - 1) / p.columns;
+  const int steps = (hidden + 31) / 32;
+  const int most = std::max(1, std::min({gpu.multiprocessors / tiles, steps / few_warps, 16}));
+  if (tokens <= flat_tokens) {
+    p.parts = most;
+  } else {
+    p.parts = power_of_two(most);
+    p.ranks = std::min(p.parts, gpu.largest_cluster);
+  }
+  return p;
+}
+
+// router.cu. Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64
+// rows, and H shared out only as far as multiprocessors are left over.
+RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
+  const int steps = (hidden + 63) / 64;
+  RouterPlan p;
+  p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
+  p.columns = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 256 ? 256 : 512;
+  const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+  while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
+         tiles * p.parts * 2 <= gpu.multiprocessors) {
+    p.parts *= 2;
+  }
+  p.ranks = p.parts;
+  return p;
+}
+
+}  // namespace
+
+RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+                       bool whole) {
+  // Clusters, and whole vectors of 8 along H.
+  if (whole && columns <= most_columns && gpu.compute >= 90 && gpu.largest_cluster > 1 &&
+      hidden % 8 == 0) {
+    RouterPlan p;
+    if (plan_rows(gpu, tokens, columns, hidden, p)) return p;
+    if (tokens <= few_tokens) return plan_few(gpu, static_cast<int>(tokens), columns, hidden);
+  }
+  return plan_any(gpu, tokens, columns, hidden);
+}
+
+std::size_t router_workspace_bytes(std::int64_t tokens, int columns) {
+  if (tokens == 0) return 0;
+  const std::size_t row = (static_cast<std::size_t>(columns) + 3) / 4 * 16;
+  if (columns > most_columns) return static_cast<std::size_t>(tokens) * row;
+  // few: parts / ranks rows a token, which is 16 up to 4 tokens and 2 after that.
+  return row * std::max<std::size_t>(16 * flat_tokens, 2 * few_tokens);
+}
+
+}  // namespace shunt::routing

@@ -1,0 +1,34 @@
+// Which kernel a router runs on a GPU, and how its work is laid out: host only, the same for the
+// same arguments everywhere. A logit's bits depend on T, C and H through this alone: on `parts`
+// (into which H is cut), `ranks` and the kernel, which fix the order of its sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/runtime.hpp"
+
+namespace shunt::routing {
+
+enum class RouterKernel {
+  any,   // router.cu: any types, alignment, columns and GPU
+  few,   // router_few.cu: few tokens, or few columns of few numbers
+  many,  // router_many.cu: Hopper's tensor cores
+};
+
+struct RouterPlan {
+  RouterKernel kernel = RouterKernel::any;
+  int rows = 64;     // tokens of a block
+  int columns = 64;  // columns of a block
+  int parts = 1;     // blocks that share out H
+  int ranks = 1;     // of those, what forms a cluster; the others meet in memory
+};
+
+// `whole`: x and W are of one 16-bit type and their rows begin at multiples of 16 bytes.
+RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+                       bool whole);
+
+// Bytes of memory that the kernels need for up to so many tokens, whatever the plan.
+std::size_t router_workspace_bytes(std::int64_t tokens, int columns);
+
+}  // namespace shunt::routing

@@ -1,0 +1,104 @@
+// How a router is laid out on a GPU: nothing here needs one.
+#include "route/router_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace shunt::test {
+namespace {
+
+using routing::plan_router;
+using routing::router_workspace_bytes;
+using routing::RouterKernel;
+using routing::RouterPlan;
+
+cuda_engine::Gpu h200() {
+  return {.compute = 90, .multiprocessors = 132, .largest_cluster = 8, .widest_cluster = 16};
+}
+cuda_engine::Gpu l4() { return {.compute = 89, .multiprocessors = 58}; }
+
+TEST(RouterPlan, FewTokensOccupyTheGpu) {
+  for (const auto& [tokens, columns, hidden] :
+       {std::array{1, 256, 7168}, std::array{1, 128, 7168}, std::array{1, 384, 7168},
+        std::array{1, 512, 4096}, std::array{8, 256, 7168}, std::array{64, 256, 7168}}) {
+    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, true);
+    EXPECT_EQ(p.kernel, RouterKernel::few);
+    EXPECT_GE(p.rows, tokens);
+    const int blocks = (columns + p.columns - 1) / p.columns * p.parts;
+    EXPECT_GE(blocks, 96) << tokens << " x " << columns;
+    EXPECT_LE(blocks, 132) << tokens << " x " << columns;
+  }
+}
+
+TEST(RouterPlan, SmallRoutersRouteWholeRowsInABlock) {
+  for (const auto& [tokens, columns, hidden] :
+       {std::array{512, 8, 128}, std::array{512, 16, 128}, std::array{1024, 64, 512}}) {
+    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, true);
+    EXPECT_EQ(p.kernel, RouterKernel::few);
+    EXPECT_EQ(p.rows, 8);
+    EXPECT_GE(p.columns, columns);
+    EXPECT_EQ(p.parts, p.ranks);
+  }
+}
+
+// What kernels take for granted, over all that may be asked.
+TEST(RouterPlan, KeepsItsBounds) {
+  for (const std::int64_t tokens :
+       {1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 63, 64, 65, 127, 129, 1000, 4096, 100000, 10000000}) {
+    for (const int columns : {1, 8, 16, 17, 64, 65, 128, 160, 255, 256, 257, 384, 512, 513, 4096}) {
+      for (const int hidden : {1, 8, 64, 72, 100, 128, 448, 2048, 2880, 7168, 16384, 1 << 24}) {
+        for (const bool whole : {false, true}) {
+          SCOPED_TRACE(testing::Message() << tokens << " x " << columns << " x " << hidden);
+          const cuda_engine::Gpu gpu = h200();
+          const RouterPlan p = plan_router(gpu, tokens, columns, hidden, whole);
+          EXPECT_GE(p.parts, 1);
+          EXPECT_EQ(p.parts % p.ranks, 0);
+          EXPECT_LE(p.ranks, p.kernel == RouterKernel::any ? 16 : 8);
+          if (!whole || columns > 512) {
+            EXPECT_EQ(p.kernel, RouterKernel::any);
+          }
+          if (p.kernel != RouterKernel::few) continue;
+          EXPECT_EQ(hidden % 8, 0);
+          const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+          const int groups = p.parts / p.ranks;
+          EXPECT_LE(groups, 16);
+          EXPECT_TRUE(p.rows == 8 ? p.columns == 16 || p.columns == 64
+                                  : p.columns == (p.rows == 16 ? 16 : 32));
+          // Shared memory: sums of 8 warps, or of one and the rows that a rank routes.
+          const int sums = p.rows * (p.columns + 4);
+          const int share = (p.rows + p.ranks - 1) / p.ranks;
+          EXPECT_LE(4 * std::max(8 * sums, sums + share * (columns + 7)), 227 * 1024);
+          if (groups > 1 || columns > p.columns) {
+            EXPECT_EQ(tiles, 1);  // one ticket a rank
+            EXPECT_LE(static_cast<std::size_t>(groups * tokens * ((columns + 3) / 4 * 16)),
+                      router_workspace_bytes(tokens, columns));
+          } else {
+            EXPECT_LE(tiles, 65535);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RouterPlan, OlderGpusHaveTheOneKernel) {
+  for (const std::int64_t tokens : {1, 64, 65, 5000}) {
+    const RouterPlan p = plan_router(l4(), tokens, 64, 512, true);
+    EXPECT_EQ(p.kernel, RouterKernel::any);
+    EXPECT_EQ(p.parts, 1);
+  }
+}
+
+TEST(RouterPlan, WorkspaceOfManyTokensServesFewer) {
+  for (const int columns : {1, 17, 512, 513, 4096}) {
+    std::size_t last = 0;
+    for (const std::int64_t tokens : {0, 1, 4, 5, 64, 65, 100000}) {
+      EXPECT_GE(router_workspace_bytes(tokens, columns), last);
+      last = router_workspace_bytes(tokens, columns);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shunt::test
