@@ -377,6 +377,12 @@ void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Opera
   return launch_router<16, 8>(gpu, r, o, tail, whole);
 }
 
+// Rows in order, and coordinates that an int holds.
+bool fits_tensor_map(const Tensor& tensor) {
+  const std::int64_t rows = tensor.shape[0], stride = tensor.strides[0];
+  return rows < (std::int64_t{1} << 31) - 256 &&
+         (rows == 1 || (stride >= tensor.shape[1] && stride < std::int64_t{1} << 38));
+}
 bool aligned(const Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
          (tensor.shape[0] <= 1 || tensor.strides[0] % 8 == 0);
@@ -399,36 +405,43 @@ void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
              .w_stride = w.strides[0],
              .hidden = static_cast<int>(call.hidden)};
   const bool whole = x.dtype == w.dtype && x.dtype != DType::f32 && aligned(x) && aligned(w);
-  // The sort follows in this file's kernel alone.
-  const RouterPlan p =
-      plan_router(gpu, call.tokens, r.rule.columns, o.hidden, whole && ordered == nullptr);
-  o.parts = p.parts;
-  if (r.rule.columns > 512) {
-    o.logits = static_cast<float*>(workspace.data);
-    launch_tiles(gpu, r, o, {}, p.rows, whole);
-    return gate_cuda(gpu, r, view(o.logits, DType::f32, {call.tokens, r.rule.columns}));
-  }
-  fit_shared_rows(r);
+  const bool boxes = whole && fits_tensor_map(x) && fits_tensor_map(w);
+  const auto plan = [&](RouterOperands operands) {
+    return plan_router(gpu, call.tokens, r.rule.columns, o.hidden, operands);
+  };
+  // A sort follows in this file's kernel alone.
+  RouterPlan p = plan(!whole || ordered != nullptr ? RouterOperands::any
+                      : boxes                      ? RouterOperands::boxes
+                                                   : RouterOperands::whole);
+  auto* const memory = static_cast<float*>(workspace.data);
+  float* const logits = r.rule.columns > 512 ? memory : nullptr;  // too many for one launch
+  if (logits == nullptr) fit_shared_rows(r);
   const WholeOperands operands{.x = x.data,
                                .w = w.data,
                                .x_stride = o.x_stride,
                                .w_stride = o.w_stride,
                                .hidden = o.hidden,
                                .bf16 = x.dtype == DType::bf16};
-  if (p.kernel == RouterKernel::few) {
-    return router_few(gpu, r, operands, p, static_cast<float*>(workspace.data));
+  if (p.kernel == RouterKernel::few) return router_few(gpu, r, operands, p, memory);
+  if (p.kernel != RouterKernel::many || !router_many(gpu, r, operands, p, logits)) {
+    p = plan(RouterOperands::any);
+    o.parts = p.parts;
+    o.logits = logits;
+    ordering::SortTail tail;
+    if (ordered != nullptr) {
+      const bool one_cluster = call.tokens <= p.rows;
+      const unsigned blocks = one_cluster ? static_cast<unsigned>(p.parts) : 1;
+      tail.wanted = true;
+      tail.job = {*ordered, ordering::make_tail_plan(*ordered, ordering::sort_limits(gpu), blocks,
+                                                     threads, true)};
+      tail.job.plan.zero_blocks = 1;  // the buffer is zeroed at the start
+      if (!one_cluster) tail.ticket = gpu.tickets + cuda_engine::router_tickets;
+    }
+    launch_tiles(gpu, r, o, tail, p.rows, whole);
   }
-  ordering::SortTail tail;
-  if (ordered != nullptr) {
-    const bool one_cluster = call.tokens <= p.rows;
-    const unsigned blocks = one_cluster ? static_cast<unsigned>(p.parts) : 1;
-    tail.wanted = true;
-    tail.job = {*ordered, ordering::make_tail_plan(*ordered, ordering::sort_limits(gpu), blocks,
-                                                   threads, true)};
-    tail.job.plan.zero_blocks = 1;  // the buffer is zeroed at the start
-    if (!one_cluster) tail.ticket = gpu.tickets + cuda_engine::router_tickets;
+  if (logits != nullptr) {
+    gate_cuda(gpu, r, view(logits, DType::f32, {call.tokens, r.rule.columns}));
   }
-  launch_tiles(gpu, r, o, tail, p.rows, whole);
 }
 
 }  // namespace shunt::routing

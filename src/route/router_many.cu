@@ -30,6 +30,10 @@
 #include "route/cuda.hpp"
 #include "route/shared_rows.cuh"
 
+#ifndef SHUNT_BUILT_FOR_SM_90A
+#define SHUNT_BUILT_FOR_SM_90A 0
+#endif
+
 namespace shunt::routing {
 
 namespace {

@@ -50,6 +50,27 @@ RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hi
   return p;
 }
 
+// Tiles of 128 tokens, or of 64 where those would leave half of the GPU idle; H over as many blocks
+// of a cluster as there are multiprocessors left.
+RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
+  const int steps = (hidden + 63) / 64;
+  RouterPlan p{RouterKernel::many};
+  p.columns = columns <= 64                              ? 64
+              : columns <= 128                           ? 128
+              : columns <= 256 || columns > most_columns ? 256
+                                                         : 512;
+  const int halves = p.columns == 512 ? 2 : 1;
+  const std::int64_t across = columns > most_columns ? (columns + 255) / 256 : halves;
+  for (p.rows = 128;; p.rows = 64) {
+    const std::int64_t blocks = (tokens + p.rows - 1) / p.rows * across;
+    const auto room = std::max<std::int64_t>(1, gpu.multiprocessors / blocks);
+    p.parts = power_of_two(std::min(static_cast<int>(room), std::min(8 / halves, steps)));
+    if (p.rows == 64 || 2 * blocks * p.parts > gpu.multiprocessors) break;
+  }
+  p.ranks = p.parts;
+  return p;
+}
+
 // router.cu. Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64
 // rows, and H shared out only as far as multiprocessors are left over.
 RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
@@ -69,13 +90,16 @@ RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int column
 }  // namespace
 
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
-                       bool whole) {
+                       RouterOperands operands) {
+  if (operands == RouterOperands::any) return plan_any(gpu, tokens, columns, hidden);
   // Clusters, and whole vectors of 8 along H.
-  if (whole && columns <= most_columns && gpu.compute >= 90 && gpu.largest_cluster > 1 &&
-      hidden % 8 == 0) {
+  if (columns <= most_columns && gpu.compute >= 90 && gpu.largest_cluster > 1 && hidden % 8 == 0) {
     RouterPlan p;
     if (plan_rows(gpu, tokens, columns, hidden, p)) return p;
     if (tokens <= few_tokens) return plan_few(gpu, static_cast<int>(tokens), columns, hidden);
+  }
+  if (operands == RouterOperands::boxes && gpu.compute == 90 && gpu.largest_cluster == 8) {
+    return plan_many(gpu, tokens, columns, hidden);
   }
   return plan_any(gpu, tokens, columns, hidden);
 }

@@ -19,14 +19,18 @@ enum class RouterKernel {
 struct RouterPlan {
   RouterKernel kernel = RouterKernel::any;
   int rows = 64;     // tokens of a block
-  int columns = 64;  // columns of a block
+  int columns = 64;  // columns of a block; many: the tile of columns, 512 being two blocks of 256
   int parts = 1;     // blocks that share out H
   int ranks = 1;     // of those, what forms a cluster; the others meet in memory
 };
 
-// `whole`: x and W are of one 16-bit type and their rows begin at multiples of 16 bytes.
+enum class RouterOperands {
+  any,
+  whole,  // x and W are of one 16-bit type and their rows begin at multiples of 16 bytes
+  boxes,  // so that a tensor map can say it: strides of at least H, places below 2^31
+};
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
-                       bool whole);
+                       RouterOperands operands);
 
 // Bytes of memory that the kernels need for up to so many tokens, whatever the plan.
 std::size_t router_workspace_bytes(std::int64_t tokens, int columns);

@@ -11,6 +11,7 @@ namespace {
 using routing::plan_router;
 using routing::router_workspace_bytes;
 using routing::RouterKernel;
+using routing::RouterOperands;
 using routing::RouterPlan;
 
 cuda_engine::Gpu h200() {
@@ -22,7 +23,7 @@ TEST(RouterPlan, FewTokensOccupyTheGpu) {
   for (const auto& [tokens, columns, hidden] :
        {std::array{1, 256, 7168}, std::array{1, 128, 7168}, std::array{1, 384, 7168},
         std::array{1, 512, 4096}, std::array{8, 256, 7168}, std::array{64, 256, 7168}}) {
-    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, true);
+    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, RouterOperands::boxes);
     EXPECT_EQ(p.kernel, RouterKernel::few);
     EXPECT_GE(p.rows, tokens);
     const int blocks = (columns + p.columns - 1) / p.columns * p.parts;
@@ -34,11 +35,22 @@ TEST(RouterPlan, FewTokensOccupyTheGpu) {
 TEST(RouterPlan, SmallRoutersRouteWholeRowsInABlock) {
   for (const auto& [tokens, columns, hidden] :
        {std::array{512, 8, 128}, std::array{512, 16, 128}, std::array{1024, 64, 512}}) {
-    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, true);
+    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, RouterOperands::boxes);
     EXPECT_EQ(p.kernel, RouterKernel::few);
     EXPECT_EQ(p.rows, 8);
     EXPECT_GE(p.columns, columns);
     EXPECT_EQ(p.parts, p.ranks);
+  }
+}
+
+TEST(RouterPlan, ManyTokensOccupyTheGpu) {
+  for (const auto& [tokens, columns, hidden] :
+       {std::array{1024, 256, 7168}, std::array{2048, 128, 1024}, std::array{4096, 64, 2048},
+        std::array{4096, 128, 2048}, std::array{4096, 256, 7168}, std::array{8192, 512, 2048}}) {
+    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, RouterOperands::boxes);
+    EXPECT_EQ(p.kernel, RouterKernel::many);
+    const int halves = p.columns == 512 ? 2 : 1;
+    EXPECT_EQ((tokens + p.rows - 1) / p.rows * halves * p.parts, 128) << tokens;
   }
 }
 
@@ -48,17 +60,32 @@ TEST(RouterPlan, KeepsItsBounds) {
        {1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 63, 64, 65, 127, 129, 1000, 4096, 100000, 10000000}) {
     for (const int columns : {1, 8, 16, 17, 64, 65, 128, 160, 255, 256, 257, 384, 512, 513, 4096}) {
       for (const int hidden : {1, 8, 64, 72, 100, 128, 448, 2048, 2880, 7168, 16384, 1 << 24}) {
-        for (const bool whole : {false, true}) {
+        for (const RouterOperands operands :
+             {RouterOperands::any, RouterOperands::whole, RouterOperands::boxes}) {
           SCOPED_TRACE(testing::Message() << tokens << " x " << columns << " x " << hidden);
           const cuda_engine::Gpu gpu = h200();
-          const RouterPlan p = plan_router(gpu, tokens, columns, hidden, whole);
+          const RouterPlan p = plan_router(gpu, tokens, columns, hidden, operands);
           EXPECT_GE(p.parts, 1);
           EXPECT_EQ(p.parts % p.ranks, 0);
           EXPECT_LE(p.ranks, p.kernel == RouterKernel::any ? 16 : 8);
-          if (!whole || columns > 512) {
+          if (operands == RouterOperands::any) {
             EXPECT_EQ(p.kernel, RouterKernel::any);
           }
+          if (operands == RouterOperands::boxes) {
+            EXPECT_NE(p.kernel, RouterKernel::any);
+          }
+          if (p.kernel == RouterKernel::many) {
+            EXPECT_EQ(operands, RouterOperands::boxes);
+            EXPECT_TRUE(p.rows == 64 || p.rows == 128);
+            EXPECT_EQ(p.parts & (p.parts - 1), 0);
+            EXPECT_EQ(p.parts, p.ranks);
+            EXPECT_LE(p.parts * (p.columns == 512 ? 2 : 1), 8);
+            EXPECT_LE(p.parts, (hidden + 63) / 64);
+            EXPECT_TRUE(p.columns >= columns || columns > 512);
+            EXPECT_TRUE(columns <= 512 || p.columns == 256);
+          }
           if (p.kernel != RouterKernel::few) continue;
+          EXPECT_LE(columns, 512);
           EXPECT_EQ(hidden % 8, 0);
           const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
           const int groups = p.parts / p.ranks;
@@ -84,7 +111,7 @@ TEST(RouterPlan, KeepsItsBounds) {
 
 TEST(RouterPlan, OlderGpusHaveTheOneKernel) {
   for (const std::int64_t tokens : {1, 64, 65, 5000}) {
-    const RouterPlan p = plan_router(l4(), tokens, 64, 512, true);
+    const RouterPlan p = plan_router(l4(), tokens, 64, 512, RouterOperands::boxes);
     EXPECT_EQ(p.kernel, RouterKernel::any);
     EXPECT_EQ(p.parts, 1);
   }

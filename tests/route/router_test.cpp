@@ -164,29 +164,32 @@ TEST(Router, RowsPastTheCountAreCleared) {
 
 TEST(Router, StridedRowsAndAPoisonedOne) {
   const Context context = engine();
-  for (const auto& [tokens, columns, width] :
-       {std::array{3, 256, 512}, std::array{40, 96, 1000}, std::array{300, 200, 104}}) {
+  for (const auto& [tokens, columns, narrow] :
+       {std::array{3, 256, 512}, std::array{40, 96, 1000}, std::array{300, 200, 104},
+        std::array{33, 70, 100}, std::array{200, 70, 100}, std::array{3, 600, 1}}) {
+    const std::int64_t width = narrow;
     Router router(tokens, columns, width, bf16, 5);
     const RouteSpec spec = spec_of(columns);
     const RouteResult want = run(context, spec, router.inputs());
     const std::uint16_t nan = f32_to_bf16(std::nanf(""));
-    // Eight elements of NaN after each row, and a whole row of them.
+    // NaN after each row, up to a multiple of 16 bytes and 16 more; and a whole row of it.
+    const std::int64_t stride = (width + 7) / 8 * 8 + 8;
     const auto strided = [&](const std::vector<std::uint16_t>& values) {
       std::vector<std::uint16_t> to;
       for (std::size_t i = 0; i < values.size(); i += at(width)) {
         to.insert(to.end(), values.begin() + static_cast<std::ptrdiff_t>(i),
                   values.begin() + static_cast<std::ptrdiff_t>(i) + width);
-        to.insert(to.end(), 8, nan);
+        to.insert(to.end(), at(stride - width), nan);
       }
       return to;
     };
     std::vector<std::uint16_t> x = strided(router.x);
     const std::vector<std::uint16_t> w = strided(router.w);
-    std::fill_n(x.begin() + width + 8, width, nan);
+    std::fill_n(x.begin() + stride, width, nan);
     RouteInputs in = router.inputs();
     in.hidden.data = x.data();
     in.router_weight.data = const_cast<std::uint16_t*>(w.data());
-    in.hidden.strides[0] = in.router_weight.strides[0] = width + 8;
+    in.hidden.strides[0] = in.router_weight.strides[0] = stride;
     const RouteResult out = run(context, spec, in);
     for (std::int64_t i = 0; i < tokens * spec.top_k; ++i) {
       if (i / spec.top_k == 1) {
@@ -194,7 +197,8 @@ TEST(Router, StridedRowsAndAPoisonedOne) {
         continue;
       }
       ASSERT_EQ(out.ids[at(i)], want.ids[at(i)]) << i;
-      ASSERT_EQ(out.weights[at(i)], want.weights[at(i)]) << i;
+      // Dense rows of an odd width are another kernel's.
+      ASSERT_NEAR(out.weights[at(i)], want.weights[at(i)], 1e-5F) << i;
     }
   }
 }
