@@ -63,7 +63,7 @@ struct WholeOperands {
 };
 
 // `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes.
-void router_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
                 const RouterPlan& plan, float* workspace);
 // Strides are at least H. `logits`: [T, C], raw sums and nothing else; null: routes. Returns false,
 // and does nothing, where the build or the driver has no such kernel.

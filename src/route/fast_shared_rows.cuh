@@ -61,37 +61,50 @@ __device__ __noinline__ void route_shared_fast(const DeviceRoute& r, const float
   }
 }
 
-// As route_shared_rows(). Rows begin at multiples of 16 bytes. `most`: the columns that the kernel
-// is compiled for: 32, 64, 128, 256 or 512, at least C. `one_a_warp`: few rows. `scratch`: one for
-// each warp, in shared memory.
+// As route_shared_rows(); returns false, and does nothing, where the rule is not one of those. Rows
+// begin at multiples of 16 bytes. `most`: the columns that the kernel is compiled for: 64, 128, 256
+// or 512, at least C. `one_a_warp`: few rows. `scratch`: one for each warp, in shared memory.
 template <int most, bool one_a_warp>
-__device__ __forceinline__ void route_shared_rows_fast(const DeviceRoute& r, const float* logits,
+__device__ __forceinline__ bool route_shared_rows_fast(const DeviceRoute& r, const float* logits,
                                                        int stride, std::int64_t first_token,
                                                        int rows, int warp, int warps,
                                                        FastSharedScratch* scratch, int lane) {
-  constexpr int blocks = most / 32;
-  const auto with = [&]<int lanes, int best>() {
-    const auto go = [&]<Ranked ranked>() {
-      route_shared_fast<FastShape<lanes, best, blocks, ranked>>(r, logits, stride, first_token,
-                                                                rows, warp, warps, scratch, lane);
-    };
-    if constexpr (blocks == 8) {
-      if (r.fast.in_groups) return go.template operator()<Ranked::score_in_groups>();
-    }
-    if (r.fast.scored) return go.template operator()<Ranked::score>();
-    go.template operator()<Ranked::logit>();
+  const auto go = [&]<int lanes, int best, int blocks, Ranked ranked>() {
+    route_shared_fast<FastShape<lanes, best, blocks, ranked>>(r, logits, stride, first_token, rows,
+                                                              warp, warps, scratch, lane);
+    return true;
   };
-  // Groups are blocks where the blocks are those of E.
-  const bool takes = r.fast.lanes > 0 && (!r.fast.in_groups || (blocks == 8 && r.fast.blocks == 8));
-  if (!takes) {
-    route_shared_rows<(most < 64 ? 64 : most)>(r, logits, stride, first_token, rows, warp, warps,
-                                               lane);
+  const auto with = [&]<int lanes, int best, int blocks>() {
+    if (r.fast.in_groups) {
+      if constexpr (blocks == 8) {  // each block of 32 experts is a group
+        return go.template operator()<lanes, best, blocks, Ranked::score_in_groups>();
+      }
+      return false;
+    }
+    if (r.fast.scored) return go.template operator()<lanes, best, blocks, Ranked::score>();
+    return go.template operator()<lanes, best, blocks, Ranked::logit>();
+  };
+  if (r.fast.lanes == 0) return false;
+  const bool best_8 = r.fast.best <= 8;
+  if constexpr (one_a_warp && most <= 256) {
+    return best_8 ? with.template operator()<32, 8, most / 32>()
+                  : with.template operator()<32, 16, most / 32>();
   } else if constexpr (one_a_warp) {
-    r.fast.best <= 8 ? with.template operator()<32, 8>() : with.template operator()<32, 16>();
+    return best_8 && r.fast.blocks <= 8 ? with.template operator()<32, 8, 8>()
+                                        : with.template operator()<32, 16, 16>();
   } else if constexpr (most <= 256) {
-    r.fast.best <= 8 ? with.template operator()<8, 8>() : with.template operator()<16, 16>();
+    return best_8 ? with.template operator()<8, 8, most / 32>()
+                  : with.template operator()<16, 16, most / 32>();
   } else {
-    with.template operator()<16, 16>();
+    return with.template operator()<16, 16, 16>();
+  }
+}
+
+// Rows past the valid tokens.
+__device__ __forceinline__ void clear_rows(const DeviceRoute& r, std::int64_t first_token, int rows,
+                                           int warp, int warps, int lane) {
+  for (int i = warp; i < rows && first_token + i < r.tokens; i += warps) {
+    clear_row(r, first_token + i, lane);
   }
 }
 

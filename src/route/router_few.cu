@@ -30,7 +30,7 @@
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
 #include "route/cuda.hpp"
-#include "route/shared_rows.cuh"
+#include "route/fast_shared_rows.cuh"
 
 namespace shunt::routing {
 
@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   constexpr int stride = Shape::stride, vectors = 4 * MT;
   extern __shared__ __align__(16) float shared[];
   __shared__ bool last;
+  __shared__ FastSharedScratch scratch[warps];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
@@ -285,7 +286,12 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   }
   if (routes) {  // the same for the whole block
     __syncthreads();
-    route_shared_rows(r, whole, whole_stride, first_token + first_row, rows, warp, warps, lane);
+    constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
+    if (!route_shared_rows_fast<most, true>(r, whole, whole_stride, first_token + first_row, rows,
+                                            warp, warps, scratch, lane)) {
+      route_shared_rows<512>(r, whole, whole_stride, first_token + first_row, rows, warp, warps,
+                             lane);
+    }
   }
   if (o.ranks > 1) cuda_engine::cluster_wait();
 }
@@ -308,8 +314,9 @@ void launch_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operand
 
 }  // namespace
 
-void router_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
                 const RouterPlan& plan, float* workspace) {
+  if (r.quick) fit_per_lane(r, shared_per_lane(512));  // of all columns that it may have
   Operands o{.of = operands, .parts = plan.parts, .ranks = plan.ranks};
   o.groups = plan.parts / plan.ranks;
   o.pitch = (r.rule.columns + 3) / 4 * 4;

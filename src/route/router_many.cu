@@ -28,7 +28,7 @@
 #include "cuda/hopper.cuh"
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
-#include "route/shared_rows.cuh"
+#include "route/fast_shared_rows.cuh"
 
 #ifndef SHUNT_BUILT_FOR_SM_90A
 #define SHUNT_BUILT_FOR_SM_90A 0
@@ -48,6 +48,7 @@ constexpr int step = 64;  // elements along H
 struct Layout {
   int hidden = 0;
   int parts = 1;
+  bool bf16 = false;        // or f16
   float* logits = nullptr;  // [T, C]: raw sums go there and nothing is routed; or null
 };
 
@@ -178,13 +179,14 @@ __device__ __forceinline__ void multiply(const CUtensorMap& x, const CUtensorMap
 
 #endif
 
-template <class S, class T>
+template <class S>
 __global__ void __launch_bounds__(threads, 1)
     many(const __grid_constant__ DeviceRoute r, const __grid_constant__ CUtensorMap x,
          const __grid_constant__ CUtensorMap w, const __grid_constant__ Layout o) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages];
+  __shared__ FastSharedScratch scratch[warps];
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   // The same offset in each block.
   unsigned char* const stages = shared + (1024 - cuda_engine::shared_address(shared) % 1024) % 1024;
@@ -210,19 +212,25 @@ __global__ void __launch_bounds__(threads, 1)
   auto* const mine = reinterpret_cast<float*>(stages);
   if (tokens == 0) {  // so it is for the whole cluster
     if (o.logits == nullptr) {
-      route_shared_rows<S::tile>(r, mine, S::stride, first + first_row, share, warp, warps, lane);
+      clear_rows(r, first + first_row, share, warp, warps, lane);
     }
     return;
   }
   const int steps = (o.hidden + step - 1) / step, part = rank % o.parts;
   const int begin = steps * part / o.parts, end = steps * (part + 1) / o.parts;
   const int first_column = (static_cast<int>(blockIdx.y) * S::halves + rank / o.parts) * S::columns;
-  multiply<S, T>(x, w, stages, full, empty, begin, end - begin, static_cast<int>(first),
-                 first_column, warp, lane);
+  const auto multiply_as = [&]<class T>(T) {
+    multiply<S, T>(x, w, stages, full, empty, begin, end - begin, static_cast<int>(first),
+                   first_column, warp, lane);
+  };
+  o.bf16 ? multiply_as(__nv_bfloat16{}) : multiply_as(__half{});
 
   const auto finish = [&](const float* rows, int stride, int row, int count) {
     if (o.logits == nullptr) {
-      route_shared_rows<S::tile>(r, rows, stride, first + row, count, warp, warps, lane);
+      if (!route_shared_rows_fast<S::tile, false>(r, rows, stride, first + row, count, warp, warps,
+                                                  scratch, lane)) {
+        route_shared_rows<S::tile>(r, rows, stride, first + row, count, warp, warps, lane);
+      }
       return;
     }
     const int columns = min(r.rule.columns - first_column, S::columns);
@@ -325,12 +333,7 @@ bool launch_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeO
       .block = {threads, 1, 1},
       .shared = static_cast<std::size_t>(S::bytes(static_cast<int>(ranks))),
       .cluster = ranks};
-  const char* what = "route: router";
-  if (operands.bf16) {
-    cuda_engine::launch(what, gpu, shape, many<S, __nv_bfloat16>, r, x, w, o);
-  } else {
-    cuda_engine::launch(what, gpu, shape, many<S, __half>, r, x, w, o);
-  }
+  cuda_engine::launch("route: router", gpu, shape, many<S>, r, x, w, o);
   return true;
 }
 
@@ -348,7 +351,8 @@ bool launch_rows(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeO
 bool router_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                  const RouterPlan& plan, float* logits) {
   if (!SHUNT_BUILT_FOR_SM_90A) return false;
-  const Layout o{.hidden = operands.hidden, .parts = plan.parts, .logits = logits};
+  const Layout o{
+      .hidden = operands.hidden, .parts = plan.parts, .bf16 = operands.bf16, .logits = logits};
   return plan.rows == 64 ? launch_rows<64>(gpu, r, operands, plan, o)
                          : launch_rows<128>(gpu, r, operands, plan, o);
 }
