@@ -317,6 +317,7 @@ template <int rows, int tile>
 bool launch_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                  const Layout& o) {
   using S = Shape<rows, tile>;
+  static_assert(S::each % 8 == 0);
   CUtensorMap x, w;
   if (!encode(x, operands.x, operands.bf16, r.tokens, o.hidden, operands.x_stride, rows) ||
       !encode(w, operands.w, operands.bf16, r.rule.columns, o.hidden, operands.w_stride,
