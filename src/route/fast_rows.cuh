@@ -387,7 +387,7 @@ __device__ __noinline__ std::uint32_t keep_groups_exactly(const DeviceRoute& r, 
 #pragma unroll
   for (int g = 0; g < S::blocks; ++g) {
     const int e = lane + 32 * g;
-    float kept;
+    float kept = 0;
     const std::int32_t value = ordered(exact_value<S>(r, source(token, e), e, kept));
     const std::int32_t first = __reduce_max_sync(every_lane, value);
     const int owner = __ffs(static_cast<int>(__ballot_sync(every_lane, value == first))) - 1;
@@ -420,7 +420,7 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
     const int e = lane + 32 * i;
     bool eligible = e < rule.experts;
     if constexpr (S::ranked == Ranked::score_in_groups) eligible = S::stays(kept_groups, i);
-    float kept;
+    float kept = 0;
     values[i] = INT32_MIN;
     if (eligible) values[i] = ordered(exact_value<S>(r, source(token, e), e, kept));
   }
@@ -439,7 +439,7 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
     last = __reduce_max_sync(every_lane, best);
     last_id = __reduce_min_sync(every_lane, best == last ? best_id : INT32_MAX);
     if (lane == 0) {
-      float kept;
+      float kept = 0;
       exact_value<S>(r, source(token, last_id), last_id, kept);
       scratch.won[s] = make_int2(last_id, bits_of(kept));
     }
@@ -568,8 +568,8 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
 
   const int count = certain && there ? candidates : 0;
   std::int64_t key[S::share];
-  std::int32_t id[S::share];
-  float kept[S::share];
+  std::int32_t id[S::share] = {};
+  float kept[S::share] = {};
 #pragma unroll
   for (int u = 0; u < S::share; ++u) {
     const int c = q + u * S::lanes;
@@ -605,8 +605,8 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   if (uncertain != 0) [[unlikely]] {
     for (int i = 0; i < S::tokens; ++i) {
       if ((uncertain >> (i * S::lanes) & 1) != 0) {
-        const std::uint32_t kept = __shfl_sync(every_lane, kept_groups, i * S::lanes);
-        select_slowly<S>(r, source, i, kept, of_warp[i], lane);
+        const std::uint32_t groups = __shfl_sync(every_lane, kept_groups, i * S::lanes);
+        select_slowly<S>(r, source, i, groups, of_warp[i], lane);
       }
     }
   }
