@@ -141,8 +141,10 @@ struct Launch {
 }  // namespace
 
 bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  // One token a warp until every scheduler has four warps.
-  const FastPlan plan = fast_plan(r, r.tokens > std::int64_t{gpu.multiprocessors} * 16);
+  // One token a warp until every scheduler has 4 warps; 16 with groups, where several tokens a warp
+  // are a long way one after the other.
+  const std::int64_t few = std::int64_t{gpu.multiprocessors} * (r.rule.groups > 1 ? 64 : 16);
+  const FastPlan plan = fast_plan(r, r.tokens > few);
   if (plan.lanes == 0) return false;
   const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;
   const std::int64_t run = 32 / plan.lanes, run_bytes = run * size;
