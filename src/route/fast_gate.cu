@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_row(const T* row, bool runs, int experts, i
 #pragma unroll
     for (int i = 0; i < S::blocks; ++i) {
       const Run run =
-          *reinterpret_cast<const Run*>(row + S::run_within(32 * i + q * S::run, i, experts));
+          *reinterpret_cast<const Run*>(row + S::run_within(32 * i + q * S::run, experts));
 #pragma unroll
       for (int j = 0; j < S::run; ++j) v[i * S::run + j] = static_cast<float>(run.of[j]);
     }

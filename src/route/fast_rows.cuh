@@ -53,10 +53,10 @@ struct FastShape {
     const auto index = static_cast<unsigned>(n);
     return static_cast<int>(index / run * 32 + index % run) + q * run;
   }
-  // Where to read a run that begins at `first`, of block i: no run ends past E, which is a multiple
-  // of the run and lies past the first half of the blocks.
-  __device__ static __forceinline__ int run_within(int first, int i, int experts) {
-    return 2 * i < blocks && blocks > 1 ? first : min(first, experts - run);
+  // Where to read a run that begins at `first`: no run ends past E, which is a multiple of the run.
+  // Routers are compiled for more blocks than a small E has.
+  __device__ static __forceinline__ int run_within(int first, int experts) {
+    return min(first, experts - run);
   }
   // Of Kept::of_token, where each block is a group.
   __device__ static __forceinline__ bool stays(std::uint32_t kept, int group) {
@@ -293,7 +293,7 @@ __device__ __forceinline__ void add_bias(const float* bias, int experts, int q,
 #pragma unroll
     for (int i = 0; i < S::blocks; ++i) {
       const Run run =
-          *reinterpret_cast<const Run*>(bias + S::run_within(32 * i + q * S::run, i, experts));
+          *reinterpret_cast<const Run*>(bias + S::run_within(32 * i + q * S::run, experts));
 #pragma unroll
       for (int j = 0; j < S::run; ++j) v[i * S::run + j] += run.of[j];
     }

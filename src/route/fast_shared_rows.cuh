@@ -42,7 +42,7 @@ __device__ __noinline__ void route_shared_fast(const DeviceRoute& r, const float
 #pragma unroll
       for (int b = 0; b < S::blocks; ++b) {
         const Run run =
-            *reinterpret_cast<const Run*>(row + S::run_within(32 * b + q * S::run, b, experts));
+            *reinterpret_cast<const Run*>(row + S::run_within(32 * b + q * S::run, experts));
 #pragma unroll
         for (int j = 0; j < S::run; ++j) v[b * S::run + j] = run.of[j];
       }
