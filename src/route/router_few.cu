@@ -287,8 +287,8 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (routes) {  // the same for the whole block
     __syncthreads();
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
-    if (!route_shared_rows_fast<most, true>(r, whole, whole_stride, first_token + first_row, rows,
-                                            warp, warps, scratch, lane)) {
+    if (!route_shared_rows_fast<most>(r, whole, whole_stride, first_token + first_row, rows, warp,
+                                      warps, scratch, lane)) {
       route_shared_rows<512>(r, whole, whole_stride, first_token + first_row, rows, warp, warps,
                              lane);
     }

@@ -7,7 +7,7 @@ namespace shunt::routing {
 namespace {
 
 constexpr int most_columns = 512;  // of a kernel that routes
-constexpr int few_tokens = 64;
+constexpr int few_tokens = 16;
 constexpr int few_warps = 8;
 constexpr int flat_tokens = 4;  // up to here parts meet in memory, and no cluster is waited for
 
