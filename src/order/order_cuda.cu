@@ -49,6 +49,15 @@ SortLimits sort_limits(const cuda_engine::Gpu& gpu) {
           .largest_cluster = static_cast<unsigned>(gpu.largest_cluster)};
 }
 
+SortTail sort_tail(const cuda_engine::Gpu& gpu, const OrderCall& call, unsigned blocks,
+                   unsigned threads, unsigned arrivals) {
+  SortTail tail{.job = {call, make_tail_plan(call, sort_limits(gpu), blocks, threads, true)},
+                .arrivals = arrivals};
+  tail.job.plan.zero_blocks = 1;  // the kernel zeroes
+  if (arrivals > 1) tail.ticket = gpu.tickets + cuda_engine::order_tickets;
+  return tail;
+}
+
 void launch_sort(const cuda_engine::Gpu& gpu, const OrderCall& call, const SortPlan& plan) {
   const cuda_engine::Shape shape{.grid = {plan.parts * plan.cluster + plan.zero_blocks, 1, 1},
                                  .block = {plan.threads, 1, 1},

@@ -50,10 +50,10 @@ struct SortJob {
 // A sort that ends a kernel of another stage, which wrote the ids.
 struct SortTail {
   SortJob job;
-  bool wanted = false;
-  // Counts the blocks that are done, so that the last one sorts. Null: the blocks are one cluster
-  // and have met.
+  // Counts the blocks that are done, to `arrivals`, so that the last one sorts. Null: the blocks
+  // have met, or there is only one.
   std::uint32_t* ticket = nullptr;
+  unsigned arrivals = 1;
 };
 
 // What the GPU offers.

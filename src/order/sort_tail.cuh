@@ -1,11 +1,13 @@
 // The sort at the end of another stage's kernel, whose blocks wrote the ids.
 //
 //   run_sort_tail(tail, rank)
-// All threads of all blocks of the kernel call it, after a barrier of their block (of their cluster
-// where tail.ticket is null) that follows their last store. With a ticket, the block that draws the
-// last one sorts: its fence, and that of every other block, stand between their ids and it. Without
-// one the blocks are a cluster and sort together; `rank` is the block's. Dynamic shared memory is
-// overwritten.
+// All threads of the blocks that wrote ids call it, after a barrier of their block (of their
+// cluster where several sort) that follows their last store. With a ticket, the block that draws
+// the last of tail.arrivals sorts: its fence, and that of every other block, stand between their
+// ids and it. Without one the caller is the only block, or a cluster's that sort together; `rank`
+// is the block's. Dynamic shared memory is overwritten.
+//   zero_ahead(tail, block, blocks)
+// All blocks of the kernel call it, before or after: the sort itself zeroes nothing.
 #pragma once
 
 #include "order/sort.cuh"
@@ -25,13 +27,19 @@ static __device__ __noinline__ void tail_counted(const SortJob job) {
   sort_pairs<false, 4, padded>(job.call, job.plan, 0, tail_memory);
 }
 
+__device__ __forceinline__ void zero_ahead(const SortTail& tail, unsigned block, unsigned blocks) {
+  if (tail.job.call.zeroed_bytes == 0) return;
+  zero_share(tail.job.call.zeroed, tail.job.call.zeroed_bytes,
+             std::size_t{block} * blockDim.x + threadIdx.x, std::size_t{blocks} * blockDim.x);
+}
+
 __device__ __forceinline__ void run_sort_tail(const SortTail& tail, unsigned rank) {
   unsigned block = rank;
   if (tail.ticket != nullptr) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
       __threadfence();
-      last = atomicAdd(tail.ticket, 1U) + 1 == gridDim.x * gridDim.y;
+      last = atomicAdd(tail.ticket, 1U) + 1 == tail.arrivals;
       if (last) *tail.ticket = 0;
       __threadfence();
     }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/runtime.hpp"
+#include "order/engine.hpp"
 #include "route/device.hpp"
 #include "route/engine.hpp"
 #include "route/router_plan.hpp"
@@ -62,9 +63,10 @@ struct WholeOperands {
   bool bf16 = false;
 };
 
-// `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes.
+// `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes. `ordered`:
+// sorts the ids too, or null.
 void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
-                const RouterPlan& plan, float* workspace);
+                const RouterPlan& plan, float* workspace, const OrderCall* ordered);
 // Strides are at least H. `logits`: [T, C], raw sums and nothing else; null: routes. Returns false,
 // and does nothing, where the build or the driver has no such kernel.
 bool router_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,

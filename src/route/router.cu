@@ -41,6 +41,7 @@ struct Operands {
   int hidden = 0;
   float* logits = nullptr;  // [T, C]: write raw sums there and route nothing; or null
   int parts = 1;            // blocks of a cluster
+  bool ordered = false;     // ids are sorted at the end
 };
 
 template <int rows, int NT>
@@ -249,11 +250,7 @@ __global__ void __launch_bounds__(threads, 1)
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int part = static_cast<int>(cluster_rank());
-  if (tail.wanted && tail.job.call.zeroed_bytes > 0) {
-    ordering::zero_share(tail.job.call.zeroed, tail.job.call.zeroed_bytes,
-                         std::size_t{blockIdx.x} * threads + threadIdx.x,
-                         std::size_t{gridDim.x} * threads);
-  }
+  if (o.ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   const std::int64_t first = std::int64_t{blockIdx.x} / o.parts * rows;
   const std::int64_t valid = valid_tokens(r);
   const std::int64_t tokens = min(max(valid - first, std::int64_t{0}), std::int64_t{rows});
@@ -333,10 +330,10 @@ __global__ void __launch_bounds__(threads, 1)
   }
   if (o.parts > 1) {
     cluster_barrier();  // no block ends while another reads its sums
-  } else if (tail.wanted) {
+  } else if (o.ordered) {
     __syncthreads();
   }
-  if (tail.wanted) ordering::run_sort_tail(tail, static_cast<unsigned>(part));
+  if (o.ordered) ordering::run_sort_tail(tail, static_cast<unsigned>(part));
 }
 
 template <int rows, int NT>
@@ -350,7 +347,7 @@ void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Oper
       .grid = {static_cast<unsigned>(tiles) * static_cast<unsigned>(o.parts), column_tiles, 1},
       .block = {threads, 1, 1},
       .shared = std::max(static_cast<std::size_t>(Shape::bytes(!whole, o.parts)),
-                         tail.wanted ? tail.job.plan.shared_bytes() : 0),
+                         o.ordered ? tail.job.plan.shared_bytes() : 0),
       .cluster = static_cast<unsigned>(o.parts)};
   const char* what = "route: router";
   if (!whole) {
@@ -395,7 +392,7 @@ void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute
   router_order_cuda(gpu, call, r, workspace, nullptr);
 }
 
-void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
+bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                        Workspace workspace, const OrderCall* ordered) {
   const Tensor& x = call.in.hidden;
   const Tensor& w = call.in.router_weight;
@@ -409,10 +406,9 @@ void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
   const auto plan = [&](RouterOperands operands) {
     return plan_router(gpu, call.tokens, r.rule.columns, o.hidden, operands);
   };
-  // A sort follows in this file's kernel alone.
-  RouterPlan p = plan(!whole || ordered != nullptr ? RouterOperands::any
-                      : boxes                      ? RouterOperands::boxes
-                                                   : RouterOperands::whole);
+  RouterPlan p = plan(!whole  ? RouterOperands::any
+                      : boxes ? RouterOperands::boxes
+                              : RouterOperands::whole);
   auto* const memory = static_cast<float*>(workspace.data);
   float* const logits = r.rule.columns > 512 ? memory : nullptr;  // too many for one launch
   if (logits == nullptr) fit_shared_rows(r);
@@ -422,26 +418,30 @@ void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
                                .w_stride = o.w_stride,
                                .hidden = o.hidden,
                                .bf16 = x.dtype == DType::bf16};
-  if (p.kernel == RouterKernel::few) return router_few(gpu, r, operands, p, memory);
+  if (p.kernel == RouterKernel::few) {
+    router_few(gpu, r, operands, p, memory, ordered);
+    return ordered != nullptr;
+  }
+  bool ordered_too = false;
   if (p.kernel != RouterKernel::many || !router_many(gpu, r, operands, p, logits)) {
     p = plan(RouterOperands::any);
     o.parts = p.parts;
     o.logits = logits;
     ordering::SortTail tail;
-    if (ordered != nullptr) {
-      const bool one_cluster = call.tokens <= p.rows;
-      const unsigned blocks = one_cluster ? static_cast<unsigned>(p.parts) : 1;
-      tail.wanted = true;
-      tail.job = {*ordered, ordering::make_tail_plan(*ordered, ordering::sort_limits(gpu), blocks,
-                                                     threads, true)};
-      tail.job.plan.zero_blocks = 1;  // the buffer is zeroed at the start
-      if (!one_cluster) tail.ticket = gpu.tickets + cuda_engine::router_tickets;
+    ordered_too = ordered != nullptr && logits == nullptr;
+    if (ordered_too) {
+      const auto parts = static_cast<unsigned>(p.parts);
+      const auto tiles = static_cast<unsigned>((call.tokens + p.rows - 1) / p.rows);
+      o.ordered = true;
+      tail = ordering::sort_tail(gpu, *ordered, tiles == 1 ? parts : 1, threads,
+                                 tiles == 1 ? 1 : tiles * parts);
     }
     launch_tiles(gpu, r, o, tail, p.rows, whole);
   }
   if (logits != nullptr) {
     gate_cuda(gpu, r, view(logits, DType::f32, {call.tokens, r.rule.columns}));
   }
+  return ordered_too;
 }
 
 }  // namespace shunt::routing

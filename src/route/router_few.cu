@@ -20,7 +20,8 @@
 //             [groups, T, pitch]. The last block of rank p to arrive at ticket p, which it resets,
 //             reads its tokens' rows back. Where one cluster holds whole rows (one column tile, one
 //             group), they never leave shared memory.
-// and route_shared_rows with all warps. Who is last does not show in the bits.
+// and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
+// sorted too, the last of the blocks that routed does it (order/sort_tail.cuh).
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
@@ -29,6 +30,8 @@
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
+#include "order/order_cuda.hpp"
+#include "order/sort_tail.cuh"
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
 
@@ -49,6 +52,7 @@ struct Operands {
   int pitch = 0;                     // floats of a row of partial sums: C to whole vectors
   float* partial = nullptr;          // [groups, T, pitch]; null: blocks hold whole rows
   std::uint32_t* tickets = nullptr;  // [ranks]
+  bool ordered = false;              // ids are sorted at the end
 };
 
 template <int NT, int MT>
@@ -159,7 +163,8 @@ __device__ __forceinline__ void multiply_slice(const WholeOperands& o, std::int6
 
 template <int NT, int MT>
 __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
-    few(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o) {
+    few(const __grid_constant__ DeviceRoute r, const __grid_constant__ Operands o,
+        const __grid_constant__ ordering::SortTail tail) {
   using Shape = Tile<NT, MT>;
   constexpr int stride = Shape::stride, vectors = 4 * MT;
   extern __shared__ __align__(16) float shared[];
@@ -168,6 +173,9 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  if (o.ordered) {
+    ordering::zero_ahead(tail, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
+  }
   const int part = static_cast<int>(blockIdx.x) % o.parts;
   const int rank = part % o.ranks, group = part / o.ranks;
   const int first_column = static_cast<int>(blockIdx.x) / o.parts * Shape::columns;
@@ -294,28 +302,47 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     }
   }
   if (o.ranks > 1) cuda_engine::cluster_wait();
+  if (o.ordered && routes) {
+    __syncthreads();
+    ordering::run_sort_tail(tail, 0);
+  }
 }
 
 template <int NT, int MT>
-void launch_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o) {
+void launch_few(const cuda_engine::Gpu& gpu, const DeviceRoute& r, Operands o,
+                const OrderCall* ordered) {
   using Shape = Tile<NT, MT>;
   const auto column_tiles =
       static_cast<unsigned>((r.rule.columns + Shape::columns - 1) / Shape::columns);
   const auto token_tiles = static_cast<unsigned>((r.tokens + Shape::tokens - 1) / Shape::tokens);
   const int share = (Shape::tokens + o.ranks - 1) / o.ranks;
   const int floats = std::max(warps * Shape::floats, Shape::floats + share * (o.pitch + 4));
+  std::size_t bytes = static_cast<std::size_t>(floats) * 4;
+  ordering::SortTail tail;
+  if (ordered != nullptr) {
+    // Blocks with tokens of their own: see `rows` of the kernel.
+    const auto that_route = [&](std::int64_t tokens) {
+      const std::int64_t each = (tokens + o.ranks - 1) / o.ranks;
+      return static_cast<unsigned>((tokens + each - 1) / each);
+    };
+    const std::int64_t of_last = r.tokens - (token_tiles - 1) * std::int64_t{Shape::tokens};
+    o.ordered = true;
+    tail = ordering::sort_tail(gpu, *ordered, 1, threads,
+                               (token_tiles - 1) * that_route(Shape::tokens) + that_route(of_last));
+    bytes = std::max(bytes, tail.job.plan.shared_bytes());
+  }
   cuda_engine::launch("route: router", gpu,
                       {.grid = {column_tiles * static_cast<unsigned>(o.parts), token_tiles, 1},
                        .block = {threads, 1, 1},
-                       .shared = static_cast<std::size_t>(floats) * 4,
+                       .shared = bytes,
                        .cluster = static_cast<unsigned>(o.ranks)},
-                      few<NT, MT>, r, o);
+                      few<NT, MT>, r, o, tail);
 }
 
 }  // namespace
 
 void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
-                const RouterPlan& plan, float* workspace) {
+                const RouterPlan& plan, float* workspace, const OrderCall* ordered) {
   if (r.quick) fit_per_lane(r, shared_per_lane(512));  // of all columns that it may have
   Operands o{.of = operands, .parts = plan.parts, .ranks = plan.ranks};
   o.groups = plan.parts / plan.ranks;
@@ -325,11 +352,11 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
     o.partial = workspace;
     o.tickets = gpu.tickets + cuda_engine::router_tickets;
   }
-  if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o);
-  if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o);
-  if (plan.rows == 16) return launch_few<2, 1>(gpu, r, o);
-  if (plan.rows == 32) return launch_few<4, 2>(gpu, r, o);
-  launch_few<8, 2>(gpu, r, o);
+  if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o, ordered);
+  if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o, ordered);
+  if (plan.rows == 16) return launch_few<2, 1>(gpu, r, o, ordered);
+  if (plan.rows == 32) return launch_few<4, 2>(gpu, r, o, ordered);
+  launch_few<8, 2>(gpu, r, o, ordered);
 }
 
 }  // namespace shunt::routing

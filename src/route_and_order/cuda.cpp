@@ -11,11 +11,12 @@ void route_and_order_cuda(const Context& context, const RouteCall& call, const O
   if (call.tokens > 0) {
     const routing::DeviceRoute r = routing::device_route(call);
     if (call.hidden == 0 && routing::gate_order_cuda(gpu, r, call.in.logits, ordered)) return;
-    if (call.hidden > 0 && r.rule.columns <= 512 &&
-        call.tokens * r.rule.slots() <= routing::most_router_pairs) {
-      return routing::router_order_cuda(gpu, call, r, workspace, &ordered);
+    if (call.hidden > 0) {
+      const bool few = call.tokens * r.rule.slots() <= routing::most_router_pairs;
+      if (routing::router_order_cuda(gpu, call, r, workspace, few ? &ordered : nullptr)) return;
+    } else {
+      routing::gate_cuda(gpu, r, call.in.logits);
     }
-    route_cuda(context, call, workspace);
     // Routing starts after all that came before, so its successor may start early, whoever asked.
     gpu.dependent_launch = true;
   }

@@ -11,10 +11,10 @@ namespace shunt::routing {
 bool gate_order_cuda(const cuda_engine::Gpu& gpu, DeviceRoute r, const Tensor& logits,
                      const OrderCall& ordered);
 
-// router_cuda(), which sorts the ids at its end where `ordered` is given: at most
-// most_router_pairs, and 512 columns.
+// router_cuda(), with the same bits. Where `ordered` is given and the kernel is one for few tokens,
+// the ids are sorted at its end, and the result is true. At most most_router_pairs.
 inline constexpr std::int64_t most_router_pairs = 1024;
-void router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
+bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                        Workspace workspace, const OrderCall* ordered);
 
 }  // namespace shunt::routing
