@@ -88,7 +88,11 @@ SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
   if (pairs <= 4096 || limits.largest_cluster < 8) {
     // Few: every block counts all of them, and places 128.
     parts = std::min(divide_up<std::int64_t>(pairs, 128), multiprocessors);
-    const std::int64_t useful = std::max<std::int64_t>(pairs / 4, std::min(call.locals, 512));
+    // Padding is filled a warp an expert, one after the other.
+    const std::int64_t experts =
+        wants_padded(call) ? std::min(8 * call.locals, 1024) : std::min(call.locals, 512);
+    if (wants_padded(call)) parts = std::max(parts, std::min<std::int64_t>(4, multiprocessors));
+    const std::int64_t useful = std::max<std::int64_t>(pairs / 4, experts);
     threads = static_cast<unsigned>(
         std::clamp<std::int64_t>(divide_up<std::int64_t>(useful, 32) * 32, 128, 1024));
   } else {
