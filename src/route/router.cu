@@ -246,9 +246,11 @@ __global__ void __launch_bounds__(threads, 1)
            const __grid_constant__ ordering::SortTail tail) {
   using Shape = Tile<rows, NT>;
   extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ SharedRoute route;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int part = static_cast<int>(cluster_rank());
   if (o.ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   const std::int64_t first = std::int64_t{blockIdx.x} / o.parts * rows;
@@ -320,8 +322,8 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
   }
   if (o.logits == nullptr) {
-    route_shared_rows<Shape::columns>(r, added, Shape::sum_stride, first + part * share, share,
-                                      warp, warps, lane);
+    route_shared_rows<Shape::columns>(route.get(), added, Shape::sum_stride, first + part * share,
+                                      share, warp, warps, lane);
   } else {
     for (int i = warp; i < share && part * share + i < tokens; i += warps) {
       float* const to = o.logits + (first + part * share + i) * r.rule.columns + first_column;

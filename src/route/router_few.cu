@@ -170,9 +170,11 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   extern __shared__ __align__(16) float shared[];
   __shared__ bool last;
   __shared__ FastSharedScratch scratch[warps];
+  __shared__ SharedRoute route;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   if (o.ordered) {
     ordering::zero_ahead(tail, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
   }
@@ -295,10 +297,10 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (routes) {  // the same for the whole block
     __syncthreads();
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
-    if (!route_shared_rows_fast<most>(r, whole, whole_stride, first_token + first_row, rows, warp,
-                                      warps, scratch, lane)) {
-      route_shared_rows<512>(r, whole, whole_stride, first_token + first_row, rows, warp, warps,
-                             lane);
+    if (!route_shared_rows_fast<most>(route.get(), whole, whole_stride, first_token + first_row,
+                                      rows, warp, warps, scratch, lane)) {
+      route_shared_rows<512>(route.get(), whole, whole_stride, first_token + first_row, rows, warp,
+                             warps, lane);
     }
   }
   if (o.ranks > 1) cuda_engine::cluster_wait();
@@ -354,9 +356,7 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
   }
   if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o, ordered);
   if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o, ordered);
-  if (plan.rows == 16) return launch_few<2, 1>(gpu, r, o, ordered);
-  if (plan.rows == 32) return launch_few<4, 2>(gpu, r, o, ordered);
-  launch_few<8, 2>(gpu, r, o, ordered);
+  launch_few<2, 1>(gpu, r, o, ordered);
 }
 
 }  // namespace shunt::routing

@@ -187,7 +187,9 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages];
   __shared__ FastSharedScratch scratch[warps];
+  __shared__ SharedRoute route;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  route.fill(r, thread, threads);
   // The same offset in each block.
   unsigned char* const stages = shared + (1024 - cuda_engine::shared_address(shared) % 1024) % 1024;
   if (thread == 0) {
@@ -227,9 +229,10 @@ __global__ void __launch_bounds__(threads, 1)
 
   const auto finish = [&](const float* rows, int stride, int row, int count) {
     if (o.logits == nullptr) {
-      if (!route_shared_rows_fast<S::tile>(r, rows, stride, first + row, count, warp, warps,
-                                           scratch, lane)) {
-        route_shared_rows<S::tile>(r, rows, stride, first + row, count, warp, warps, lane);
+      if (!route_shared_rows_fast<S::tile>(route.get(), rows, stride, first + row, count, warp,
+                                           warps, scratch, lane)) {
+        route_shared_rows<S::tile>(route.get(), rows, stride, first + row, count, warp, warps,
+                                   lane);
       }
       return;
     }

@@ -36,8 +36,8 @@ bool plan_rows(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
 // All multiprocessors read W; the blocks of a row of logits meet in memory.
 RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hidden) {
   RouterPlan p{RouterKernel::few};
-  p.rows = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
-  p.columns = p.rows <= 16 ? 16 : 32;
+  p.rows = tokens <= 8 ? 8 : 16;
+  p.columns = 16;
   const int tiles = (columns + p.columns - 1) / p.columns;
   const int steps = (hidden + 31) / 32;
   const int most = std::max(1, std::min({gpu.multiprocessors / tiles, steps / few_warps, 16}));

@@ -23,7 +23,26 @@ inline void fit_shared_rows(DeviceRoute& r) {
   if (r.quick) fit_per_lane(r, shared_per_lane(r.rule.columns));
 }
 
-// Not inlined: every router kernel shares these.
+// A kernel's DeviceRoute in shared memory. Functions that are not inlined reach what they are given
+// by address, and a parameter's own address is read like global memory: a field cost 600 cycles.
+class SharedRoute {
+ public:
+  // The whole block calls it, some barrier before get().
+  __device__ __forceinline__ void fill(const DeviceRoute& r, int thread, int threads) {
+    static_assert(sizeof(DeviceRoute) % 4 == 0);
+    for (int i = thread; i < static_cast<int>(sizeof(DeviceRoute) / 4); i += threads) {
+      words_[i] = reinterpret_cast<const std::uint32_t*>(&r)[i];
+    }
+  }
+  __device__ __forceinline__ const DeviceRoute& get() const {
+    return *reinterpret_cast<const DeviceRoute*>(words_);
+  }
+
+ private:
+  alignas(16) std::uint32_t words_[sizeof(DeviceRoute) / 4];
+};
+
+// Not inlined: every router kernel shares these. `r`: of a SharedRoute.
 template <int N, bool grouped>
 __device__ __noinline__ void route_shared(const DeviceRoute& r, const float* logits, std::int64_t t,
                                           int lane) {
