@@ -1,5 +1,6 @@
-// Thin wrappers of Hopper's own PTX: barriers in shared memory that count bytes, bulk tensor
-// copies, wgmma. Only where the code is compiled for sm_90a (SHUNT_SM_90A); names follow PTX.
+// Thin wrappers of PTX that came with Hopper: barriers in shared memory that count bytes and bulk
+// tensor copies, from sm_90 on; wgmma, only where the code is compiled for sm_90a (SHUNT_SM_90A).
+// Names follow PTX.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,8 +10,7 @@
 
 #include "cuda/mma.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SHUNT_SM_90A 1
+#if __CUDA_ARCH__ >= 900
 
 namespace shunt::cuda_engine {
 
@@ -64,6 +64,15 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, std::uint64_
       "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
       : "memory");
 }
+
+}  // namespace shunt::cuda_engine
+
+#endif
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SHUNT_SM_90A 1
+
+namespace shunt::cuda_engine {
 
 // ---- wgmma --------------------------------------------------------------------------------------
 

@@ -71,6 +71,9 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
 // and does nothing, where the build or the driver has no such kernel.
 bool router_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                  const RouterPlan& plan, float* logits);
+// As router_many(), and routes always: at most 512 columns.
+bool router_blackwell(const cuda_engine::Gpu& gpu, const DeviceRoute& r,
+                      const WholeOperands& operands, const RouterPlan& plan);
 
 void router_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, DeviceRoute r,
                  Workspace workspace);

@@ -425,7 +425,9 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
     return ordered != nullptr;
   }
   bool ordered_too = false;
-  if (p.kernel != RouterKernel::many || !router_many(gpu, r, operands, p, logits)) {
+  const bool done = (p.kernel == RouterKernel::many && router_many(gpu, r, operands, p, logits)) ||
+                    (p.kernel == RouterKernel::blackwell && router_blackwell(gpu, r, operands, p));
+  if (!done) {
     p = plan(RouterOperands::any);
     o.parts = p.parts;
     o.logits = logits;

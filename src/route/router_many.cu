@@ -23,10 +23,9 @@
 // H200: 2 us until the first product, the larger of 2 T C H / 790 TFLOP/s and bytes, 0.3 for each
 // cluster barrier, 1 to 2 for gathering, 1 for routing: 4096 x 256 x 7168 26 us (19 of them
 // products); 8192 x 512 x 2048 28; 4096 x 128 x 2048 7.5; 2048 x 128 x 1024 4.5.
-#include <cuda.h>  // types only
-
 #include "cuda/hopper.cuh"
 #include "cuda/launch.hpp"
+#include "cuda/tensor_map.hpp"
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
 
@@ -286,47 +285,17 @@ __global__ void __launch_bounds__(threads, 1)
 #endif
 }
 
-// Rows of 16-bit elements as boxes of 64 x `rows`, 128 bytes swizzled; zeros beyond the edges.
-bool encode(CUtensorMap& map, const void* data, bool bf16, std::int64_t count, std::int64_t width,
-            std::int64_t stride, int rows) {
-  using Encode =
-      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  static const Encode encode_tiled = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                               12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<Encode>(found)
-               : nullptr;
-  }();
-  if (encode_tiled == nullptr) return false;
-  if (count == 1) stride = (width + 7) / 8 * 8;  // whatever it is, there is no second row
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(count)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {step, static_cast<cuuint32_t>(rows)};
-  const cuuint32_t every[2] = {1, 1};
-  return encode_tiled(
-             &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-             const_cast<void*>(data), size, pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int rows, int tile>
 bool launch_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                  const Layout& o) {
   using S = Shape<rows, tile>;
   static_assert(S::each % 8 == 0);
   CUtensorMap x, w;
-  if (!encode(x, operands.x, operands.bf16, r.tokens, o.hidden, operands.x_stride, rows) ||
-      !encode(w, operands.w, operands.bf16, r.rule.columns, o.hidden, operands.w_stride,
-              S::columns)) {
-    return false;
-  }
+  const bool mapped = cuda_engine::map_rows(x, operands.x, operands.bf16, r.tokens, o.hidden,
+                                            operands.x_stride, rows) &&
+                      cuda_engine::map_rows(w, operands.w, operands.bf16, r.rule.columns, o.hidden,
+                                            operands.w_stride, S::columns);
+  if (!mapped) return false;
   const auto tiles = static_cast<unsigned>((r.tokens + rows - 1) / rows);
   const auto ranks = static_cast<unsigned>(o.parts * S::halves);
   const int width = S::columns * S::halves;

@@ -18,6 +18,11 @@ int power_of_two(int most) {
   return p;
 }
 
+// The tile that holds so many columns.
+int tile_of(int columns) {
+  return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 256 ? 256 : 512;
+}
+
 // Each block routes whole rows of its own: W is small enough to be read by every block.
 bool plan_rows(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
                RouterPlan& p) {
@@ -55,10 +60,7 @@ RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hi
 RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
   const int steps = (hidden + 63) / 64;
   RouterPlan p{RouterKernel::many};
-  p.columns = columns <= 64                              ? 64
-              : columns <= 128                           ? 128
-              : columns <= 256 || columns > most_columns ? 256
-                                                         : 512;
+  p.columns = columns > most_columns ? 256 : tile_of(columns);
   const int halves = p.columns == 512 ? 2 : 1;
   const std::int64_t across = columns > most_columns ? (columns + 255) / 256 : halves;
   for (p.rows = 128;; p.rows = 64) {
@@ -77,7 +79,7 @@ RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int column
   const int steps = (hidden + 63) / 64;
   RouterPlan p;
   p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
-  p.columns = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 256 ? 256 : 512;
+  p.columns = tile_of(columns);
   const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
   while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
          tiles * p.parts * 2 <= gpu.multiprocessors) {
@@ -100,6 +102,10 @@ RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int col
   }
   if (operands == RouterOperands::boxes && gpu.compute == 90 && gpu.largest_cluster == 8) {
     return plan_many(gpu, tokens, columns, hidden);
+  }
+  // Its code is for 10.0 alone, not for the 10.3 that follows.
+  if (operands == RouterOperands::boxes && gpu.compute == 100 && columns <= most_columns) {
+    return {.kernel = RouterKernel::blackwell, .rows = 128, .columns = tile_of(columns)};
   }
   return plan_any(gpu, tokens, columns, hidden);
 }

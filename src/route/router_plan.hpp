@@ -11,17 +11,20 @@
 namespace shunt::routing {
 
 enum class RouterKernel {
-  any,   // router.cu: any types, alignment, columns and GPU
-  few,   // router_few.cu: few tokens, or few columns of few numbers
-  many,  // router_many.cu: Hopper's tensor cores
+  any,        // router.cu: any types, alignment, columns and GPU
+  few,        // router_few.cu: few tokens, or few columns of few numbers
+  many,       // router_many.cu: Hopper's tensor cores
+  blackwell,  // router_blackwell.cu: those of a B200
 };
 
 struct RouterPlan {
   RouterKernel kernel = RouterKernel::any;
-  int rows = 64;     // tokens of a block
-  int columns = 64;  // columns of a block; many: the tile of columns, 512 being two blocks of 256
-  int parts = 1;     // blocks that share out H
-  int ranks = 1;     // of those, what forms a cluster; the others meet in memory
+  int rows = 64;  // tokens of a block
+  // Columns of a block. many: the tile of columns, 512 being two blocks of 256; blackwell: the
+  // tile, 512 being one block.
+  int columns = 64;
+  int parts = 1;  // blocks that share out H
+  int ranks = 1;  // of those, what forms a cluster; the others meet in memory
 };
 
 enum class RouterOperands {

@@ -17,6 +17,9 @@ using routing::RouterPlan;
 cuda_engine::Gpu h200() {
   return {.compute = 90, .multiprocessors = 132, .largest_cluster = 8, .widest_cluster = 16};
 }
+cuda_engine::Gpu b200() {
+  return {.compute = 100, .multiprocessors = 148, .largest_cluster = 8, .widest_cluster = 8};
+}
 cuda_engine::Gpu l4() { return {.compute = 89, .multiprocessors = 58}; }
 
 TEST(RouterPlan, FewTokensOccupyTheGpu) {
@@ -115,6 +118,39 @@ TEST(RouterPlan, OlderGpusHaveTheOneKernel) {
     EXPECT_EQ(p.kernel, RouterKernel::any);
     EXPECT_EQ(p.parts, 1);
   }
+}
+
+TEST(RouterPlan, BlackwellRoutesWholeTiles) {
+  for (const int columns : {8, 65, 128, 160, 256, 257, 512}) {
+    for (const int hidden : {72, 100, 2048, 7168}) {
+      for (const std::int64_t tokens : {5000, 1000000}) {
+        SCOPED_TRACE(testing::Message() << tokens << " x " << columns << " x " << hidden);
+        const RouterPlan p = plan_router(b200(), tokens, columns, hidden, RouterOperands::boxes);
+        EXPECT_EQ(p.kernel, RouterKernel::blackwell);
+        EXPECT_EQ(p.rows, 128);
+        EXPECT_TRUE(p.columns == 64 || p.columns == 128 || p.columns == 256 || p.columns == 512);
+        EXPECT_GE(p.columns, columns);
+        EXPECT_TRUE(p.columns == 64 || p.columns < 2 * columns);
+        EXPECT_EQ(p.parts, 1);
+        EXPECT_EQ(p.ranks, 1);
+      }
+    }
+  }
+}
+
+TEST(RouterPlan, BlackwellTakesTheOtherKernelsWhereItsOwnDoesNotFit) {
+  const auto kernel = [](int compute, std::int64_t tokens, int columns, RouterOperands operands) {
+    cuda_engine::Gpu gpu = b200();
+    gpu.compute = compute;
+    return plan_router(gpu, tokens, columns, 2048, operands).kernel;
+  };
+  EXPECT_EQ(kernel(100, 5000, 256, RouterOperands::boxes), RouterKernel::blackwell);
+  EXPECT_EQ(kernel(100, 5000, 513, RouterOperands::boxes), RouterKernel::any);
+  EXPECT_EQ(kernel(100, 5000, 256, RouterOperands::whole), RouterKernel::any);
+  EXPECT_EQ(kernel(100, 5000, 256, RouterOperands::any), RouterKernel::any);
+  EXPECT_EQ(kernel(100, 1, 256, RouterOperands::boxes), RouterKernel::few);
+  EXPECT_EQ(kernel(103, 5000, 256, RouterOperands::boxes), RouterKernel::any);
+  EXPECT_EQ(kernel(120, 5000, 256, RouterOperands::boxes), RouterKernel::any);
 }
 
 TEST(RouterPlan, WorkspaceOfManyTokensServesFewer) {
