@@ -5,14 +5,25 @@
 
 namespace shunt {
 
+namespace {
+
+// In one launch; more are ordered sooner by all of the GPU than by the cluster that routed them.
+constexpr std::int64_t most_gate_pairs = 512;
+
+}  // namespace
+
 void route_and_order_cuda(const Context& context, const RouteCall& call, const OrderCall& ordered,
                           Workspace workspace) {
   cuda_engine::Gpu gpu = cuda_engine::gpu(context);
   if (call.tokens > 0) {
     const routing::DeviceRoute r = routing::device_route(call);
-    if (call.hidden == 0 && routing::gate_order_cuda(gpu, r, call.in.logits, ordered)) return;
+    const std::int64_t pairs = call.tokens * r.rule.slots();
+    if (call.hidden == 0 && pairs <= most_gate_pairs &&
+        routing::gate_order_cuda(gpu, r, call.in.logits, ordered)) {
+      return;
+    }
     if (call.hidden > 0) {
-      const bool few = call.tokens * r.rule.slots() <= routing::most_router_pairs;
+      const bool few = pairs <= routing::most_router_pairs;
       if (routing::router_order_cuda(gpu, call, r, workspace, few ? &ordered : nullptr)) return;
     } else {
       routing::gate_cuda(gpu, r, call.in.logits);

@@ -128,16 +128,6 @@ __global__ void __launch_bounds__(32 * most_warps)
   ordering::sort_pairs<true, 4, padded>(job.call, job.plan, 0, shared);
 }
 
-template <class Gate, bool padded>
-void launch_gate_order(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Logits& logits,
-                       const SortJob& job) {
-  const cuda_engine::Shape shape{.grid = {job.plan.cluster + job.plan.zero_blocks, 1, 1},
-                                 .block = {job.plan.threads, 1, 1},
-                                 .shared = job.plan.shared_bytes(),
-                                 .cluster = job.plan.cluster};
-  cuda_engine::launch("route_and_order", gpu, shape, gate_order<Gate, padded>, r, logits, job);
-}
-
 // What a launch is made of.
 struct Launch {
   const cuda_engine::Gpu& gpu;
