@@ -212,9 +212,9 @@ TEST(Layer, ManyTokensOnAGpu) {
     // One token by itself; the router cuts its sums elsewhere, so the bits may differ.
     const Result alone = run(gpu, layer, {.hidden = in.hidden.rows(5000, 5001)});
     const auto among = ours.output.begin() + 5000 * random.spec.hidden;
-    EXPECT_LE(test::relative_error(alone.output,
-                                   std::vector<float>(among, among + random.spec.hidden)),
-              dtype == DType::f32 ? 4e-6 : 5e-3);
+    EXPECT_LE(
+        test::relative_error(alone.output, std::vector<float>(among, among + random.spec.hidden)),
+        dtype == DType::f32 ? 4e-6 : 5e-3);
   }
 }
 
