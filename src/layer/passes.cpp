@@ -40,7 +40,9 @@ float lane_sum(std::int64_t width, Term term) {
   return sums[0];
 }
 
-bool on_gpu(const Context& context) { return context.device().type == DeviceType::cuda; }
+[[maybe_unused]] bool on_gpu(const Context& context) {
+  return context.device().type == DeviceType::cuda;
+}
 
 float norm_factor(const NormSpec& spec, std::int64_t width, float squares) {
   return spec.multiplier / std::sqrt(squares / static_cast<float>(width) + spec.epsilon);
