@@ -97,11 +97,12 @@ SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
         std::clamp<std::int64_t>(divide_up<std::int64_t>(useful, 32) * 32, 128, 1024));
   } else {
     cluster = 8;
-    parts = std::min(divide_up<std::int64_t>(pairs, 8 * 256), multiprocessors / 8);
+    parts = std::min(divide_up<std::int64_t>(pairs, 2048), multiprocessors / 8);
   }
   // A block fills some 8192 padding rows in the time of a launch.
-  parts = std::max(parts, std::min(divide_up<std::int64_t>(call.capacity, 8192 * cluster),
-                                   multiprocessors / cluster));
+  parts =
+      std::max(parts, std::min(divide_up<std::int64_t>(call.capacity, std::int64_t{8192} * cluster),
+                               multiprocessors / cluster));
   return make_plan(call, limits, cluster, static_cast<unsigned>(std::max<std::int64_t>(parts, 1)),
                    threads);
 }
@@ -135,8 +136,8 @@ void add_zero_blocks(SortPlan& plan, const OrderCall& call, const SortLimits& li
   constexpr std::int64_t zero_bytes = 32768;
   const auto bytes = static_cast<std::int64_t>(call.zeroed_bytes);
   if (bytes <= 4 * zero_bytes) return;
-  const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(divide_up(bytes, zero_bytes), 2 * limits.multiprocessors));
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(
+      divide_up(bytes, zero_bytes), std::int64_t{2} * limits.multiprocessors));
   plan.zero_blocks = divide_up(blocks, plan.cluster) * plan.cluster;
 }
 

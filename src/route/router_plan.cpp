@@ -33,7 +33,7 @@ bool plan_rows(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
   const auto room = static_cast<int>(std::max<std::int64_t>(1, gpu.multiprocessors / tiles));
   // No part with less than two steps a warp: its barrier costs more than the loads it saves.
   const int parts = power_of_two(std::min({gpu.largest_cluster, room, steps / (2 * few_warps)}));
-  if (std::int64_t{columns} * hidden / parts > 32 * 1024) return false;
+  if (std::int64_t{columns} * hidden / parts > 32768) return false;
   p = {RouterKernel::few, 8, columns <= 16 ? 16 : 64, parts, parts};
   return true;
 }
@@ -115,7 +115,7 @@ std::size_t router_workspace_bytes(std::int64_t tokens, int columns) {
   const std::size_t row = (static_cast<std::size_t>(columns) + 3) / 4 * 16;
   if (columns > most_columns) return static_cast<std::size_t>(tokens) * row;
   // few: parts / ranks rows a token, which is 16 up to 4 tokens and 2 after that.
-  return row * std::max<std::size_t>(16 * flat_tokens, 2 * few_tokens);
+  return row * std::size_t{std::max(16U * flat_tokens, 2U * few_tokens)};
 }
 
 }  // namespace shunt::routing

@@ -263,7 +263,8 @@ StageCase order_case(const Context& context, const bench::StageShape& shape, Spr
     moved += 8.0 * static_cast<double>(pairs) + 4.0 * (spec.experts + 1);
   } else {
     const std::int64_t rows = padded_rows_capacity(spec, tokens);
-    moved += 4.0 * static_cast<double>(rows + rows / spec.tile + 1);
+    const std::int64_t tiles = rows / spec.tile;
+    moved += 4.0 * static_cast<double>(rows + tiles + 1);
     label += fmt::format(" tile {}", spec.tile);
   }
   const std::int64_t n = variants_for(moved, rotate_bytes);
