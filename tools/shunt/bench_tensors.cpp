@@ -101,9 +101,9 @@ Batches::Batches(const RouteSpec& route, Spread spread, std::int64_t tokens)
 }
 
 void upload(const Context& context, const Variants& to,
-            const std::vector<std::vector<std::int32_t>>& draws) {
+            const std::vector<std::vector<std::int32_t>>& drawn) {
   for (std::int64_t i = 0; i < to.count(); ++i) {
-    const auto& one = draws[at(i) % draws.size()];
+    const auto& one = drawn[at(i) % drawn.size()];
     context.copy(to[i].data, one.data(), one.size() * sizeof(one[0]));
   }
 }

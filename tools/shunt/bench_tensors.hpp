@@ -58,6 +58,6 @@ struct Batches {
 };
 // Draw i into copy i; copies beyond the draws repeat them at other places.
 void upload(const Context& context, const Variants& to,
-            const std::vector<std::vector<std::int32_t>>& draws);
+            const std::vector<std::vector<std::int32_t>>& drawn);
 
 }  // namespace shunt::tool
