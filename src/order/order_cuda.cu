@@ -2,7 +2,8 @@
 //
 // Time predicted on an H200, from a launch of 1.1 us in a graph: ids 0.5 us away; a segment counted
 // at 8 cycles for 32 ids; 0.5 us for a cluster to exchange counts; scattered stores at a cycle each
-// and multiprocessor. 8 pairs: 2 us; 65536 on 16 clusters of 8: 4 us; 262144: 8 us.
+// and multiprocessor. 8 pairs: 2 us; 65536 on 16 clusters of 8: 4 us; 262144: 8 us. Measured: 1.7,
+// 12.1 and 19.5 (docs/performance.md).
 #include "order/order_cuda.hpp"
 #include "order/sort.cuh"
 #include "order/sort_few.cuh"
@@ -66,11 +67,6 @@ void launch_sort(const cuda_engine::Gpu& gpu, const OrderCall& call, const SortP
   const Kernel kernel = plan.compare_lanes > 0 ? few_kernel
                         : plan.padded          ? sort_kernel_of<true>(plan)
                                                : sort_kernel_of<false>(plan);
-  if (plan.cluster > 8) {
-    cuda_engine::check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-        "order: cluster");
-  }
   cuda_engine::launch("order", gpu, shape, kernel, SortJob{call, plan});
 }
 

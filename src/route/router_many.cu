@@ -22,7 +22,8 @@
 // Bytes: x once a column half, W once a tile of tokens, both mostly from L2. Time predicted on an
 // H200: 2 us until the first product, the larger of 2 T C H / 790 TFLOP/s and bytes, 0.3 for each
 // cluster barrier, 1 to 2 for gathering, 1 for routing: 4096 x 256 x 7168 26 us (19 of them
-// products); 8192 x 512 x 2048 28; 4096 x 128 x 2048 7.5; 2048 x 128 x 1024 4.5.
+// products); 8192 x 512 x 2048 28; 4096 x 128 x 2048 7.5; 2048 x 128 x 1024 4.5. Measured: 64, 45,
+// 31 and 20: routing takes most of it (docs/notes/cuda-route.md).
 #include "cuda/hopper.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"

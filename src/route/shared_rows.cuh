@@ -24,7 +24,7 @@ inline void fit_shared_rows(DeviceRoute& r) {
 }
 
 // A kernel's DeviceRoute in shared memory. Functions that are not inlined reach what they are given
-// by address, and a parameter's own address is read like global memory: a field cost 600 cycles.
+// by address, and a parameter's own address is read like global memory, anew after every store.
 class SharedRoute {
  public:
   // The whole block calls it, some barrier before get().
@@ -68,9 +68,8 @@ __device__ __forceinline__ void route_shared(const DeviceRoute& r, const float* 
 // Row i of `rows` is token first_token + i; its C raw logits begin at logits + i * stride. All
 // `warps` warps call it, whole, after a barrier that orders the logits. Rows past r.tokens are
 // left alone, rows past the valid count are cleared, and their logits are not read.
-// `tile`: the columns that the kernel is compiled for, the least of 64, 128, 256 and 512 that holds
-// C, so that code for others is left out; 0: any.
-template <int tile = 0>
+// `tile`: the columns that r was laid out for: 64, 128, 256 or 512, at least C.
+template <int tile>
 __device__ __forceinline__ void route_shared_rows(const DeviceRoute& r, const float* logits,
                                                   int stride, std::int64_t first_token, int rows,
                                                   int warp, int warps, int lane) {
@@ -82,25 +81,7 @@ __device__ __forceinline__ void route_shared_rows(const DeviceRoute& r, const fl
       clear_row(r, t, lane);
       continue;
     }
-    const float* const row = logits + i * stride;
-    if constexpr (tile > 0) {
-      route_shared<shared_per_lane(tile)>(r, row, t, lane);
-    } else {
-      switch (r.per_lane) {
-        case 4:
-          route_shared<4>(r, row, t, lane);
-          break;
-        case 8:
-          route_shared<8>(r, row, t, lane);
-          break;
-        case 16:
-          route_shared<16>(r, row, t, lane);
-          break;
-        default:  // quick selection with 2; exact selection asks for no experts of a lane
-          route_shared<2>(r, row, t, lane);
-          break;
-      }
-    }
+    route_shared<shared_per_lane(tile)>(r, logits + i * stride, t, lane);
   }
 }
 

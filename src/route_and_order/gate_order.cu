@@ -5,8 +5,8 @@
 // output; after one barrier of the cluster they are in the L2 for all of it, and its blocks compare
 // (order/sort_few.cuh) or count (order/sort.cuh) them. Further clusters only zero.
 //
-// Time: a gate's, plus some 0.3 us for the barrier, 0.6 us until ids are back, 0.3 to 0.7 us for
-// the sort. A second launch takes 1.1 us and the last two.
+// Time predicted: a gate's, plus some 0.3 us for the barrier, 0.6 us until ids are back, 0.3 to 0.7
+// us for the sort. A second launch takes 1.1 us and the last two.
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "order/sort.cuh"
