@@ -2,7 +2,8 @@
 //
 // read:   each thread loads `unroll` vectors of 16 bytes, a block's width apart, all in flight at
 //         once, and folds them; the sum is stored only if it equals a value that it never has.
-// copy:   the same loads, each stored to another place.
+// mix:    a block reads some vectors a thread and writes some, in one piece each, as they come; the
+//         stores say that they are not read again.
 // touch:  one thread adds 1 to one element that the launch before it wrote.
 // tensor: every warpgroup multiplies random bf16, A in registers and B in shared memory, 64 x 128 x
 //         16 an instruction, without ever waiting for memory.
@@ -45,18 +46,36 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* from, unsigned* 
   if (fold == 0x9e3779b9u) *sink = fold;  // the memory is all zeros
 }
 
-template <int unroll>
-__global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uint4* to) {
+__device__ void store_once(uint4* to, const uint4& v) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// `to` starts where `from` ends. As many reads as writes: a copy; else all reads go into each
+// write.
+template <int reads, int writes>
+__global__ void __launch_bounds__(512) mix_kernel(const uint4* from, uint4* to) {
   wait_for_predecessor();
-  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x * unroll + threadIdx.x;
-  uint4 v[unroll];
+  const int threads = static_cast<int>(blockDim.x);
+  const std::int64_t block = blockIdx.x;
+  uint4 v[reads + 1] = {};
 #pragma unroll
-  for (int i = 0; i < unroll; ++i) {
-    v[i] = load_once(from + first + i * static_cast<int>(blockDim.x));
+  for (int i = 0; i < reads; ++i) {
+    v[i] = load_once(from + block * reads * threads + i * threads + threadIdx.x);
   }
   let_successor_start();
+  if constexpr (reads != writes) {
 #pragma unroll
-  for (int i = 0; i < unroll; ++i) to[first + i * static_cast<int>(blockDim.x)] = v[i];
+    for (int i = 1; i < reads; ++i) {
+      v[0].x ^= v[i].x, v[0].y ^= v[i].y, v[0].z ^= v[i].z, v[0].w ^= v[i].w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < writes; ++i) {
+    store_once(to + block * writes * threads + i * threads + threadIdx.x,
+               v[reads == writes ? i : 0]);
+  }
 }
 
 __global__ void touch_kernel(unsigned* element) {
@@ -159,10 +178,76 @@ double read_us(const Context& context, const Buffer& memory, std::size_t bytes, 
   return best;
 }
 
+// What a launch takes that reads and writes in a proportion.
+class MixTimer {
+ public:
+  MixTimer(const Context& context, const Buffer& memory) : context_(context), memory_(memory) {}
+
+  // The best of several forms: one vector a thread at a time, in small blocks or large ones; more.
+  template <int reads, int writes, int more>
+  Ceilings::Mix mix() const {
+    Ceilings::Mix found{.written = static_cast<double>(writes) / (reads + writes)};
+    for (int i = 0; i < Ceilings::mix_sizes; ++i) {
+      const double bytes = Ceilings::mix_bytes[i];
+      found.us[i] = bytes < 10e6 ? us<reads, writes>(bytes, 64) : us<reads, writes>(bytes, 256);
+      if (bytes < 1e6) continue;
+      found.us[i] = std::min(
+          found.us[i], bytes < 10e6 ? us<reads, writes>(bytes, 256)
+                                    : us<reads * more, writes * more>(bytes, more > 2 ? 512 : 128));
+    }
+    return found;
+  }
+
+ private:
+  template <int reads, int writes>
+  double us(double bytes, int threads) const {
+    const std::int64_t unit = std::int64_t{16} * threads * (reads + writes);
+    const auto count = static_cast<std::int64_t>(bytes) / unit;
+    const std::int64_t one = count * unit;
+    const std::int64_t from = count * threads * reads;
+    const Gpu& on = gpu(context_);
+    const auto enqueue = [&](std::int64_t i) {
+      auto* base = reinterpret_cast<uint4*>(static_cast<char*>(memory_.data()) + i * one);
+      launch("mix", on,
+             {.grid = dim3(static_cast<unsigned>(count)),
+              .block = dim3(static_cast<unsigned>(threads))},
+             mix_kernel<reads, writes>, base, base + from);
+    };
+    // Past the L2 in a replay, if that is not too many launches.
+    const auto places =
+        std::min<std::int64_t>(static_cast<std::int64_t>(memory_.bytes()) / one, 256);
+    const std::int64_t rotations =
+        std::clamp<std::int64_t>((std::int64_t{256} << 20) / one, 3, places);
+    return time_in_graph(context_, enqueue, {.rotations = rotations, .calls = 16, .seconds = 0.01})
+        .us;
+  }
+
+  const Context& context_;
+  const Buffer& memory_;
+};
+
 }  // namespace
 
-double Ceilings::floor_us(double bytes, double operations) const {
-  const double memory = read > 0 ? read_start_us + 1e6 * bytes / read : 0;
+double Ceilings::Mix::rate() const {
+  constexpr int last = mix_sizes - 1;
+  return 1e6 * (mix_bytes[last] - mix_bytes[last - 1]) / (us[last] - us[last - 1]);
+}
+
+double Ceilings::floor_us(double bytes, double operations, double written) const {
+  double memory = read > 0 ? read_start_us + 1e6 * bytes / read : 0;
+  const double part = bytes > 0 ? written / bytes : 0;
+  double below = 0;  // the mix before, and its time
+  for (const Mix& mix : mixes) {
+    if (part <= below || mix.us[0] <= 0) break;
+    // On the line through the two sizes around it, or through the two next to it.
+    int i = 0;
+    while (i + 2 < mix_sizes && bytes > mix_bytes[i + 1]) ++i;
+    const double along = (bytes - mix_bytes[i]) / (mix_bytes[i + 1] - mix_bytes[i]);
+    const double here = mix.us[i] + along * (mix.us[i + 1] - mix.us[i]);
+    const double share = std::min((part - below) / (mix.written - below), 1.0);
+    memory += share * (here - memory);
+    below = mix.written;
+  }
   const double arithmetic = bf16_flops > 0 ? 1e6 * operations / bf16_flops : 0;
   return std::max({launch_us, memory, arithmetic});
 }
@@ -189,17 +274,11 @@ Ceilings measure_ceilings(const Context& context) {
         std::min(found.read_start_us, times[i] - 1e6 * static_cast<double>(sizes[i]) / found.read);
   }
 
-  const std::size_t half = memory.bytes() / 2;
-  const auto copy = [&](std::int64_t i) {
-    auto* base = static_cast<char*>(memory.data());
-    const char* from = base + (i == 0 ? 0 : half);
-    char* to = base + (i == 0 ? half : 0);
-    launch("copy", on, {.grid = dim3(blocks(half, 4, 512)), .block = dim3(512)}, copy_kernel<4>,
-           reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to));
-  };
-  const GraphTimes copied =
-      time_in_graph(context, copy, {.rotations = 2, .calls = 4, .seconds = 0.02});
-  found.copy = 2e6 * static_cast<double>(half) / copied.us;
+  const MixTimer timer(context, memory);
+  found.mixes[0] = timer.mix<8, 1, 1>();
+  found.mixes[1] = timer.mix<1, 1, 4>();
+  found.mixes[2] = timer.mix<1, 8, 2>();
+  found.mixes[3] = timer.mix<0, 1, 4>();
 
   if (on.compute == 90) {
     const auto multiply_all = [&](std::int64_t) {

@@ -32,7 +32,8 @@ GraphTimes time_in_graph(const Context&, const std::function<void(std::int64_t)>
   absent();
 }
 void fill_normal(const Context&, Tensor, float, std::uint64_t) { absent(); }
-double Ceilings::floor_us(double, double) const { absent(); }
+double Ceilings::Mix::rate() const { absent(); }
+double Ceilings::floor_us(double, double, double) const { absent(); }
 Ceilings measure_ceilings(const Context&) { absent(); }
 
 }  // namespace shunt::cuda_engine

@@ -7,6 +7,7 @@
 #include "order/order_cuda.hpp"
 #include "order/sort.cuh"
 #include "order/sort_few.cuh"
+#include "order/sort_few_tiles.cuh"
 
 namespace shunt {
 
@@ -32,6 +33,15 @@ __global__ void __launch_bounds__(1024) few_kernel(const __grid_constant__ SortJ
   cuda_engine::let_successor_start();
   if (blockIdx.x >= job.plan.parts) return zero_blocks(job, job.plan.parts);
   sort_few(job.call, job.plan, blockIdx.x, reinterpret_cast<std::uint32_t*>(shared));
+}
+
+__global__ void __launch_bounds__(1024) few_tiles_kernel(const __grid_constant__ SortJob job) {
+  extern __shared__ __align__(16) std::int32_t shared[];
+  touch(job, shared);
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  if (blockIdx.x >= job.plan.parts) return zero_blocks(job, job.plan.parts);
+  sort_few_tiles(job.call, job.plan, blockIdx.x, shared);
 }
 
 using Kernel = void (*)(SortJob);
@@ -64,9 +74,10 @@ void launch_sort(const cuda_engine::Gpu& gpu, const OrderCall& call, const SortP
                                  .block = {plan.threads, 1, 1},
                                  .shared = plan.shared_bytes(),
                                  .cluster = plan.cluster};
-  const Kernel kernel = plan.compare_lanes > 0 ? few_kernel
-                        : plan.padded          ? sort_kernel_of<true>(plan)
-                                               : sort_kernel_of<false>(plan);
+  const bool few = plan.compare_lanes > 0;
+  const Kernel kernel = few           ? plan.padded ? few_tiles_kernel : few_kernel
+                        : plan.padded ? sort_kernel_of<true>(plan)
+                                      : sort_kernel_of<false>(plan);
   cuda_engine::launch("order", gpu, shape, kernel, SortJob{call, plan});
 }
 

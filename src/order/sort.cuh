@@ -217,16 +217,18 @@ __device__ __forceinline__ void store_stage(const OrderCall& call, const SortPla
 
 // ---- fill --------------------------------------------------------------------------------------
 
-// Padding rows and tiles, block `block` of `blocks`.
-__device__ __forceinline__ void fill_padding(const OrderCall& call, const Tables& tables,
-                                             unsigned block, unsigned blocks) {
+// Padding rows and tiles, block `block` of `blocks`. padded: where each expert starts, and the last
+// ends; count_of(e): its pairs.
+template <class CountOf>
+__device__ __forceinline__ void fill_padding(const OrderCall& call, const std::int32_t* padded,
+                                             const CountOf& count_of, unsigned block,
+                                             unsigned blocks) {
   const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const auto locals = static_cast<unsigned>(call.locals);
 #pragma unroll 1
   for (unsigned e = block + blocks * (threadIdx.x / 32); e < locals; e += blocks * warps) {
-    const std::int32_t begin = tables.padded[e], end = tables.padded[e + 1];
-    const std::int32_t count =
-        (tables.first[e + 1] - tables.base[e + 1]) - (tables.first[e] - tables.base[e]);
+    const std::int32_t begin = padded[e], end = padded[e + 1];
+    const std::int32_t count = count_of(e);
 #pragma unroll 1
     for (std::int32_t r = begin + count + static_cast<std::int32_t>(lane); r < end; r += 32) {
       if (call.sorted_token_ids != nullptr) call.sorted_token_ids[r] = call.sentinel;
@@ -240,7 +242,7 @@ __device__ __forceinline__ void fill_padding(const OrderCall& call, const Tables
     }
   }
   // Below 2^31, and so is the capacity.
-  const auto used = static_cast<std::uint32_t>(tables.padded[call.locals]);
+  const auto used = static_cast<std::uint32_t>(padded[call.locals]);
   const auto capacity = static_cast<std::uint32_t>(call.capacity);
   const auto tile = static_cast<std::uint32_t>(call.tile);
   const std::uint32_t worker = block * blockDim.x + threadIdx.x;
@@ -352,7 +354,12 @@ __device__ __forceinline__ void sort_pairs(const OrderCall& call, const SortPlan
     store_stage<padded>(call, plan, tables, begin, staged);
   }
   const unsigned block = part * plan.cluster + rank, blocks = plan.parts * plan.cluster;
-  if (padded) fill_padding(call, tables, block, blocks);
+  if (padded) {
+    const auto count_of = [&](unsigned e) {
+      return (tables.first[e + 1] - tables.base[e + 1]) - (tables.first[e] - tables.base[e]);
+    };
+    fill_padding(call, tables.padded, count_of, block, blocks);
+  }
   if (call.zeroed_bytes > 0 && plan.zero_blocks == 0) {
     zero_share(call.zeroed, call.zeroed_bytes, std::size_t{block} * blockDim.x + threadIdx.x,
                std::size_t{blocks} * blockDim.x);

@@ -64,7 +64,31 @@ SortPlan make_few_plan(const OrderCall& call, unsigned parts, unsigned threads, 
   return plan;
 }
 
+SortPlan make_few_tiles_plan(const OrderCall& call, unsigned parts, unsigned threads,
+                             unsigned lanes) {
+  SortPlan plan = make_few_plan(call, parts, threads, lanes);
+  plan.padded = true;
+  plan.weighted = plan.weighted || call.sorted_weights != nullptr;
+  plan.stride = static_cast<unsigned>(call.locals + 4) / 4 * 4;
+  plan.few_keys = static_cast<unsigned>(plan.few_shared_bytes / sizeof(std::int32_t));
+  plan.few_shared_bytes += (std::size_t{2} * plan.stride + 32) * sizeof(std::int32_t);
+  return plan;
+}
+
 namespace {
+
+// As comparing_plan; a block has at least a warp for every 16 of the experts that it pads.
+SortPlan few_tiles_plan(const OrderCall& call, const SortLimits& limits) {
+  const auto pairs = static_cast<unsigned>(call.tokens * call.slots);
+  const auto locals = static_cast<unsigned>(call.locals);
+  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 64U)), 1U, 32U);
+  const unsigned threads = locals <= 512 ? 512 : 1024;
+  const unsigned wanted =
+      std::max({divide_up(pairs * lanes, threads), divide_up(32 * locals, threads),
+                static_cast<unsigned>(divide_up<std::int64_t>(call.capacity, 8192)), 1U});
+  return make_few_tiles_plan(call, std::min(wanted, static_cast<unsigned>(limits.multiprocessors)),
+                             threads, lanes);
+}
 
 // A thread compares its question with some 64 keys; blocks are small, and as many as it takes.
 SortPlan comparing_plan(const OrderCall& call, const SortLimits& limits) {
@@ -110,8 +134,12 @@ SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
 }  // namespace
 
 SortPlan choose_plan(const OrderCall& call, const SortLimits& limits) {
-  const bool compares = call.tokens * call.slots <= worth_comparing && !wants_padded(call);
-  SortPlan plan = compares ? comparing_plan(call, limits) : counting_plan(call, limits);
+  const std::int64_t pairs = call.tokens * call.slots;
+  const bool padded = wants_padded(call);
+  SortPlan plan = padded && pairs <= most_few_tiles && call.locals <= most_few_tiles
+                      ? few_tiles_plan(call, limits)
+                  : !padded && pairs <= worth_comparing ? comparing_plan(call, limits)
+                                                        : counting_plan(call, limits);
   add_zero_blocks(plan, call, limits);
   return plan;
 }

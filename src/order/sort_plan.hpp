@@ -20,9 +20,10 @@ struct SortPlan {
   // Pairs are below 2^31, and all segments together below 2^32.
   std::uint32_t share = 32;    // pairs that a block places: rows * chunks * 32
   std::uint32_t segment = 32;  // parts * share
-  // Few pairs: not counted but compared (sort_few.cuh). How many lanes share the comparisons of one
-  // pair with all others, a power of two to 32; 0: counted.
+  // Few pairs: not counted but compared (sort_few.cuh; sort_few_tiles.cuh where `padded`). How many
+  // lanes share the comparisons of one pair with all others, a power of two to 32; 0: counted.
   unsigned compare_lanes = 0;
+  unsigned few_keys = 0;     // ints that the keys take in shared memory, where `padded`
   unsigned zero_blocks = 0;  // further blocks that only zero; a multiple of `cluster`
   unsigned bits = 1;         // of a local expert's index
   std::size_t few_shared_bytes = 0;
@@ -77,6 +78,11 @@ SortPlan make_plan(const OrderCall& call, const SortLimits& limits, unsigned clu
                    unsigned parts, unsigned threads, bool stage = true);
 // The plan that compares, with `parts` blocks. Not for padded outputs or more than most_compared.
 SortPlan make_few_plan(const OrderCall& call, unsigned parts, unsigned threads, unsigned lanes);
+// The same for padded outputs: at most most_few_tiles pairs and local experts, with a thread for
+// each expert.
+inline constexpr int most_few_tiles = 1024;
+SortPlan make_few_tiles_plan(const OrderCall& call, unsigned parts, unsigned threads,
+                             unsigned lanes);
 // The plan that is expected to be fastest.
 SortPlan choose_plan(const OrderCall& call, const SortLimits& limits);
 // The plan for `blocks` blocks of `threads` that a kernel of another stage has at its end: they

@@ -77,6 +77,51 @@ TEST(CombineOnGpu, HasTheBitsOfTheCpuWhereRowsAreAligned) {
   }
 }
 
+// Enough rows for persistent blocks, with everything that may join: of 11 and of 32 terms, spans of
+// one width and of two, experts that compute nothing, tokens that are not valid, illegal rows, and
+// a sum that goes over the residual.
+TEST(CombineOnGpu, ManyRowsHaveTheBitsOfTheCpu) {
+  SHUNT_ON_GPU_ONLY();
+  if (!fma_on_host()) GTEST_SKIP() << "this CPU has no FMA";
+  const Stream stream;
+  for (const bool dependent : {false, true}) {
+    const Context gpu = cuda({.stream = stream.get(), .dependent_launch = dependent});
+    for (const DType dtype : {bf16, f16, f32}) {
+      for (const int slots : {9, 30}) {
+        const std::int64_t width = slots == 9 ? 2120 : 512, tokens = slots == 9 ? 460 : 580;
+        CombineCase c = make_case({.identity_from = 8, .shared_scale = 0.75F}, {.tokens = tokens,
+                                                                                .width = width,
+                                                                                .slots = slots,
+                                                                                .dtype = dtype,
+                                                                                .shared = true,
+                                                                                .residual = true});
+        for (Matrix* matrix : {&c.rows, &c.hidden, &c.shared, &c.residual}) {
+          const Matrix gapped = *matrix;
+          *matrix = Matrix(dtype, gapped.rows, width, matrix == &c.shared ? 8 : 0);
+          for (std::int64_t r = 0; r < gapped.rows; ++r) {
+            for (std::int64_t h = 0; h < width; ++h) matrix->set(r, h, gapped.at(r, h));
+          }
+        }
+        c.valid = {static_cast<std::int32_t>(tokens - 13)};
+        for (const bool in_place : {false, true}) {
+          CombineCase here = c, there = c;
+          Matrix want(dtype, tokens, width, 0), got = want;
+          here.call(cpu({.threads = 1}), here.inputs(),
+                    in_place ? here.residual.tensor() : want.tensor());
+          for (std::size_t p = 0; p < there.inverse.size(); ++p) {
+            // No row either way; -2 and less are illegal.
+            if (there.inverse[p] < 0) there.inverse[p] = -1 - static_cast<std::int32_t>(p % 3);
+          }
+          there.call(gpu, there.inputs(), in_place ? there.residual.tensor() : got.tensor());
+          const bool same = in_place ? there.residual == here.residual : got == want;
+          ASSERT_TRUE(same) << fmt::format("{} S{} in place {} dependent {}", to_string(dtype),
+                                           slots, in_place, dependent);
+        }
+      }
+    }
+  }
+}
+
 // The host cannot look at them: what is no row adds nothing.
 TEST(CombineOnGpu, IllegalInversesAreSkipped) {
   SHUNT_ON_GPU_ONLY();

@@ -110,6 +110,48 @@ TEST(GatherOnGpu, AnyAlignment) {
   }
 }
 
+// More vectors than threads fit on a GPU at once, of rows that share a block, fill one, or take
+// several; with more than eight targets too.
+TEST(GatherOnGpu, ManyRows) {
+  SHUNT_ON_GPU_ONLY();
+  const Context gpu = cuda(), host = cpu({.threads = 1});
+  struct Sizes {
+    std::int64_t tokens, width, slots;
+  };
+  for (const Sizes& s :
+       {Sizes{90000, 40, 1}, Sizes{9000, 520, 3}, Sizes{1500, 4104, 2}, Sizes{3000, 1016, 11}}) {
+    const std::int64_t pairs = s.tokens * s.slots;
+    std::vector<std::int32_t> permutation(static_cast<std::size_t>(pairs)), inverse(permutation);
+    std::iota(permutation.begin(), permutation.end(), 0);
+    std::mt19937 random(3);
+    std::shuffle(permutation.begin(), permutation.end(), random);
+    for (std::size_t r = 0; r < permutation.size(); ++r) {
+      inverse[static_cast<std::size_t>(permutation[r])] = static_cast<std::int32_t>(r);
+    }
+    const auto count = static_cast<std::int32_t>(pairs - 5);
+    std::vector<std::uint16_t> hidden(static_cast<std::size_t>(s.tokens * s.width));
+    for (auto& value : hidden) value = static_cast<std::uint16_t>(random() & 0xbfff);
+    for (const DType to : {bf16, f32}) {
+      const auto rows_by = [&](const Context& context, bool by_token) {
+        std::vector<std::uint32_t> rows(static_cast<std::size_t>(pairs * s.width), 0x4d4d4d4d);
+        Mirror mirror(context);
+        gather(
+            context, {.slots = static_cast<int>(s.slots)},
+            {.hidden = mirror.in(view(hidden.data(), bf16, {s.tokens, s.width})),
+             .permutation = mirror.in(view(permutation.data(), {pairs})),
+             .rows = mirror.in(view(&count, {1})),
+             .inverse = by_token ? mirror.in(view(inverse.data(), {s.tokens, s.slots})) : Tensor{}},
+            mirror.out(view(rows.data(), to, {pairs, s.width})));
+        mirror.fetch();
+        return rows;
+      };
+      const auto want = rows_by(host, false);
+      EXPECT_TRUE(rows_by(gpu, false) == want) << s.width << " " << to_string(to);
+      EXPECT_TRUE(rows_by(gpu, true) == want) << s.width << " by token " << to_string(to);
+    }
+  }
+}
+
 // The host cannot look at them: rows of illegal numbers are left alone, counts are clamped.
 TEST(GatherOnGpu, IllegalValuesAreSkipped) {
   SHUNT_ON_GPU_ONLY();

@@ -80,6 +80,36 @@ TEST(OrderGpu, EveryComparingPlanGivesTheSame) {
   }
 }
 
+TEST(OrderGpu, EveryComparingPlanOfTilesGivesTheSame) {
+  SHUNT_ON_GPU_ONLY();
+  const Context context = cuda();
+  for (const int tokens : {0, 1, 9, 100, 113}) {
+    for (const OrderSpec& spec :
+         {OrderSpec{.experts = 128, .slots = 8, .tile = 16},
+          OrderSpec{.experts = 8, .slots = 2, .tile = 128, .tile_for_empty_expert = false},
+          OrderSpec{
+              .experts = 4000, .slots = 9, .first_expert = 3, .local_experts = 1001, .tile = 5}}) {
+      for (const Pattern pattern : {Pattern::poison, Pattern::hot}) {
+        OrderCase c = make_case(spec, tokens, pattern);
+        c.valid = {tokens - tokens / 7};
+        const OrderResult expected = c.engine(cpu({.threads = 1}));
+        for (const unsigned parts : {1U, 3U, 40U}) {
+          for (const unsigned threads : {128U, 1024U}) {
+            if (threads < static_cast<unsigned>(spec.locals())) continue;
+            for (const unsigned lanes : {1U, 2U, 8U, 32U}) {
+              const auto plan = [&](const OrderCall& call, const ordering::SortLimits&) {
+                return ordering::make_few_tiles_plan(call, parts, threads, lanes);
+              };
+              ASSERT_EQ(planned(c, context, plan), expected)
+                  << name(c) << ": " << parts << " blocks of " << threads << ", " << lanes;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(OrderGpu, EqualsTheCpuEngine) {
   SHUNT_ON_GPU_ONLY();
   const Context here = cpu();

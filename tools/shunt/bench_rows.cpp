@@ -38,10 +38,13 @@ struct Rows {
   }
   void run(const Context& where, const RowsCall& t) const {
     if (gathers) {
-      gather(
-          where, gathering,
-          {.hidden = t.tokens, .permutation = t.permutation, .rows = t.count, .weights = t.weights},
-          t.rows);
+      gather(where, gathering,
+             {.hidden = t.tokens,
+              .permutation = t.permutation,
+              .rows = t.count,
+              .weights = t.weights,
+              .inverse = t.inverse},
+             t.rows);
     } else {
       combine(where, combining, {.rows = t.rows, .inverse = t.inverse, .weights = t.weights},
               t.tokens);
@@ -91,6 +94,8 @@ StageCase rows_case(const Context& context, const bench::StageShape& shape, Spre
   const auto n = static_cast<double>(pairs);
   const double moved = element_bytes(shape.dtype) * static_cast<double>((tokens + pairs) * hidden) +
                        4 * n + (weighted ? 4 * n : 0);
+  const double written =
+      element_bytes(shape.dtype) * static_cast<double>((made->gathers ? pairs : tokens) * hidden);
   const std::int64_t copies = variants_for(moved, rotate_bytes);
   made->tokens = Variants(context, shape.dtype, {tokens, hidden}, copies);
   made->rows = Variants(context, shape.dtype, {pairs, hidden}, copies);
@@ -102,10 +107,9 @@ StageCase rows_case(const Context& context, const bench::StageShape& shape, Spre
     std::vector<std::vector<std::int32_t>> counts;
     for (const auto& offsets : batches.offsets) counts.push_back({offsets.back()});
     upload(context, made->count, counts);
-  } else {
-    made->inverse = Variants(context, DType::i32, {tokens, slots}, copies);
-    upload(context, made->inverse, batches.inverse);
   }
+  made->inverse = Variants(context, DType::i32, {tokens, slots}, copies);
+  upload(context, made->inverse, batches.inverse);
   if (weighted) {
     made->weights = made->gathers ? Variants(context, DType::f32, {pairs}, copies)
                                   : Variants(context, DType::f32, {tokens, slots}, copies);
@@ -116,7 +120,7 @@ StageCase rows_case(const Context& context, const bench::StageShape& shape, Spre
           .label = label,
           .dtype = shape.dtype,
           .variants = copies,
-          .cost = {moved, made->gathers ? 0 : 2 * n * static_cast<double>(hidden)},
+          .cost = {moved, made->gathers ? 0 : 2 * n * static_cast<double>(hidden), written},
           .on_tensor_cores = false,
           .call = [made](std::int64_t i) { made->run(made->context, made->tensors(i)); },
           .check = [made, label] { check_rows(*made, label); }};

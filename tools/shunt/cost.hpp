@@ -10,6 +10,7 @@ namespace shunt::tool {
 struct Cost {
   double bytes = 0;
   double flops = 0;
+  double written = 0;  // of the bytes, where reads and writes are to be told apart
 };
 
 double element_bytes(DType dtype);
