@@ -96,6 +96,19 @@ std::vector<StageShape> make_grid() {
       grid.push_back({stage, best_of_given(256, 8), t, 7168, bf16});
     }
   }
+  for (const char* stage : {"combine_shuffling", "split_shuffling"}) {
+    for (const std::int64_t rows : {512, 4096, 32768}) {
+      grid.push_back({stage, best_of_given(128, 8), rows, 2048, bf16, 0, 8});
+    }
+  }
+  for (const std::int64_t t : {64, 1024}) {
+    grid.push_back({"scatter_add", best_of_given(128, 8), t, 2048, bf16, 0, 4});
+  }
+  for (const std::int64_t t : {1, 64, 512, 4096}) {
+    for (const bool dependent : {false, true}) {
+      grid.push_back({"chain", softmax_of_top(128, 8), t, 2048, bf16, 0, 0, dependent});
+    }
+  }
   return grid;
 }
 

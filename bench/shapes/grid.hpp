@@ -12,12 +12,15 @@ namespace shunt::bench {
 // One case of one of the stages around the experts' GEMMs.
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
-                      // order), gather, combine
+                      // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
+                      // chain (route, order, gather, combine)
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
-  DType dtype = DType::bf16;  // of hidden states and router weights, of logits, or of rows
-  int tile = 0;               // order: of the padded form; 0: the compact one
+  DType dtype = DType::bf16;      // of hidden states and router weights, of logits, or of rows
+  int tile = 0;                   // order: of the padded form; 0: the compact one
+  int ranks = 0;                  // the shuffles and scatter_add: of the expert-parallel group
+  bool dependent_launch = false;  // chain: kernels start while their predecessors end
 };
 
 const std::vector<StageShape>& routing_grid();

@@ -19,6 +19,18 @@ shunt_status shunt_context_create_cuda(void* stream, int32_t index, shunt_contex
   });
 }
 
+shunt_status shunt_context_create_cuda_with(const shunt_cuda_options* options,
+                                            shunt_context** context) {
+  return shunt::capi::run(__func__, [&](const Call& call) {
+    const shunt_cuda_options defaults = SHUNT_CUDA_OPTIONS_INIT;
+    const shunt_cuda_options given = call.read("options", options, defaults);
+    const bool dependent = call.flag("options.dependent_launch", given.dependent_launch);
+    shunt_context*& out = call.not_null("context", context);
+    out = new shunt_context{
+        shunt::cuda({.stream = given.stream, .index = given.index, .dependent_launch = dependent})};
+  });
+}
+
 void shunt_context_destroy(shunt_context* context) { delete context; }
 
 int32_t shunt_context_threads(const shunt_context* context) {

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(256) combine_kernel(CombineCall call) {
           if constexpr (form == Form::any) {
             raw[j] = load_raw<n>(now[j].row, now[j].form, h);
           } else {
-            raw[j] = load_raw<raw_bytes>(now[j].row + h * form_bytes(form));
+            raw[j] = load_last<raw_bytes>(now[j].row + h * form_bytes(form));
           }
         }
 #pragma unroll

@@ -73,6 +73,23 @@ __device__ __forceinline__ Raw<bytes> load_raw(const char* from) {
   return raw;
 }
 
+// A vector of a row that nobody reads again: first out of the L2 when room is needed.
+template <int bytes>
+__device__ __forceinline__ Raw<bytes> load_last(const char* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (bytes == 16) {
+    Raw<bytes> raw;
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+                 : "l"(from), "l"(policy));
+    return raw;
+  }
+#endif
+  return load_raw<bytes>(from);
+}
+
 // First out of the L2 when room is needed: rows written must not drive out rows to be read again.
 template <int bytes>
 __device__ __forceinline__ void store_raw(char* to, const Raw<bytes>& raw) {

@@ -11,6 +11,7 @@
 #include "layer/stage_clock.hpp"
 #include "shunt/combine.hpp"
 #include "shunt/order.hpp"
+#include "shunt/route_and_order.hpp"
 
 namespace shunt {
 
@@ -111,45 +112,53 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const Tensor ids = !own_routing && out.ids ? cut(out.ids) : at(s.ids, i32, {tokens, slots});
   const Tensor weights =
       !own_routing && out.weights ? cut(out.weights) : at(s.weights, f32, {tokens, slots});
+  const Tensor inverse = at(s.inverse, i32, {tokens, slots});
+  OrderOutputs ordered{.offsets = at(s.offsets, i32, {spec.experts.experts + 1}),
+                       .permutation = at(s.permutation, i32, {pairs}),
+                       .inverse = inverse};
+  if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
+  const bool at_once = routes_and_orders_at_once(spec, context.device(), tokens);
   clock(
-      "route",
+      at_once ? "route+order" : "route",
       [&] {
-        Tensor router_input = x;
+        RouteInputs routed{.hidden = x,
+                           .router_weight = w.router,
+                           .router_bias = w.router_bias,
+                           .selection_bias = w.selection_bias,
+                           .per_expert_scale = w.per_expert_scale,
+                           .token_ids = cut(in.token_ids),
+                           .hash_table = w.hash_table,
+                           .valid_tokens = valid};
         if (spec.router_norm.enabled) {
           rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input, valid);
-          router_input = at(s.router_input, f32, {tokens, spec.hidden});
+          routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
         }
-        route(context, spec.route,
-              {.hidden = router_input,
-               .router_weight = w.router,
-               .router_bias = w.router_bias,
-               .selection_bias = w.selection_bias,
-               .per_expert_scale = w.per_expert_scale,
-               .token_ids = cut(in.token_ids),
-               .hash_table = w.hash_table,
-               .valid_tokens = valid},
-              {.ids = ids, .weights = weights}, stage);
+        const RouteOutputs chosen{.ids = ids, .weights = weights};
+        if (at_once) {
+          route_and_order(context, spec.route, routed, chosen, order_spec(spec), ordered, stage);
+        } else {
+          route(context, spec.route, routed, chosen, stage);
+        }
         if (own_routing && (out.ids || out.weights)) {
           copy_columns(context, s.ids, s.weights, slots, cut(out.ids), cut(out.weights));
         }
       },
-      [&] { return route_cost(spec, w, tokens, x.dtype); });
-
-  const Tensor inverse = at(s.inverse, i32, {tokens, slots});
-  clock(
-      "order",
       [&] {
-        OrderOutputs ordered{.offsets = at(s.offsets, i32, {spec.experts.experts + 1}),
-                             .permutation = at(s.permutation, i32, {pairs}),
-                             .inverse = inverse};
-        if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
-        order(context, order_spec(spec),
-              {.ids = ids,
-               .weights = s.row_weights != nullptr ? weights : Tensor{},
-               .valid_tokens = valid},
-              ordered, stage);
-      },
-      [&] { return order_cost(spec, tokens); });
+        const StageCost routing = route_cost(spec, w, tokens, x.dtype);
+        return at_once ? routing + order_cost(spec, tokens) : routing;
+      });
+  if (!at_once) {
+    clock(
+        "order",
+        [&] {
+          order(context, order_spec(spec),
+                {.ids = ids,
+                 .weights = s.row_weights != nullptr ? weights : Tensor{},
+                 .valid_tokens = valid},
+                ordered, stage);
+        },
+        [&] { return order_cost(spec, tokens); });
+  }
 
   Tensor u = x;
   if (spec.input_norm.enabled) {

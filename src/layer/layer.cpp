@@ -11,6 +11,7 @@
 #include "shunt/checkpoint.hpp"
 #include "shunt/gemm.hpp"
 #include "shunt/order.hpp"
+#include "shunt/route_and_order.hpp"
 
 namespace shunt {
 
@@ -60,6 +61,12 @@ std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   std::size_t most = route_workspace_bytes(context, spec.route, tokens, spec.hidden);
   most = std::max(most, order_workspace_bytes(context, order_spec(spec), tokens));
+  if (on_gpu()) {
+    // Of the most tokens that may be routed and ordered at once: never less for more tokens.
+    const std::int64_t few = std::min(tokens, most_pairs_at_once / spec.route.slots());
+    most = std::max(most, route_and_order_workspace_bytes(context, spec.route, order_spec(spec),
+                                                          few, spec.hidden));
+  }
   // Scaled rows are converted one a pair, others one a token.
   most = std::max(most, mlp_workspace_bytes(context, experts.gate_up, pairs,
                                             spec.route.weight_on_input ? -1 : tokens));
@@ -108,7 +115,13 @@ std::string Layer::explain(std::int64_t tokens) const {
       tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
   text += fmt::format("  route    router GEMM in f32, then selection; {}\n", describe(spec.route));
-  text += "  order    stable counting sort, compact: no padding rows\n";
+  if (routes_and_orders_at_once(spec, impl_->context.device(), tokens)) {
+    text +=
+        "  order    in the router's launch where it is one for few tokens, else in one that starts "
+        "while it ends; compact: no padding rows\n";
+  } else {
+    text += "  order    stable counting sort, compact: no padding rows\n";
+  }
   text += fmt::format(
       "  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),

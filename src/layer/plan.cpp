@@ -54,6 +54,10 @@ OrderSpec order_spec(const LayerSpec& spec) {
           .local_experts = spec.experts.experts};
 }
 
+bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens) {
+  return device.type == DeviceType::cuda && tokens * spec.route.slots() <= most_pairs_at_once;
+}
+
 CombineSpec combine_spec(const LayerSpec& spec) {
   const bool shared = spec.shared.intermediate > 0 && spec.latent == 0;
   return {.slots = spec.route.slots(),

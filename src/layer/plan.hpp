@@ -43,6 +43,11 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int6
 // The order stage of a layer: computed experts only, zero-compute ids fall out of range.
 OrderSpec order_spec(const LayerSpec& spec);
 
+// Whether routing and ordering are one operation, and so one launch where the batch is small: on a
+// GPU up to some pairs. More are ordered as soon by a launch of their own.
+inline constexpr std::int64_t most_pairs_at_once = 1024;
+bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens);
+
 // The combine stage: with the shared expert, unless a latent projection comes in between.
 CombineSpec combine_spec(const LayerSpec& spec);
 
@@ -50,6 +55,9 @@ CombineSpec combine_spec(const LayerSpec& spec);
 struct StageCost {
   std::int64_t bytes = 0;
   std::int64_t flops = 0;
+  StageCost operator+(const StageCost& other) const {
+    return {bytes + other.bytes, flops + other.flops};
+  }
 };
 StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64_t tokens,
                      DType hidden);

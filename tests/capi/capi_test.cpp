@@ -30,6 +30,7 @@ constexpr int members() {
 
 // A member that is added to a struct of C++ must be added to that of C, and then here.
 TEST(CApi, NothingOfCppIsMissing) {
+  EXPECT_EQ(members<CudaOptions>(), 3);
   EXPECT_EQ(members<RouteSpec>(), 18);
   EXPECT_EQ(members<Groups>(), 3);
   EXPECT_EQ(members<SharedSlots>(), 2);

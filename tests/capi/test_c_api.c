@@ -55,6 +55,32 @@ static void test_errors(const shunt_context* context) {
   CHECK_OK(shunt_order_supports(context, &spec));
 }
 
+/* Options are looked at before there has to be a GPU. */
+static void test_cuda_options(void) {
+  shunt_cuda_options options = SHUNT_CUDA_OPTIONS_INIT;
+  shunt_context* context = NULL;
+  shunt_status status;
+
+  options.dependent_launch = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "options.dependent_launch is 2",
+              shunt_context_create_cuda_with(&options, &context));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "options is NULL",
+              shunt_context_create_cuda_with(NULL, &context));
+  options.dependent_launch = 1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "context is NULL",
+              shunt_context_create_cuda_with(&options, NULL));
+  options.index = 4000;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "", shunt_context_create_cuda_with(&options, &context));
+  CHECK(context == NULL);
+  /* An older caller's, which ends before the flag. */
+  options.index = 0;
+  options.struct_size = 16;
+  status = shunt_context_create_cuda_with(&options, &context);
+  CHECK(status == SHUNT_OK || status == SHUNT_UNSUPPORTED);
+  CHECK((status == SHUNT_OK) == (context != NULL));
+  shunt_context_destroy(context);
+}
+
 static void test_struct_sizes(const shunt_context* context) {
   /* A newer caller's struct: this version's, and a field more. */
   struct {
@@ -538,6 +564,7 @@ int main(void) {
   CHECK(shunt_context_threads(context) == 2);
   CHECK_OK(shunt_context_synchronize(context));
   test_errors(context);
+  test_cuda_options();
   test_struct_sizes(context);
   test_tensors(context);
   test_route(context);

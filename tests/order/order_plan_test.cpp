@@ -36,7 +36,9 @@ TEST(SortPlan, CoversEveryPair) {
             if (plan.compare_lanes > 0) {
               ASSERT_LE(tokens * slots, most_compared);
               ASSERT_EQ(plan.padded, padded);
-              if (padded) ASSERT_GE(plan.threads, static_cast<unsigned>(locals));
+              if (padded) {
+                ASSERT_GE(plan.threads, static_cast<unsigned>(locals));
+              }
               ASSERT_TRUE(std::has_single_bit(plan.compare_lanes) && plan.compare_lanes <= 32);
               ASSERT_EQ(plan.threads % 32, 0U);
               ASSERT_GE(plan.shared_bytes(), static_cast<std::size_t>(tokens * slots) * 4);

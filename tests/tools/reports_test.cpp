@@ -102,9 +102,11 @@ TEST(Bench, EveryStageOfASmallShape) {
   check_form(json);
   std::set<std::string> ops;
   for (const auto& row : json["rows"]) ops.insert(row["op"]);
-  EXPECT_EQ(ops, (std::set<std::string>{"route", "gate", "order", "shuffle", "gather",
-                                        "grouped_gemm", "activate", "combine", "layer"}));
-  EXPECT_EQ(json["rows"].size(), 20u);  // grouped_gemm: gate_up and down
+  EXPECT_EQ(ops,
+            (std::set<std::string>{"route", "gate", "order", "shuffle", "gather", "grouped_gemm",
+                                   "activate", "combine", "layer", "combine_shuffling",
+                                   "split_shuffling", "scatter_add", "chain"}));
+  EXPECT_EQ(json["rows"].size(), 28u);  // grouped_gemm: gate_up and down
 }
 
 // Stages that see neither rows nor weights take a shape without them, and any rule.

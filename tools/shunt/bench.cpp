@@ -44,16 +44,35 @@ struct Stage {
   void (*run)(const BenchPlan&, const Context&, Emit&);
 };
 constexpr Stage stages[] = {
-    {"route", bench_route},       {"gate", bench_gate},       {"order", bench_order},
-    {"shuffle", bench_shuffle},   {"gather", bench_gather},   {"gemm", bench_gemm},
-    {"activate", bench_activate}, {"combine", bench_combine}, {"layer", bench_layer},
+    {"route", bench_route},
+    {"gate", bench_gate},
+    {"order", bench_order},
+    {"shuffle", bench_shuffle},
+    {"gather", bench_gather},
+    {"gemm", bench_gemm},
+    {"activate", bench_activate},
+    {"combine", bench_combine},
+    {"layer", bench_layer},
+    {"combine_shuffling", bench_combine_shuffling},
+    {"split_shuffling", bench_split_shuffling},
+    {"scatter_add", bench_scatter_add},
+    {"chain", bench_chain},
 };
-constexpr const char* gpu_stages[] = {"route", "gate", "order", "shuffle", "gather", "combine"};
+constexpr const char* gpu_stages[] = {
+    "route",           "gate",        "order", "shuffle", "gather", "combine", "combine_shuffling",
+    "split_shuffling", "scatter_add", "chain"};
 
-std::string stage_names() {
-  std::string names;
-  for (const auto& stage : stages) names += std::string(stage.name) + " ";
-  return names + "all";
+// `wrapped`: in lines of a help text.
+std::string stage_names(bool wrapped = false) {
+  constexpr std::size_t widest = 60;
+  std::string names, line;
+  for (const auto& stage : stages) {
+    line += std::string(stage.name) + " ";
+    if (!wrapped || line.size() < widest) continue;
+    names += line + "\n";
+    line.clear();
+  }
+  return names + line + "all";
 }
 
 // A rule in a few words; `inspect` has room for all of them.
@@ -152,8 +171,9 @@ BenchPlan make_plan(const BenchOptions& options) {
                                    *options.experts, *options.top_k);
   } else if (options.experts || options.top_k || options.hidden || options.intermediate) {
     throw UsageError(
-        "without --model a shape is all of --experts, --top-k, --hidden and --intermediate; route, "
-        "gather and combine need no --intermediate, gate, order and shuffle only the first two");
+        "without --model a shape is all of --experts, --top-k, --hidden and --intermediate; gate, "
+        "order and shuffle need only the first two, gemm, activate and layer all of them, others "
+        "no --intermediate");
   } else {
     const bench::Model* model = bench::find_model("qwen3-30b-a3b");
     plan.title = model->title;
@@ -329,11 +349,15 @@ void print_row(const Row& row) {
 
 std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::string& stage) {
   std::vector<bench::StageShape> shapes;
-  const bool rows = stage == "gather" || stage == "combine";
+  const bool exchanged =
+      stage == "combine_shuffling" || stage == "split_shuffling" || stage == "scatter_add";
+  const bool rows = stage == "gather" || stage == "combine" || exchanged;
+  int ranks = exchanged ? 8 : 0;
+  while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
   for (const auto tokens : plan.tokens) {
     shapes.push_back({stage, plan.spec.route, tokens,
                       rows ? plan.spec.experts.hidden : plan.spec.hidden, plan.dtype,
-                      stage == "order" ? plan.tile : 0});
+                      stage == "order" ? plan.tile : 0, ranks});
   }
   return shapes;
 }
@@ -364,7 +388,7 @@ void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command =
       app.add_subcommand("bench", "one stage or the whole layer over numbers of tokens");
-  command->add_option("stage", options->stage, stage_names())
+  command->add_option("stage", options->stage, stage_names(true))
       ->option_text(" ")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {

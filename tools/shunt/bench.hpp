@@ -42,6 +42,10 @@ void bench_gather(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_activate(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_combine(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_combine_shuffling(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_split_shuffling(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_scatter_add(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_chain(const BenchPlan& plan, const Context& context, Emit& emit);
 
 // Measures a case and hands its row over.
 void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const Case& work);

@@ -32,4 +32,11 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
 StageCase rows_case(const Context& context, const bench::StageShape& shape, Spread spread,
                     std::int64_t rotate_bytes);
 
+// The operations of an expert-parallel group: combine_shuffling, split_shuffling, scatter_add.
+StageCase ranks_case(const Context& context, const bench::StageShape& shape, Spread spread,
+                     std::int64_t rotate_bytes);
+// route, order, gather and combine.
+StageCase chain_case(const Context& given, const bench::StageShape& shape,
+                     std::int64_t rotate_bytes);
+
 }  // namespace shunt::tool

@@ -6,19 +6,12 @@
 
 #include "bench_cases.hpp"
 #include "bench_tensors.hpp"
-#include "core/convert.hpp"
 #include "shunt/combine.hpp"
 #include "shunt/order.hpp"
 
 namespace shunt::tool {
 
 namespace {
-
-float element(const Tensor& t, std::int64_t i) {
-  if (t.dtype == DType::f32) return t.as<float>()[i];
-  const std::uint16_t value = t.as<std::uint16_t>()[i];
-  return t.dtype == DType::bf16 ? bf16_to_f32(value) : f16_to_f32(value);
-}
 
 // The tensors of one call. `tokens` [T, H] and `rows` [T * S, H]: one is read, the other written.
 struct RowsCall {
@@ -63,15 +56,7 @@ void check_rows(const Rows& made, const std::string& label) {
   made.run(host(), {tokens.tensor, rows.tensor, permutation.tensor, count.tensor, inverse.tensor,
                     weights.tensor});
   const OnHost& want = made.gathers ? rows : tokens;
-  const bool exact = made.gathers && !made.gathering.scale_by_weight;
-  for (std::int64_t i = 0; i < out.elements(); ++i) {
-    const float a = element(got.tensor, i), b = element(want.tensor, i);
-    const float most = exact ? 0 : 0.01f * (0.1f + std::abs(b));
-    if (!(std::abs(a - b) <= most)) {
-      differs(label, fmt::format("row {}, column {} is {}, not {}", i / out.shape[1],
-                                 i % out.shape[1], a, b));
-    }
-  }
+  check_close(label, got, want, made.gathers && !made.gathering.scale_by_weight ? 0 : 0.01f);
 }
 
 }  // namespace

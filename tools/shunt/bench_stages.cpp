@@ -120,12 +120,11 @@ void bench_route(const BenchPlan& plan, const Context& context, Emit& emit) {
 
 namespace {
 
-// Logits come out of the cache of the stage before: enough copies that no branch is learnt.
-void bench_from_logits(const char* stage, const BenchPlan& plan, const Context& context,
-                       Emit& emit) {
+// What any device runs.
+void bench_cases(const char* stage, const BenchPlan& plan, const Context& context, Emit& emit,
+                 std::int64_t rotate_bytes) {
   for (const auto& shape : stage_shapes(plan, stage)) {
-    const StageCase work = make_case(context, shape, plan.spread,
-                                     std::min<std::int64_t>(plan.rotate_bytes, 16'000'000));
+    const StageCase work = make_case(context, shape, plan.spread, rotate_bytes);
     run_case(plan, context, emit,
              {.op = work.op,
               .label = work.label,
@@ -136,7 +135,29 @@ void bench_from_logits(const char* stage, const BenchPlan& plan, const Context& 
   }
 }
 
+// Logits come out of the cache of the stage before: enough copies that no branch is learnt.
+void bench_from_logits(const char* stage, const BenchPlan& plan, const Context& context,
+                       Emit& emit) {
+  bench_cases(stage, plan, context, emit, std::min<std::int64_t>(plan.rotate_bytes, 16'000'000));
+}
+
 }  // namespace
+
+void bench_combine_shuffling(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_cases("combine_shuffling", plan, context, emit, plan.rotate_bytes);
+}
+
+void bench_split_shuffling(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_cases("split_shuffling", plan, context, emit, plan.rotate_bytes);
+}
+
+void bench_scatter_add(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_cases("scatter_add", plan, context, emit, plan.rotate_bytes);
+}
+
+void bench_chain(const BenchPlan& plan, const Context& context, Emit& emit) {
+  bench_cases("chain", plan, context, emit, plan.rotate_bytes);
+}
 
 void bench_gate(const BenchPlan& plan, const Context& context, Emit& emit) {
   bench_from_logits("gate", plan, context, emit);

@@ -82,6 +82,24 @@ OnHost::OnHost(const Context& context, const Tensor& there) : tensor(there) {
   context.copy(tensor.data, there.data, at(there.bytes()));
 }
 
+float element(const Tensor& tensor, std::int64_t i) {
+  return load_f32(tensor.data, tensor.dtype, i);
+}
+
+void put_element(const Tensor& tensor, std::int64_t i, float value) {
+  store_f32(tensor.data, tensor.dtype, i, value);
+}
+
+void check_close(const std::string& label, const OnHost& got, const OnHost& want, float tolerance) {
+  const std::int64_t width = got.tensor.shape[1];
+  for (std::int64_t i = 0; i < got.tensor.elements(); ++i) {
+    const float a = element(got.tensor, i), b = element(want.tensor, i);
+    if (!(std::abs(a - b) <= tolerance * (0.1f + std::abs(b)))) {
+      differs(label, fmt::format("row {}, column {} is {}, not {}", i / width, i % width, a, b));
+    }
+  }
+}
+
 Batches::Batches(const RouteSpec& route, Spread spread, std::int64_t tokens)
     : spec{.experts = route.experts, .slots = route.top_k} {
   RoutingSource source(route, spread, 1);

@@ -50,6 +50,13 @@ struct OnHost {
   Tensor tensor;
 };
 
+// Element i of a dense tensor of f32 | bf16 | f16 on the host.
+float element(const Tensor& tensor, std::int64_t i);
+void put_element(const Tensor& tensor, std::int64_t i, float value);
+// Throws what differs() does unless each |got - want| is at most tolerance * (0.1 + |want|).
+void check_close(const std::string& label, const OnHost& got, const OnHost& want,
+                 float tolerance = 0.01f);
+
 // A few draws of ids [tokens, top_k], and the order of each by the CPU engine.
 struct Batches {
   Batches(const RouteSpec& route, Spread spread, std::int64_t tokens);

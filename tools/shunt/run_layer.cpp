@@ -102,7 +102,7 @@ void time_on_gpu(const Layer& layer, const Context& context, const Pass& pass, W
   }
   for (const auto& samples : stages) {
     result.stages.push_back(summarise(samples));
-    result.stages.back().on_tensor_cores = tensor_cores && samples.stage != "route";
+    result.stages.back().on_tensor_cores = tensor_cores && samples.stage.rfind("route", 0) != 0;
   }
   const cuda_engine::GraphTimes times = cuda_engine::time_in_graph(
       context, [&](std::int64_t) { layer.forward(pass.in(), pass.out(), workspace); },

@@ -155,6 +155,22 @@ SHUNT_API shunt_status shunt_context_create_cpu(int32_t threads, shunt_context**
  * SHUNT_UNSUPPORTED without a GPU, or when the library was built without CUDA. */
 SHUNT_API shunt_status shunt_context_create_cuda(void* stream, int32_t index,
                                                  shunt_context** context);
+
+typedef struct shunt_cuda_options {
+  uint64_t struct_size;
+  void* stream;  /* a cudaStream_t; NULL: the default stream */
+  int32_t index; /* of the GPU */
+  /* flag: programmatic dependent launch. Kernels of one operation after another may start before
+   * their predecessor has ended, and wait for its results themselves; what else runs on the stream
+   * need not take part. Only Hopper and newer; elsewhere it changes nothing. */
+  int32_t dependent_launch;
+} shunt_cuda_options;
+#define SHUNT_CUDA_OPTIONS_INIT \
+  { sizeof(shunt_cuda_options), NULL, 0, 0 }
+
+/* shunt_context_create_cuda, with all that it can be told. */
+SHUNT_API shunt_status shunt_context_create_cuda_with(const shunt_cuda_options* options,
+                                                      shunt_context** context);
 /* Layers created with it stay usable. */
 SHUNT_API void shunt_context_destroy(shunt_context* context);
 /* Threads of the CPU engine, the caller included; 1 on CUDA; 0 for NULL. */
