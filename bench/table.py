@@ -16,6 +16,8 @@ import sys
 HEADINGS = {
     'route': 'Router, from hidden states', 'gate': 'Gate, from logits', 'order': 'Ordering of given ids',
     'shuffle': 'Index shuffling: top-k of given scores, ordered', 'gather': 'Gather', 'combine': 'Combine',
+    'combine_shuffling': 'From the order of ranks to that of experts', 'split_shuffling': 'From the order of experts to that of ranks',
+    'scatter_add': 'Added back to tokens', 'chain': 'Route, order, gather, combine',
 }
 
 
@@ -73,7 +75,11 @@ def summary(report):
         text += f', {machine["date"]}'
     if 'launch_us' in limits:
         text += f'; a launch {limits["launch_us"]:.2f} us, a launch that reads {limits["read_start_us"]:.2f} us + bytes / {limits["read_GBps"] / 1e3:.2f} TB/s'
-        text += f', copies {limits["copy_GBps"] / 1e3:.2f} TB/s'
+        if 'mixes' in limits:
+            rates = {round(mix['written'], 2): mix['GBps'] / 1e3 for mix in limits['mixes']}
+            text += ', of which a ninth writes {:.2f}, half {:.2f}, eight ninths {:.2f}, all {:.2f} TB/s'.format(*rates.values())
+        else:
+            text += f', copies {limits["copy_GBps"] / 1e3:.2f} TB/s'
     if 'bf16_TFLOPs' in limits:
         text += f', bf16 {limits["bf16_TFLOPs"]:.0f} TFLOP/s'
     if versions := report.get('peer_versions'):

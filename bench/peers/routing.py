@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 for folder in filter(None, os.environ.get('PEERS_SITE', '').split(':')):
@@ -224,8 +225,8 @@ def valid_order(offsets, inverse, ids, experts):
 # ---- the cases -----------------------------------------------------------------------------------
 
 def shape_of(row):
-    """The numbers of a case's name: T, E, k, H, R, g (groups), keep, tile."""
-    shape = {key: int(value) for key, value in re.findall(r'\b([TEkHR])(\d+)\b', row['case'])}
+    """The numbers of a case's name: T, E, k, H, R, EP, g (groups), keep, tile."""
+    shape = {key: int(value) for key, value in re.findall(r'\b(EP|[TEkHR])(\d+)\b', row['case'])}
     if found := re.search(r'\bg(\d+)/(\d+)', row['case']):
         shape['g'], shape['keep'] = int(found[1]), int(found[2])
     if found := re.search(r'tile (\d+)', row['case']):
@@ -283,7 +284,8 @@ def route_peers(row, n, have):
     def plain(a, b):
         return top_softmax(torch.nn.functional.linear(a, b), k)
 
-    yield Peer('torch', lambda i: plain(x[i], w[i]), check(lambda: plain(x[0], w[0])), eager=True)
+    yield Peer('torch', lambda i: plain(x[i], w[i]), check(lambda: plain(x[0], w[0])), eager=True,
+               compiled=(plain, lambda i: (x[i], w[i])))
     linear = [None] * n
 
     def cublas(i):
@@ -311,7 +313,8 @@ def gate_peers(row, n, have):
     tokens, experts, k = (shape[key] for key in 'TEk')
     x = [torch.randn(tokens, experts, device='cuda', dtype=dtype) for _ in range(n)]
     if 'g' not in shape:
-        yield Peer('torch', lambda i: top_softmax(x[i], k), lambda: compare_top(top_softmax(x[0], k), x[0], k), eager=True)
+        yield Peer('torch', lambda i: top_softmax(x[i], k), lambda: compare_top(top_softmax(x[0], k), x[0], k), eager=True,
+                   compiled=(top_softmax, lambda i: (x[i], k)))
         for name, call, result in topk_softmax_peers(lambda i: x[i], shape, n, have):
             yield Peer(name, call, lambda call=call, result=result: (call(0), compare_top(result(), x[0], k)))
         return
@@ -356,7 +359,7 @@ def order_peers(row, n, have):
         def check():
             offsets, _, inverse = order_of(ids[0], experts)
             valid_order(offsets, inverse, ids[0], experts)
-        yield Peer('torch', lambda i: order_of(ids[i], experts), check, eager=True)
+        yield Peer('torch', lambda i: order_of(ids[i], experts), check, eager=True, compiled=(order_of, lambda i: (ids[i], experts)))
         if 'sglang' in have:
             # Its offsets leave out the last one in older versions: room for all.
             out = [tuple(torch.zeros(size, device='cuda', dtype=I32)
@@ -405,14 +408,17 @@ def shuffle_peers(row, n, have):
     tokens, experts, k = (shape[key] for key in 'TEk')
     scores = [torch.randn(tokens, experts, device='cuda', dtype=dtype) for _ in range(n)]
 
-    def plain(i):
-        values, ids = scores[i].topk(k, -1)
+    def shuffled(given):
+        values, ids = given.topk(k, -1)
         return ids, values.float(), *order_of(ids, experts)
+
+    def plain(i):
+        return shuffled(scores[i])
 
     def check():
         ids, _, offsets, _, inverse = plain(0)
         valid_order(offsets, inverse, ids, experts)
-    yield Peer('torch', plain, check, eager=True)
+    yield Peer('torch', plain, check, eager=True, compiled=(shuffled, lambda i: (scores[i],)))
     if 'fbgemm' in have:
         def fbgemm(i):
             return have['fbgemm'].index_shuffling(scores[i], top_k=k)
@@ -490,7 +496,90 @@ def combine_peers(row, n, have):
         yield Peer('sglang apply_shuffle_mul_sum', sglang, check(sglang))
 
 
-PEERS = {'route': route_peers, 'gate': gate_peers, 'order': order_peers, 'shuffle': shuffle_peers, 'gather': gather_peers,
+def exchange_peers(row, n, have):
+    """combine_shuffling and split_shuffling: rows between the order of ranks and that of experts."""
+    shape, dtype, combines = shape_of(row), DTYPES[row['dtype']], row['op'] == 'combine_shuffling'
+    rows, ranks, experts, hidden = shape['R'], shape['EP'], shape['E'], shape['H']
+    x = [torch.randn(rows, hidden, device='cuda', dtype=dtype) for _ in range(n)]
+    out = [torch.empty_like(x[0]) for _ in range(n)]
+    counts = []
+    for _ in range(min(n, 8)):
+        pairs = torch.randint(ranks * experts, (rows,), device='cuda')
+        counts.append(torch.bincount(pairs, minlength=ranks * experts).view(ranks, experts).to(I32))
+    places = torch.arange(rows, device='cuda')
+
+    def index_of(count):
+        """Of every row written, the row read."""
+        by_rank, by_expert = count, count.T.contiguous()
+        starts = (by_rank.flatten().cumsum(0) - by_rank.flatten()).view(ranks, experts)
+        starts_of_experts = (by_expert.flatten().cumsum(0) - by_expert.flatten()).view(experts, ranks)
+        if combines:
+            sizes, read, written = by_expert, starts.T, starts_of_experts
+        else:
+            sizes, read, written = by_rank, starts_of_experts.T, starts
+        apart = (read - written).flatten()
+        return torch.repeat_interleave(apart, sizes.flatten().long(), output_size=rows) + places
+
+    def plain(i):
+        torch.index_select(x[i], 0, index_of(counts[i % len(counts)]), out=out[i])
+
+    def want():
+        count = counts[0].cpu()
+        order = [(r, e) for e in range(experts) for r in range(ranks)]
+        by_rank = [(r, e) for r in range(ranks) for e in range(experts)]
+        read, written = (by_rank, order) if combines else (order, by_rank)
+        begins, at = {}, 0
+        for pair in read:
+            begins[pair], at = at, at + int(count[pair])
+        return torch.cat([x[0][begins[pair]:begins[pair] + int(count[pair])] for pair in written])
+
+    def check(call):
+        return lambda: (call(0), expect(torch.equal(out[0], want()), 'rows differ'))
+    yield Peer('torch index_select', plain, check(plain), eager=True)
+    if 'fbgemm' in have:
+        moe = importlib.import_module('fbgemm_gpu.experimental.gen_ai.moe')
+
+        def fbgemm(i):
+            result = getattr(moe, row['op'])(x[i], counts[i % len(counts)])
+            return result[0] if isinstance(result, tuple) else result
+        yield Peer(f'fbgemm {row["op"]}', fbgemm, lambda: expect(torch.equal(fbgemm(0), want()), 'rows differ'))
+
+
+def scatter_peers(row, n, have):
+    """Results of every rank's experts, at their positions, added to their tokens."""
+    shape, dtype = shape_of(row), DTYPES[row['dtype']]
+    tokens, pairs, ranks, hidden = (shape[key] for key in ('T', 'R', 'EP', 'H'))
+    experts = 128
+    rows = [torch.randn(ranks, pairs, hidden, device='cuda', dtype=dtype) for _ in range(n)]
+    out = [torch.empty(tokens, hidden, device='cuda', dtype=dtype) for _ in range(n)]
+    ids = [random_ids(tokens, experts, pairs // tokens) for _ in range(min(n, 8))]
+    counts = [torch.bincount(i.flatten(), minlength=experts) for i in ids]
+    token_of = [(order_of(i, experts)[1] // (pairs // tokens)).contiguous() for i in ids]
+    rank_of = torch.arange(experts, device='cuda') // (experts // ranks)
+    places = torch.arange(pairs, device='cuda')
+
+    def plain(i):
+        j = i % len(ids)
+        rank = torch.repeat_interleave(rank_of, counts[j], output_size=pairs)
+        return out[i].zero_().index_add_(0, token_of[j], rows[i].view(-1, hidden).index_select(0, rank * pairs + places))
+
+    def check(call):
+        rank = rank_of.repeat_interleave(counts[0])
+        want = torch.zeros(tokens, hidden, device='cuda').index_add_(0, token_of[0], rows[0][rank, places].float())
+        return lambda: compare(call(0), want, 3e-2)
+    yield Peer('torch index_add', plain, check(plain), eager=True)
+    if 'fbgemm' in have:
+        moe = importlib.import_module('fbgemm_gpu.experimental.gen_ai.moe')
+
+        def fbgemm(i):
+            j = i % len(ids)
+            moe.scatter_add_padded_tokens(rows[i], counts[j].to(I32), token_of[j], out[i].zero_())
+            return out[i]
+        yield Peer('fbgemm scatter_add_padded_tokens', fbgemm, check(fbgemm))
+
+
+PEERS = {'combine_shuffling': exchange_peers, 'split_shuffling': exchange_peers, 'scatter_add': scatter_peers,
+         'route': route_peers, 'gate': gate_peers, 'order': order_peers, 'shuffle': shuffle_peers, 'gather': gather_peers,
          'combine': combine_peers}
 
 
@@ -517,7 +606,9 @@ def time_row(row, report, have, options, failed):
         attempt(peer.name, checked)
         if peer.eager and options.eager:
             attempt(f'{peer.name} eager', lambda peer=peer: eager_us([lambda i=i: peer.call(i) for i in range(n)]))
-        if peer.compiled and options.compile:
+        if peer.compiled and options.compile and spent_compiling(report) < options.compile_budget:
+            began = time.monotonic()
+
             def compiled(peer=peer):
                 torch._dynamo.reset()
                 function = torch.compile(peer.compiled[0], dynamic=False)
@@ -525,7 +616,12 @@ def time_row(row, report, have, options, failed):
                 function(*arguments[0])
                 return graph_us([lambda a=a: function(*a) for a in arguments], options.seconds)
             attempt('torch compiled', compiled)
+            report['compiling_s'] = spent_compiling(report) + time.monotonic() - began
     torch.cuda.empty_cache()
+
+
+def spent_compiling(report):
+    return report.get('compiling_s', 0.0)
 
 
 def run_shunt(options):
@@ -541,6 +637,11 @@ def run_shunt(options):
             return json.load(file)
 
 
+def write(path, report):
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(report, file, indent=1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--shunt', default='build/cuda/bin/shunt', help='the command (default: build/cuda/bin/shunt)')
@@ -552,6 +653,8 @@ def main():
     parser.add_argument('--peers', default='', help='only these packages beside torch, with commas between')
     parser.add_argument('--seconds', type=float, default=0.06, help='of measuring a case (default: 0.06)')
     parser.add_argument('--no-eager', dest='eager', action='store_false', help='no launches one by one')
+    parser.add_argument('--compile-budget', type=float, default=math.inf,
+                        help='seconds that torch.compile may take in all; later cases go without')
     parser.add_argument('--no-compile', dest='compile', action='store_false', help='no torch.compile')
     options = parser.parse_args()
 
@@ -562,11 +665,19 @@ def main():
     for row in report['rows']:
         if row['op'] not in PEERS or (wanted and row['op'] not in wanted):
             continue
-        time_row(row, report, have, options, failed)
+        try:
+            time_row(row, report, have, options, failed)
+        except Exception as error:  # no memory for a case, say: the others may still have it
+            print(f'-- {row["op"]} {row["case"]}: peers left out: {str(error)[:160]}', flush=True)
+            failed.append({'op': row['op'], 'case': row['case'], 'peer': 'all', 'why': f'{type(error).__name__}: {str(error)[:200]}'})
+            if isinstance(error, getattr(torch, 'AcceleratorError', ())):
+                print('-- the GPU is in no state to go on', flush=True)
+                break
+            torch.cuda.empty_cache()
         peers = ', '.join(f'{name} {table.microseconds(us)}' for name, us in row['peers'].items())
         print(f'{row["op"]} {row["case"]}: shunt {table.microseconds(row["us"])}; {peers}', flush=True)
-        with open(options.json, 'w', encoding='utf-8') as file:  # a run that is cut off leaves what it has
-            json.dump(report, file, indent=1)
+        write(options.json, report)  # a run that is cut off leaves what it has
+    write(options.json, report)
     if options.table:
         with open(options.table, 'w', encoding='utf-8') as file:
             file.write(table.render([options.json]) + '\n')

@@ -16,7 +16,7 @@
 //
 // Bytes: move_rows reads a row each time it is asked for (but the L2 answers most of that),
 // spread_rows once; every row is written once. Time: bytes / the bandwidth of as many reads and
-// writes, of which spread_rows reaches 97 % where it moves 30 MB or more.
+// writes, of which spread_rows has reached 91 to 98 % where it moves 32 MB or more.
 #pragma once
 
 #include <algorithm>
@@ -181,15 +181,20 @@ __global__ void __launch_bounds__(128, Vector::copies ? 16 : 1)
   }
 }
 
+// Vectors a thread: one while all of them fit on the GPU at once, so that every multiprocessor has
+// some; else so many that a row is a block's, up to `most`, so that fewer blocks come and go.
+inline int spread_vectors(const Gpu& gpu, std::int64_t tokens, std::int64_t vectors, int most) {
+  if (tokens * vectors <= std::int64_t{2048} * gpu.multiprocessors || vectors <= 128) return 1;
+  return vectors <= 256 || most < 4 ? 2 : 4;
+}
+
 template <class Vector, class Map>
 void launch_spread(const char* what, const Gpu& gpu, std::int64_t vectors, const Map& map,
                    const RowsView& from, const RowsView& to) {
   if (map.tokens == 0 || vectors == 0) return;
-  // A vector a thread while that fits on the GPU at once; else several, so that fewer blocks come
-  // and go.
-  constexpr int several = Vector::from_bytes > 16 ? 2 : 4;
-  const bool many = map.tokens * vectors > std::int64_t{2048} * gpu.multiprocessors;
-  const std::int64_t each = many ? several : 1, threads = (vectors + each - 1) / each;
+  constexpr int most = Vector::copies ? 4 : 2;
+  const int each = spread_vectors(gpu, map.tokens, vectors, most);
+  const std::int64_t threads = (vectors + each - 1) / each;
   const std::int64_t spans = (threads + 127) / 128;
   const std::int64_t across = spans == 1 ? threads : ((threads + spans - 1) / spans + 31) / 32 * 32;
   // Narrow rows share a block.
@@ -197,13 +202,15 @@ void launch_spread(const char* what, const Gpu& gpu, std::int64_t vectors, const
       std::clamp<std::int64_t>(128 / across, 1, std::min<std::int64_t>(map.tokens, 64));
   const std::int64_t groups = (map.tokens + down - 1) / down;
   const std::int64_t at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / spans);
+  auto* const kernel = each == 1   ? spread_rows_kernel<Vector, 1, Map>
+                       : each == 2 ? spread_rows_kernel<Vector, 2, Map>
+                                   : spread_rows_kernel<Vector, most, Map>;
   for (std::int64_t first = 0; first < groups; first += at_once) {
     const auto blocks = static_cast<unsigned>(std::min(groups - first, at_once) * spans);
     launch(
         what, gpu,
         {.grid = {blocks}, .block = {static_cast<unsigned>(across), static_cast<unsigned>(down)}},
-        many ? spread_rows_kernel<Vector, several, Map> : spread_rows_kernel<Vector, 1, Map>, map,
-        from, to, static_cast<int>(vectors), static_cast<int>(spans), first);
+        kernel, map, from, to, static_cast<int>(vectors), static_cast<int>(spans), first);
   }
 }
 

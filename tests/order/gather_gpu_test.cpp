@@ -118,8 +118,8 @@ TEST(GatherOnGpu, ManyRows) {
   struct Sizes {
     std::int64_t tokens, width, slots;
   };
-  for (const Sizes& s :
-       {Sizes{90000, 40, 1}, Sizes{9000, 520, 3}, Sizes{1500, 4104, 2}, Sizes{3000, 1016, 11}}) {
+  for (const Sizes& s : {Sizes{90000, 40, 1}, Sizes{9000, 520, 3}, Sizes{3000, 1800, 2},
+                         Sizes{1500, 4104, 2}, Sizes{3000, 1016, 11}}) {
     const std::int64_t pairs = s.tokens * s.slots;
     std::vector<std::int32_t> permutation(static_cast<std::size_t>(pairs)), inverse(permutation);
     std::iota(permutation.begin(), permutation.end(), 0);
