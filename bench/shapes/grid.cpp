@@ -1,5 +1,7 @@
 #include "bench/shapes/grid.hpp"
 
+#include <utility>
+
 namespace shunt::bench {
 
 RouteSpec softmax_of_top(int experts, int top_k) {
@@ -113,6 +115,25 @@ std::vector<StageShape> make_grid() {
 }
 
 }  // namespace
+
+const std::vector<StageShape>& gemm_grid() {
+  static const std::vector<StageShape> grid = [] {
+    std::vector<StageShape> made;
+    for (const auto& [groups, rows] : {std::pair{16, 1024}, {128, 128}, {16, 8}, {128, 1}}) {
+      for (const auto& [n, k] : {std::pair{2048, 5120}, {5120, 1024}}) {
+        made.push_back({.stage = "gemm",
+                        .route = best_of_given(groups, 1),
+                        .tokens = std::int64_t{groups} * rows,
+                        .hidden = k,
+                        .dtype = bf16,
+                        .columns = n,
+                        .group_rows = rows});
+      }
+    }
+    return made;
+  }();
+  return grid;
+}
 
 const std::vector<StageShape>& routing_grid() {
   static const std::vector<StageShape> grid = make_grid();

@@ -13,7 +13,7 @@ namespace shunt::bench {
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
                       // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
-                      // chain (route, order, gather, combine)
+                      // chain (route, order, gather, combine), gemm
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
@@ -21,9 +21,15 @@ struct StageShape {
   int tile = 0;                   // order: of the padded form; 0: the compact one
   int ranks = 0;                  // the shuffles and scatter_add: of the expert-parallel group
   bool dependent_launch = false;  // chain: kernels start while their predecessors end
+  // gemm: [tokens x slots, hidden] times [experts, columns, hidden]; rows as routing spreads them,
+  // or so many in each group.
+  std::int64_t columns = 0;
+  std::int64_t group_rows = 0;
 };
 
 const std::vector<StageShape>& routing_grid();
+// Those of the grouped GEMM: `shunt bench gemm --grid`.
+const std::vector<StageShape>& gemm_grid();
 // The k best logits, weighed by a softmax over these.
 RouteSpec softmax_of_top(int experts, int top_k);
 // DeepSeek-V3's: sigmoid scores, selected with a bias within the best groups, renormalised.

@@ -95,6 +95,10 @@ Gpu open(void* stream, int index, bool dependent_launch) {
   }
   gpu.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  // Kilohertz, twice a clock.
+  gpu.read_gbps =
+      2e-6 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+  gpu.clock_ghz = 1e-6 * attribute(cudaDevAttrClockRate);
   gpu.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
   // A part of a GPU (MIG) may lack groups of 16 multiprocessors.

@@ -31,6 +31,8 @@ struct Gpu {
   int largest_cluster = 1;  // blocks that any cluster may have; 1 before Hopper
   int widest_cluster = 1;   // that one may have where the GPU is whole: 16 on Hopper
   std::size_t l2_bytes = 0;
+  double read_gbps = 0;  // of memory, by its clock and width
+  double clock_ghz = 0;
   // Counters by which the last block of a kernel knows that it is the last. Zero between kernels:
   // whoever counts resets. Kernels of one context run one after another, so that they can share.
   std::uint32_t* tickets = nullptr;

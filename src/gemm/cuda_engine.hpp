@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "activate/kernels.hpp"
@@ -36,8 +37,8 @@ struct GroupedProduct {
 // Enqueues the product. Offsets, a permutation and a count that are out of range give rows that are
 // skipped or read as zeros.
 void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
-// The kernel for `rows` rows, in words.
-const char* product_words(DType dtype);
+// The kernel for `rows` rows that need no conversion, in words.
+std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows);
 
 // One group of prepared weights from its matrix, or its two; device memory, any strides. Enqueued.
 void write_group(const Gpu& gpu, const RowLayout& layout, const Tensor& gate, const Tensor& up,

@@ -1,4 +1,5 @@
-// Grouped GEMM over ragged groups, any GPU since compute capability 8.0.
+// Grouped GEMM over ragged groups, any GPU since compute capability 8.0: f32, and in 16 bits what
+// Hopper's own kernels (many_rows.cuh, few_rows.cuh) do not take.
 //
 // A block of 4 warps computes tiles of 64 rows by 64 rows of the weights' layout, one after the
 // other, tile numbers blockIdx.x, blockIdx.x + gridDim.x, ..; tile_search.cuh says where a tile
@@ -26,6 +27,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/hopper_product.hpp"
 #include "gemm/tile_search.cuh"
 
 namespace shunt::cuda_engine {
@@ -394,6 +396,7 @@ void enqueue(const Gpu& gpu, const Args& args, unsigned blocks, bool direct_rows
 }  // namespace
 
 void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
+  if (multiply_as_planned(gpu, plan_product(sizes_of(p), figures(gpu)), p)) return;
   const RowLayout& layout = p.layout;
   const bool prepared = p.prepared != nullptr || !p.matrices;
   Args args{.groups = p.offsets == nullptr ? 1 : p.groups,
@@ -447,9 +450,17 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
   }
 }
 
-const char* product_words(DType dtype) {
-  return dtype == DType::f32 ? "f32 FMA, tiles of 64 x 64, k in steps of 16, four stages"
-                             : "mma.sync m16n8k16, tiles of 64 x 64, k in steps of 32, four stages";
+std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows) {
+  const ProductPlan plan = plan_product({.dtype = layout.dtype,
+                                         .groups = groups,
+                                         .rows = rows,
+                                         .group_rows = layout.rows(),
+                                         .k = layout.k},
+                                        figures(gpu));
+  const char* const words = plan.kernel != ProductPlan::portable ? ""
+                            : layout.dtype == DType::f32         ? "f32 FMA, "
+                                                                 : "mma.sync m16n8k16, ";
+  return words + describe(plan);
 }
 
 }  // namespace shunt::cuda_engine

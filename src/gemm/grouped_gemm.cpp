@@ -220,7 +220,11 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context)) return cuda_engine::product_words(weights.dtype);
+    if (on_gpu(context)) {
+      return cuda_engine::product_words(context.gpu(),
+                                        {weights.dtype, weights.n, weights.k, weights.paired},
+                                        weights.groups, rows);
+    }
   }
   const PanelLayout layout(weights);
   const cpu_engine::Isa isa = context.pool().isa();

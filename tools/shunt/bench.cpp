@@ -59,7 +59,8 @@ constexpr Stage stages[] = {
     {"chain", bench_chain},
 };
 constexpr const char* gpu_stages[] = {
-    "route",           "gate",        "order", "shuffle", "gather", "combine", "combine_shuffling",
+    "route",           "gate",        "order",   "shuffle",
+    "gather",          "gemm",        "combine", "combine_shuffling",
     "split_shuffling", "scatter_add", "chain"};
 
 // `wrapped`: in lines of a help text.
@@ -231,14 +232,15 @@ void print_heading(const BenchPlan& plan, const Context& context, double busy) {
 
 // What `--device cuda` can do: the stages, or the grid's rows of them.
 int run_gpu(const BenchOptions& options) {
-  GpuBench wanted{.title = "the grid of the routing stages",
-                  .dependent_launch = options.dependent_launch};
+  GpuBench wanted{.title = "the grid of the stages", .dependent_launch = options.dependent_launch};
   const auto takes = [&](const std::string& stage) {
     return options.stage == stage || options.stage == "all";
   };
   if (options.grid) {
-    for (const auto& shape : bench::routing_grid()) {
-      if (takes(shape.stage)) wanted.shapes.push_back(shape);
+    for (const auto* grid : {&bench::routing_grid(), &bench::gemm_grid()}) {
+      for (const auto& shape : *grid) {
+        if (takes(shape.stage)) wanted.shapes.push_back(shape);
+      }
     }
   } else {
     const BenchPlan plan = make_plan(options);
@@ -355,6 +357,25 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
   int ranks = exchanged ? 8 : 0;
   while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
   for (const auto tokens : plan.tokens) {
+    if (stage == "gemm") {
+      const ExpertSpec& e = plan.spec.experts;
+      RouteSpec route = plan.spec.route;
+      route.experts -= plan.spec.zero_experts;
+      const std::int64_t gate_up = e.intermediate * (e.activation.gated ? 2 : 1);
+      shapes.push_back({.stage = stage,
+                        .route = route,
+                        .tokens = tokens,
+                        .hidden = e.hidden,
+                        .dtype = plan.dtype,
+                        .columns = gate_up});
+      shapes.push_back({.stage = stage,
+                        .route = route,
+                        .tokens = tokens,
+                        .hidden = e.intermediate,
+                        .dtype = plan.dtype,
+                        .columns = e.hidden});
+      continue;
+    }
     shapes.push_back({stage, plan.spec.route, tokens,
                       rows ? plan.spec.experts.hidden : plan.spec.hidden, plan.dtype,
                       stage == "order" ? plan.tile : 0, ranks});

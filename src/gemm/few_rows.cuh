@@ -1,0 +1,267 @@
+// Grouped GEMM for groups of few rows on Hopper, 16 bits, f32 sums: streams the weights of the
+// groups hit once, at the speed of memory. Weights are wgmma's A, rows ("tokens") its B; rows may
+// be gathered.
+//
+// A cluster of `split` blocks (1 to 8) takes tiles of 128 rows of weights by up to `tokens` rows of
+// a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
+// steps of 64 through a ring of stages as deep as shared memory holds. 12 warps:
+//   warp 0      one thread orders bulk tensor copies of the weights, 16 KB a step
+//   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there
+//   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens
+//   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
+//   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split
+//   used        they have been read: likewise
+// At a tile's end the sums of all blocks of the cluster are added in the order of k, each block
+// doing its share of the results, and finished as finish.cuh says. A result's sum runs over k in an
+// order that the split alone decides. The last cluster barrier: no block leaves while others read
+// its sums.
+//
+// Bytes: weights of the groups hit; in flight 150 to 200 KB a multiprocessor. Time predicted on an
+// H200: 3 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 78 us, N5120 K1024 40.5; G128 M1 N2048 K5120
+// 600, N5120 K1024 301. Split: 1 us more.
+#pragma once
+
+#include "cuda/launch.hpp"
+#include "cuda/tensor_map.hpp"
+#include "gemm/finish.cuh"
+#include "gemm/tile_list.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <int tokens_>
+struct FewTile {
+  static constexpr int tokens = tokens_;
+  static constexpr int rows = 128;  // of weights
+  static constexpr int step = 64;   // along k
+  static constexpr int threads = 384, copying = 64;
+  static constexpr int weight_bytes = rows * step * 2, token_bytes = tokens * step * 2;
+  static constexpr int stage_bytes = weight_bytes + token_bytes;
+  static constexpr int pitch = rows + 4;  // floats from one token's sums to the next
+  static constexpr int sum_bytes = tokens * pitch * 4;
+  static constexpr int most_bytes = 226 * 1024;  // of shared memory
+  static constexpr int list_bytes(int groups) { return 4 * (3 * groups + 1); }
+  static constexpr int stages = (most_bytes - 1024 - sum_bytes - 4 * (3 * 1024 + 1)) / stage_bytes;
+  static constexpr int shared_bytes(int groups) {
+    return 1024 + stages * stage_bytes + sum_bytes + list_bytes(groups);
+  }
+};
+
+#if defined(SHUNT_SM_90A)
+
+__device__ __forceinline__ float float_of_rank(const float* local, unsigned rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}"
+      : "=f"(value)
+      : "r"(shared_address(local)), "r"(rank)
+      : "memory");
+  return value;
+}
+
+#endif
+
+template <class T, class S>
+__global__ void __launch_bounds__(S::threads, 1)
+    few_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ CUtensorMap weights,
+             int split) {
+#if defined(SHUNT_SM_90A)
+  extern __shared__ unsigned char shared[];
+  __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
+  if (thread == 0) {
+    prefetch_tensor_map(&weights);
+    for (int s = 0; s < S::stages; ++s) {
+      mbarrier_init(&full[s], 1 + S::copying);
+      mbarrier_init(&empty[s], 8);
+    }
+    mbarrier_init(&there, static_cast<unsigned>(8 * split));
+    mbarrier_init(&used, static_cast<unsigned>(8 * split));
+    mbarrier_init_fence();
+  }
+  wait_for_predecessor();
+  let_successor_start();
+  TileList<S::tokens, 1> list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
+                              args.columns);
+  list.build(args.offsets, args.valid, args.rows);
+  cluster_barrier();  // the other blocks' barriers are there
+
+  const int rank = static_cast<int>(cluster_rank());
+  const int clusters = static_cast<int>(gridDim.x) / split, tiles = list.tiles();
+  const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
+  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
+  int tile = static_cast<int>(blockIdx.x) / split;
+  int stage = 0;
+  unsigned parity = 0;
+  if (warp < 4) {
+    bool again = false;  // the ring has been round
+    const auto next = [&] {
+      if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
+    };
+    if (warp == 0) {
+      for (; tile < tiles; tile += clusters) {
+        const GroupTile at = list.find(tile);
+        if (lane == 0) {
+          const int weight_row = at.group * args.group_rows + at.column * S::rows;
+          for (int i = begin; i < end; ++i) {
+            if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+            mbarrier_arrive_expect(&full[stage], S::weight_bytes);
+            copy_box(stages + stage * S::stage_bytes, &weights, &full[stage], S::step * i,
+                     weight_row);
+            next();
+          }
+        }
+        __syncwarp();
+      }
+    } else if (warp >= 2) {
+      // Piece `part` of rows line + 8 c of a step, swizzled as wgmma wants them.
+      const int line = (thread - 64) / 8, part = thread % 8;
+      const std::uint32_t to = shared_address(stages) + S::weight_bytes +
+                               static_cast<std::uint32_t>(line * 128 + (part ^ line) * 16);
+      for (; tile < tiles; tile += clusters) {
+        const GroupTile at = list.find(tile);
+        const char* from[S::tokens / 8];  // null: zeros
+#pragma unroll
+        for (int c = 0; c < S::tokens / 8; ++c) {
+          from[c] = nullptr;
+          if (line + 8 * c < at.count) {
+            std::int64_t row = at.row + line + 8 * c;
+            if (args.permutation != nullptr) {
+              const std::int32_t pair = args.permutation[row];
+              row = pair < 0 ? -1 : pair / args.slots;
+            }
+            if (row >= 0 && row < args.source_rows) {
+              from[c] = args.source + row * args.source_row_bytes + 16 * part;
+            }
+          }
+        }
+        for (int i = begin; i < end; ++i) {
+          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+          const std::int64_t k = std::int64_t{i} * (S::step * 2);
+          const std::int64_t left = args.k_bytes - k - 16 * part;
+          const int bytes = left >= 16 ? 16 : left > 0 ? static_cast<int>(left) : 0;
+#pragma unroll
+          for (int c = 0; c < S::tokens / 8; ++c) {
+            const bool some = from[c] != nullptr && bytes > 0;
+            cp_async_16(to + static_cast<std::uint32_t>(stage * S::stage_bytes + c * 1024),
+                        some ? from[c] + k : args.source, some ? bytes : 0);
+          }
+          mbarrier_arrive_after_copies(&full[stage]);
+          next();
+        }
+      }
+    }
+  } else {
+    const int group = warp / 4 - 1;
+    const std::uint32_t base = shared_address(stages);
+    const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * 64 * 128);
+    const std::uint32_t b_base = base + S::weight_bytes;
+    unsigned turn = 0;  // of `there` and `used`
+    bool first = true;
+    for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
+      const GroupTile at = list.find(tile);
+      float d[S::tokens / 2];
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) d[i] = 0;
+      int before = 0;
+#pragma unroll 1
+      for (int i = begin; i < end; ++i) {
+        mbarrier_wait(&full[stage], parity);
+        fence_for_async();  // the tokens came by generic copies
+        const auto offset = static_cast<std::uint32_t>(stage * S::stage_bytes);
+        const std::uint64_t a = wgmma_descriptor(a_base + offset);
+        const std::uint64_t b = wgmma_descriptor(b_base + offset);
+        wgmma_fence();
+#pragma unroll
+        for (unsigned k = 0; k < S::step / 16; ++k) {
+          wgmma_n<S::tokens>(T{}, d, a + 2 * k, b + 2 * k);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (i > begin && lane == 0) mbarrier_arrive(&empty[before]);
+        before = stage;
+        if (++stage == S::stages) stage = 0, parity ^= 1;
+      }
+      wgmma_wait<0>();
+      if (begin < end && lane == 0) mbarrier_arrive(&empty[before]);
+
+      if (!first) mbarrier_wait_cluster(&used, turn ^ 1);
+      float* const mine = sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) {
+        mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = d[i];
+      }
+      __syncwarp();
+      if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
+      mbarrier_wait_cluster(&there, turn);
+      const auto sum = [&](int token, int row) {
+        const float* const here = sums + token * S::pitch + row;
+        if (split == 1) return *here;
+        float part[8];
+#pragma unroll
+        for (int p = 0; p < 8; ++p) {
+          part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
+        }
+        float all = part[0];
+#pragma unroll
+        for (int p = 1; p < 8; ++p) {
+          if (p < split) all += part[p];
+        }
+        return all;
+      };
+      finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
+                           std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
+                           256 * split);
+      __syncwarp();
+      if (lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+    }
+  }
+  __syncwarp();
+  cluster_barrier();
+#endif
+}
+
+template <class T, class S>
+bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
+                bool bf16) {
+  args.columns = (args.group_rows + S::rows - 1) / S::rows;
+  CUtensorMap weights;
+  const void* const data = p.prepared != nullptr ? p.prepared : p.matrices.data;
+  const std::int64_t pitch =
+      p.prepared != nullptr ? p.layout.row_bytes() / 2 : p.matrices.strides[1];
+  if (!map_rows(weights, data, bf16, std::int64_t{p.groups} * args.group_rows, p.layout.k, pitch,
+                S::rows)) {
+    return false;
+  }
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+          .block = dim3(S::threads),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .cluster = static_cast<unsigned>(plan.split)},
+         few_rows<T, S>, args, weights, plan.split);
+  return true;
+}
+
+template <class T>
+bool launch_few_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                     const HopperArgs& args, bool bf16) {
+  switch (plan.tile_tokens) {
+    case 8:
+      return launch_few<T, FewTile<8>>(gpu, plan, product, args, bf16);
+    case 16:
+      return launch_few<T, FewTile<16>>(gpu, plan, product, args, bf16);
+    case 32:
+      return launch_few<T, FewTile<32>>(gpu, plan, product, args, bf16);
+    default:
+      return launch_few<T, FewTile<64>>(gpu, plan, product, args, bf16);
+  }
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine

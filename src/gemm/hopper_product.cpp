@@ -1,0 +1,96 @@
+// From a product to one of Hopper's kernels: what fits them, and their arguments.
+#include "gemm/hopper_product.hpp"
+
+#include <cmath>
+
+#ifndef SHUNT_BUILT_FOR_SM_90A
+#define SHUNT_BUILT_FOR_SM_90A 0
+#endif
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+bool aligned(const void* data, std::int64_t stride) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+
+// Rows of 16-bit numbers that begin at multiples of 16 bytes.
+bool readable(const Tensor& rows, DType dtype) {
+  if (rows.dtype != dtype) return false;
+  const bool one = rows.shape[0] <= 1;
+  return aligned(rows.data, one ? 0 : rows.strides[0]) && (one || rows.strides[0] > 0);
+}
+
+bool weights_readable(const GroupedProduct& p) {
+  if (p.prepared != nullptr) return true;
+  const Tensor& m = p.matrices;
+  return m && m.dtype == p.layout.dtype && m.strides[2] == 1 && m.strides[1] > 0 &&
+         m.strides[0] == m.shape[1] * m.strides[1] && aligned(m.data, m.strides[1]);
+}
+
+}  // namespace
+
+GpuFigures figures(const Gpu& gpu) {
+  return {.compute = SHUNT_BUILT_FOR_SM_90A ? gpu.compute : 0,
+          .multiprocessors = gpu.multiprocessors,
+          .shared_bytes = gpu.shared_bytes,
+          .largest_cluster = gpu.largest_cluster,
+          .read_gbps = gpu.read_gbps,
+          .clock_ghz = gpu.clock_ghz};
+}
+
+ProductSizes sizes_of(const GroupedProduct& p) {
+  return {.dtype = p.layout.dtype,
+          .groups = p.offsets == nullptr ? 1 : p.groups,
+          .rows = p.out.shape[0],
+          .group_rows = p.layout.rows(),
+          .k = p.layout.k,
+          .gathered = p.permutation != nullptr,
+          .in_place =
+              p.row_scale == nullptr && readable(p.rows, p.layout.dtype) && weights_readable(p)};
+}
+
+bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
+  if (plan.kernel == ProductPlan::portable) return false;
+  const RowLayout& layout = p.layout;
+  const bool activates =
+      p.activation.kind != cpu_engine::ActivationRule::identity || p.activation.limit < INFINITY;
+  const bool in_registers =
+      layout.paired ? p.activation.kind == cpu_engine::ActivationRule::silu && p.activation.gated
+                    : !activates;
+  HopperArgs args{.groups = p.offsets == nullptr ? 1 : p.groups,
+                  .rows = p.out.shape[0],
+                  .offsets = p.offsets,
+                  .valid = p.valid,
+                  .steps = static_cast<int>((layout.k + 63) / 64),
+                  .group_rows = static_cast<int>(layout.rows()),
+                  .source = p.rows.as<const char>(),
+                  .source_rows = p.rows.shape[0],
+                  .source_row_bytes = 2 * p.rows.strides[0],
+                  .k_bytes = 2 * layout.k,
+                  .permutation = p.permutation,
+                  .slots = p.slots,
+                  .finish = {.paired = layout.paired,
+                             .activates = activates,
+                             .plain = in_registers && p.out.dtype != DType::f32 &&
+                                      aligned(p.out.data, p.out.strides[0]),
+                             .rule = p.activation,
+                             .out = p.out.data,
+                             .out_dtype = p.out.dtype,
+                             .out_stride = p.out.strides[0],
+                             .out_columns = layout.out_columns()}};
+  if (p.bias) {
+    args.finish.bias = p.bias.data;
+    args.finish.bias_dtype = p.bias.dtype;
+    args.finish.bias_group_stride = p.bias.strides[0];
+    args.finish.bias_stride = p.bias.strides[1];
+  }
+  const bool bf16 = layout.dtype == DType::bf16;
+  if (plan.kernel == ProductPlan::many_rows) {
+    return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);
+  }
+  return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args);
+}
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,59 @@
+// The grouped GEMM's kernels for Hopper, in 16 bits: what their launchers take.
+#pragma once
+
+#include <cstdint>
+
+#include "activate/kernels.hpp"
+#include "gemm/cuda_engine.hpp"
+#include "gemm/product_plan.hpp"
+
+namespace shunt::cuda_engine {
+
+// What becomes of sums: the bias joins, then the activation, then one rounding.
+struct Finish {
+  const void* bias = nullptr;  // null: none
+  DType bias_dtype = DType::f32;
+  std::int64_t bias_group_stride = 0, bias_stride = 0;
+  bool paired = false, activates = false;
+  // Gated SiLU or no activation, 16 bits out, vectors of 16 bytes aligned: from registers.
+  bool plain = false;
+  cpu_engine::ActivationRule rule;
+  void* out = nullptr;
+  DType out_dtype = DType::f32;
+  std::int64_t out_stride = 0, out_columns = 0;
+};
+
+// What both kernels know of a product, by value.
+struct HopperArgs {
+  int groups = 0;
+  std::int64_t rows = 0;  // of out
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+  int steps = 0;       // of 64 along k
+  int group_rows = 0;  // of weights
+  int columns = 0;     // tiles of weights a group, for a whole cluster
+  // Rows as few_rows gathers them.
+  const char* source = nullptr;
+  std::int64_t source_rows = 0, source_row_bytes = 0, k_bytes = 0;
+  const std::int32_t* permutation = nullptr;
+  int slots = 1;
+  Finish finish;
+};
+
+GpuFigures figures(const Gpu& gpu);
+ProductSizes sizes_of(const GroupedProduct& product);
+// Enqueues the product on one of the kernels below. False: the plan, or the driver, has none of
+// them; nothing was enqueued.
+bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product);
+
+// Enqueues the product as planned. False: there is no tensor map for it; nothing was enqueued.
+bool many_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                    HopperArgs args);
+bool many_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                   HopperArgs args);
+bool few_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                   HopperArgs args);
+bool few_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                  HopperArgs args);
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,151 @@
+// The cost model of the grouped GEMM's kernels.
+//
+// A launch reads the weights of the groups that can be hit, rows and results once: memory's time.
+// A tile's step of 64 along k takes as long as its products or its bytes from the L2, whichever is
+// longer; tiles go round by round over the multiprocessors. The larger of the two, and what it
+// takes to start. Rows are taken to be spread evenly, give or take the square root.
+#include "gemm/product_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+constexpr double start_us = 3;            // launch, group walk, first loads, last stores
+constexpr double memory_share = 0.95;     // of what memory's clock says
+constexpr double tensor_share = 0.65;     // that the power limit leaves at 4096 operations a clock
+constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
+constexpr double tile_end_clocks = 1500;  // while nothing is multiplied
+constexpr double few_bytes_a_clock = 36;  // that one block streams at most
+constexpr double split_us = 1;
+constexpr int most_groups = 1024;  // that the kernels list
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Model {
+  const ProductSizes& sizes;
+  const GpuFigures& gpu;
+  std::int64_t hit, steps;
+  double mean;  // rows of a group
+
+  Model(const ProductSizes& s, const GpuFigures& g)
+      : sizes(s),
+        gpu(g),
+        hit(std::min<std::int64_t>(s.groups, s.rows)),
+        steps(ceil_div(s.k, 64)),
+        mean(static_cast<double>(s.rows) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
+
+  double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
+  double memory_us() const {
+    const double bytes =
+        static_cast<double>(hit * sizes.group_rows) * static_cast<double>(sizes.k) +
+        static_cast<double>(sizes.rows) * static_cast<double>(sizes.k + sizes.group_rows);
+    return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
+  }
+  // Rows that a group is planned for.
+  double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
+
+  ProductPlan many(int weight_blocks, int tokens) const {
+    ProductPlan plan{
+        .kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = 128 * weight_blocks};
+    const std::int64_t columns = ceil_div(sizes.group_rows, 2 * plan.tile_rows);
+    const double units = std::max(1.0, mean / 64 + (sizes.groups > 1 ? 0.5 : 0.0));
+    const double down = std::ceil(units * 64 / tokens);
+    const double wide = std::min<double>(tokens, std::ceil(units / down) * 64);
+    const double products = plan.tile_rows * wide * 64 * 2 / (4096 * tensor_share);  // clocks
+    const double bytes = plan.tile_rows * 128 + wide / 2 * 128;
+    const double step = std::max(products, bytes / l2_bytes_a_clock);
+    const double tiles = static_cast<double>(hit * columns) * down;
+    const std::int64_t clusters = gpu.multiprocessors / 2;
+    const double rounds = std::ceil(tiles / static_cast<double>(clusters));
+    plan.us = start_us + std::max(memory_us(),
+                                  rounds * us(static_cast<double>(steps) * step + tile_end_clocks));
+    const std::int64_t most =
+        columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
+    plan.blocks = static_cast<int>(2 * std::min(clusters, most));
+    return plan;
+  }
+
+  ProductPlan few(int tokens, int split) const {
+    ProductPlan plan{
+        .kernel = ProductPlan::few_rows, .tile_tokens = tokens, .tile_rows = 128, .split = split};
+    const std::int64_t columns = ceil_div(sizes.group_rows, 128);
+    const double down = std::ceil(planned() / tokens);
+    const double bytes = 128 * 128 + tokens * 128;
+    const double step = std::max(bytes / few_bytes_a_clock, 400.0 + 8 * tokens);
+    const double tiles = static_cast<double>(hit * columns) * down;
+    const std::int64_t clusters = gpu.multiprocessors / split;
+    const double rounds = tiles / static_cast<double>(clusters);
+    // Blocks without a tile leave more of the memory to the others: only the first round is whole.
+    const double turns = std::max(1.0, rounds);
+    const double each = static_cast<double>(ceil_div(steps, split)) * step + 600;
+    plan.us = start_us + (split > 1 ? split_us : 0) + std::max(memory_us(), turns * us(each));
+    const std::int64_t most =
+        columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
+    plan.blocks = static_cast<int>(split * std::min(clusters, most));
+    return plan;
+  }
+
+  ProductPlan plain() const {
+    ProductPlan plan;
+    const double operations = 2.0 * static_cast<double>(sizes.rows) *
+                              static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k);
+    const double a_clock = sizes.dtype == DType::f32 ? 200 : 1200;  // and multiprocessor
+    plan.us =
+        start_us + std::max(1.5 * memory_us(), us(operations / (a_clock * gpu.multiprocessors)));
+    return plan;
+  }
+};
+
+}  // namespace
+
+std::vector<ProductPlan> candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
+  std::vector<ProductPlan> plans;
+  const Model model(sizes, gpu);
+  constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
+  const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
+                      gpu.largest_cluster >= 8 && gpu.multiprocessors >= 8;
+  const bool fits = (sizes.dtype == DType::bf16 || sizes.dtype == DType::f16) && sizes.in_place &&
+                    sizes.k > 0 && sizes.groups <= most_groups && sizes.rows > 0 &&
+                    sizes.group_rows > 0 && sizes.rows < most && sizes.k < most &&
+                    sizes.group_rows < most / sizes.groups &&
+                    (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
+  if (hopper && fits) {
+    for (const int split : {1, 2, 4, 8}) {
+      for (const int tokens : {8, 16, 32, 64}) {
+        if (split > 1 && model.steps < 4 * split) continue;
+        plans.push_back(model.few(tokens, split));
+      }
+    }
+    if (!sizes.gathered) {
+      plans.push_back(model.many(1, 256));
+      plans.push_back(model.many(2, 128));
+    }
+  }
+  plans.push_back(model.plain());
+  return plans;
+}
+
+ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
+  const std::vector<ProductPlan> plans = candidates(sizes, gpu);
+  if (plans.size() == 1) return plans[0];
+  // Of those that can, the portable kernel is never the fastest, whatever the model says.
+  return *std::min_element(plans.begin(), plans.end() - 1,
+                           [](const auto& a, const auto& b) { return a.us < b.us; });
+}
+
+std::string describe(const ProductPlan& plan) {
+  if (plan.kernel == ProductPlan::portable) {
+    return fmt::format("tiles of 64 x 64, four stages, about {:.0f} us", plan.us);
+  }
+  return fmt::format("wgmma, tiles of {} weights x {} rows{}, {} blocks, about {:.0f} us",
+                     plan.tile_rows, plan.tile_tokens,
+                     plan.split > 1 ? fmt::format(", k over {} blocks", plan.split) : "",
+                     plan.blocks, plan.us);
+}
+
+}  // namespace shunt::cuda_engine

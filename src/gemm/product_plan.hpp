@@ -1,0 +1,52 @@
+// Which kernel a grouped GEMM takes on a GPU, and in what tiles: a pure function of sizes and of
+// what the GPU can do. Candidates and their predicted times can be asked for; nothing is tuned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// What a plan needs to know of a GPU.
+struct GpuFigures {
+  int compute = 0;  // 90 for 9.0
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // that a block may ask for
+  int largest_cluster = 1;
+  double read_gbps = 0;  // of memory, by its clock and width
+  double clock_ghz = 0;
+};
+
+struct ProductSizes {
+  DType dtype = DType::f32;  // of weights and sums' inputs
+  int groups = 0;
+  std::int64_t rows = 0;        // of all groups, at most
+  std::int64_t group_rows = 0;  // of weights: rows of the layout
+  std::int64_t k = 0;
+  // Rows that lie in groups one after the other, of `dtype`: else they are gathered.
+  bool gathered = false;
+  // Rows and weights can be read in pieces of 16 bytes, in the type that they are stored in.
+  bool in_place = true;
+};
+
+struct ProductPlan {
+  enum Kernel { portable, few_rows, many_rows };
+  Kernel kernel = portable;
+  int tile_tokens = 64;  // rows of a tile
+  int tile_rows = 64;    // rows of weights of a tile, a block's
+  int split = 1;         // of k, over the blocks of a cluster
+  int blocks = 0;        // few_rows and many_rows: of the grid
+  double us = 0;         // predicted
+};
+
+// The fastest of candidates().
+ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu);
+// Every plan that can compute it, in a fixed order; the portable one is last.
+std::vector<ProductPlan> candidates(const ProductSizes& sizes, const GpuFigures& gpu);
+// "wgmma, tiles of 128 weights x 16 rows, k over 4 blocks, 132 blocks, 12.3 us predicted"
+std::string describe(const ProductPlan& plan);
+
+}  // namespace shunt::cuda_engine

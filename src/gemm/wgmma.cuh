@@ -1,0 +1,150 @@
+// wgmma for 16-bit operands in shared memory, m64nNk16 for every N that the grouped GEMM uses; and
+// what else its kernels need of Hopper: copies into all blocks of a cluster, arrivals at barriers
+// of other blocks, transposing stores of tiles. Only where compiled for sm_90a.
+#pragma once
+
+#include "cuda/hopper.cuh"
+
+#if defined(SHUNT_SM_90A)
+
+namespace shunt::cuda_engine {
+
+// d += a b, as wgmma() of hopper.cuh; d has N / 2 floats or more, the first ones are used.
+#define SHUNT_R4 "%0, %1, %2, %3"
+#define SHUNT_R8 SHUNT_R4 ", %4, %5, %6, %7"
+#define SHUNT_R16 SHUNT_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SHUNT_R32 \
+  SHUNT_R16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SHUNT_R64                                                                           \
+  SHUNT_R32                                                                                 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
+  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SHUNT_R96                                                                           \
+  SHUNT_R64                                                                                 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+  "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SHUNT_R128                                                                             \
+  SHUNT_R96                                                                                    \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
+#define SHUNT_F4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define SHUNT_F8(i) SHUNT_F4(i), SHUNT_F4((i) + 4)
+#define SHUNT_F16(i) SHUNT_F8(i), SHUNT_F8((i) + 8)
+#define SHUNT_F32(i) SHUNT_F16(i), SHUNT_F16((i) + 16)
+#define SHUNT_F64(i) SHUNT_F32(i), SHUNT_F32((i) + 32)
+#define SHUNT_WGMMA(n, type, registers, a_at, b_at, ...)                                     \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
+               "}, " a_at ", " b_at ", 1, 1, 1, 0, 0;"                                       \
+               : __VA_ARGS__                                                                 \
+               : "l"(a), "l"(b))
+#define SHUNT_WGMMA_ANY(type)                                                              \
+  if constexpr (n == 8) SHUNT_WGMMA("8", type, SHUNT_R4, "%4", "%5", SHUNT_F4(0));         \
+  if constexpr (n == 16) SHUNT_WGMMA("16", type, SHUNT_R8, "%8", "%9", SHUNT_F8(0));       \
+  if constexpr (n == 32) SHUNT_WGMMA("32", type, SHUNT_R16, "%16", "%17", SHUNT_F16(0));   \
+  if constexpr (n == 64) SHUNT_WGMMA("64", type, SHUNT_R32, "%32", "%33", SHUNT_F32(0));   \
+  if constexpr (n == 128) SHUNT_WGMMA("128", type, SHUNT_R64, "%64", "%65", SHUNT_F64(0)); \
+  if constexpr (n == 192)                                                                  \
+    SHUNT_WGMMA("192", type, SHUNT_R96, "%96", "%97", SHUNT_F64(0), SHUNT_F32(64));        \
+  if constexpr (n == 256)                                                                  \
+  SHUNT_WGMMA("256", type, SHUNT_R128, "%128", "%129", SHUNT_F64(0), SHUNT_F64(64))
+
+template <int n, int floats>
+__device__ __forceinline__ void wgmma_n(__nv_bfloat16, float (&d)[floats], std::uint64_t a,
+                                        std::uint64_t b) {
+  static_assert(floats >= n / 2);
+  SHUNT_WGMMA_ANY("bf16");
+}
+template <int n, int floats>
+__device__ __forceinline__ void wgmma_n(__half, float (&d)[floats], std::uint64_t a,
+                                        std::uint64_t b) {
+  static_assert(floats >= n / 2);
+  SHUNT_WGMMA_ANY("f16");
+}
+
+#undef SHUNT_WGMMA_ANY
+#undef SHUNT_WGMMA
+#undef SHUNT_F64
+#undef SHUNT_F32
+#undef SHUNT_F16
+#undef SHUNT_F8
+#undef SHUNT_F4
+#undef SHUNT_R128
+#undef SHUNT_R96
+#undef SHUNT_R64
+#undef SHUNT_R32
+#undef SHUNT_R16
+#undef SHUNT_R8
+#undef SHUNT_R4
+
+// What generic stores of this thread, or of others that it has waited for, left in shared memory
+// may be read by wgmma and copies after this.
+__device__ __forceinline__ void fence_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// copy_box() to the same place in every block of the cluster that `blocks` has a bit for; the
+// bytes count at the barrier of each.
+__device__ __forceinline__ void copy_box_to_all(void* to, const void* map, std::uint64_t* barrier,
+                                                int column, int row, std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
+// At the barrier in the same place of block `rank` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// mbarrier_wait() for what other blocks of the cluster did before they arrived.
+__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra leave;\n"
+      "bra again;\n"
+      "leave:\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// Arrives once this thread's cp_async copies so far have landed; counts as one of the arrivals.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// Four 8x8 tiles of 16-bit numbers, each thread's as an accumulator of mma has them, written
+// transposed: lane l gives the address of 16 bytes, line l % 8 of tile l / 8.
+__device__ __forceinline__ void stmatrix_x4_transposed(std::uint32_t address,
+                                                       const std::uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
+template <int registers>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+// A barrier of `threads` threads; 0 is __syncthreads'.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace shunt::cuda_engine
+
+#endif

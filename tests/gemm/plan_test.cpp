@@ -1,0 +1,106 @@
+// Which kernel a product takes on a GPU, and how: for figures of an H200, without one.
+#include <gtest/gtest.h>
+
+#include "gemm/cuda_layout.hpp"
+#include "gemm/product_plan.hpp"
+
+namespace shunt::cuda_engine {
+namespace {
+
+constexpr GpuFigures h200{.compute = 90,
+                          .multiprocessors = 132,
+                          .shared_bytes = 232448,
+                          .largest_cluster = 8,
+                          .read_gbps = 4917,
+                          .clock_ghz = 1.98};
+
+ProductSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k,
+                   bool gathered = false) {
+  return {.dtype = DType::bf16,
+          .groups = groups,
+          .rows = rows,
+          .group_rows = n,
+          .k = k,
+          .gathered = gathered};
+}
+
+TEST(ProductPlan, ManyRowsAreMultipliedInLargeTiles) {
+  for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(16, 16384, 5120, 1024),
+                        sizes(128, 16384, 2048, 5120), sizes(8, 4096, 28672, 4096)}) {
+    const ProductPlan plan = plan_product(s, h200);
+    EXPECT_EQ(plan.kernel, ProductPlan::many_rows) << describe(plan);
+    EXPECT_EQ(plan.blocks, 132);
+    EXPECT_GE(plan.tile_tokens * plan.tile_rows, 128 * 256);
+  }
+}
+
+TEST(ProductPlan, FewRowsAreStreamedInTilesThatHoldThem) {
+  EXPECT_EQ(plan_product(sizes(128, 128, 2048, 5120), h200).tile_tokens, 8);
+  for (const auto& s : {sizes(128, 128, 2048, 5120), sizes(16, 128, 2048, 5120),
+                        sizes(128, 8, 1536, 2048, true), sizes(1, 1, 4096, 7168)}) {
+    const ProductPlan plan = plan_product(s, h200);
+    EXPECT_EQ(plan.kernel, ProductPlan::few_rows) << describe(plan);
+    EXPECT_LE(plan.tile_tokens, 16);
+  }
+}
+
+// One row of one expert: 32 tiles would leave a hundred multiprocessors idle.
+TEST(ProductPlan, TooFewTilesAreSplitAlongK) {
+  const ProductPlan plan = plan_product(sizes(32, 1, 4096, 7168), h200);
+  EXPECT_GE(plan.split, 2) << describe(plan);
+  EXPECT_EQ(plan.blocks % plan.split, 0);
+  EXPECT_GE(plan.blocks, 64);
+  EXPECT_EQ(plan_product(sizes(128, 128, 2048, 5120), h200).split, 1);
+}
+
+// Every plan of every size can be launched: whole clusters, a split that k has steps for.
+TEST(ProductPlan, EveryCandidateIsLegal) {
+  for (const int groups : {1, 7, 128, 1024}) {
+    for (const std::int64_t rows : {1, 5, 64, 1000, 65536}) {
+      for (const std::int64_t n : {1, 72, 1408, 5760}) {
+        for (const std::int64_t k : {1, 64, 100, 2880}) {
+          const ProductSizes s = sizes(groups, rows, n, k);
+          const auto plans = candidates(s, h200);
+          ASSERT_GT(plans.size(), 1U);
+          for (const ProductPlan& plan : plans) {
+            EXPECT_GT(plan.us, 0);
+            if (plan.kernel == ProductPlan::portable) continue;
+            const int cluster = plan.kernel == ProductPlan::many_rows ? 2 : plan.split;
+            EXPECT_GT(plan.blocks, 0);
+            EXPECT_LE(plan.blocks, 132);
+            EXPECT_EQ(plan.blocks % cluster, 0);
+            EXPECT_LE(plan.split, (k + 63) / 64);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ProductPlan, WhatHoppersKernelsDoNotTakeIsThePortableOnes) {
+  const auto kernel = [](const ProductSizes& s, const GpuFigures& gpu = h200) {
+    return plan_product(s, gpu).kernel;
+  };
+  ProductSizes s = sizes(4, 100, 64, 64);
+  EXPECT_NE(kernel(s), ProductPlan::portable);
+  s.dtype = DType::f32;
+  EXPECT_EQ(kernel(s), ProductPlan::portable);
+  s = sizes(4, 100, 64, 64);
+  s.in_place = false;
+  EXPECT_EQ(kernel(s), ProductPlan::portable);
+  EXPECT_EQ(kernel(sizes(1025, 100, 64, 64)), ProductPlan::portable);
+  EXPECT_EQ(kernel(sizes(4, 100, 64, 0)), ProductPlan::portable);
+  EXPECT_EQ(kernel(sizes(1024, 1 << 20, 1 << 22, 64)), ProductPlan::portable);
+  for (const int compute : {80, 89, 100, 120}) {
+    GpuFigures other = h200;
+    other.compute = compute;
+    EXPECT_EQ(kernel(sizes(4, 100, 64, 64), other), ProductPlan::portable);
+  }
+  // Tiles of many rows are read where they lie.
+  for (const ProductPlan& plan : candidates(sizes(4, 100, 64, 64, true), h200)) {
+    EXPECT_NE(plan.kernel, ProductPlan::many_rows);
+  }
+}
+
+}  // namespace
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,135 @@
+// Cases of the grouped GEMM: equal groups, or groups as routing spreads rows.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+
+#include "bench_cases.hpp"
+#include "bench_tensors.hpp"
+#include "core/convert.hpp"
+#include "shunt/gemm.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+struct Products {
+  Context context;
+  GroupedGemmSpec spec;
+  Variants rows, weights, out, offsets;
+  std::vector<std::int32_t> first_offsets;
+  Buffer workspace;
+
+  void run(std::int64_t i) const {
+    const Tensor matrices = weights[i];
+    grouped_gemm(context, spec,
+                 {.rows = rows[i],
+                  .offsets = offsets[i],
+                  .weights = view(matrices.as<const char>(), spec.dtype,
+                                  {spec.groups, spec.n, spec.k}, context.device())},
+                 out[i], workspace);
+  }
+};
+
+// A few results against sums in double precision, of the first and the last rows of groups too.
+void check_products(const Products& made, const std::string& label) {
+  const GroupedGemmSpec& spec = made.spec;
+  const std::int64_t count = made.first_offsets.back();
+  if (count == 0) return;
+  std::mt19937_64 random(1);
+  const auto fetch = [&](const Tensor& tensor, std::int64_t row) {
+    std::vector<char> bytes_of(at(bytes(tensor.dtype, tensor.shape[1])));
+    made.context.copy(bytes_of.data(),
+                      tensor.as<const char>() + bytes(tensor.dtype, row * tensor.strides[0]),
+                      bytes_of.size());
+    return bytes_of;
+  };
+  for (int sample = 0; sample < 64; ++sample) {
+    const std::int64_t row = sample == 0   ? 0
+                             : sample == 1 ? count - 1
+                                           : static_cast<std::int64_t>(random() % at(count));
+    const auto group = std::upper_bound(made.first_offsets.begin(), made.first_offsets.end(), row) -
+                       made.first_offsets.begin() - 1;
+    const std::vector<char> x = fetch(made.rows[0], row), y = fetch(made.out[0], row);
+    for (int nth = 0; nth < 4; ++nth) {
+      const std::int64_t column =
+          nth == 0 ? spec.n - 1 : static_cast<std::int64_t>(random() % at(spec.n));
+      const std::vector<char> w = fetch(made.weights[0], group * spec.n + column);
+      double sum = 0, magnitude = 0;
+      for (std::int64_t k = 0; k < spec.k; ++k) {
+        const double term = static_cast<double>(load_f32(x.data(), spec.dtype, k)) *
+                            static_cast<double>(load_f32(w.data(), spec.dtype, k));
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      const double got = static_cast<double>(load_f32(y.data(), spec.dtype, column));
+      const double most =
+          0.004 * std::abs(sum) + 1e-7 * static_cast<double>(spec.k) * magnitude + 1e-6;
+      if (!(std::abs(got - sum) <= most)) {
+        differs(label, fmt::format("row {}, column {} is {}, not {}", row, column, got, sum));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spread spread,
+                    std::int64_t rotate_bytes) {
+  const int groups = shape.route.experts;
+  const std::int64_t rows = shape.tokens * shape.route.top_k;
+  auto made = std::make_shared<Products>(Products{.context = context,
+                                                  .spec = {.groups = groups,
+                                                           .n = shape.columns,
+                                                           .k = shape.hidden,
+                                                           .dtype = shape.dtype,
+                                                           .prepared = false}});
+  require(supports(made->spec, context.device()));
+
+  std::vector<std::vector<std::int32_t>> offsets;
+  if (shape.group_rows > 0) {
+    offsets.emplace_back();
+    for (int g = 0; g <= groups; ++g) {
+      offsets.back().push_back(static_cast<std::int32_t>(g * shape.group_rows));
+    }
+  } else {
+    offsets = Batches(shape.route, spread, shape.tokens).offsets;
+  }
+  made->first_offsets = offsets[0];
+  std::int64_t hit = 0;
+  for (int g = 0; g < groups; ++g) hit += offsets[0][at(g) + 1] > offsets[0][at(g)];
+  const double width = element_bytes(shape.dtype);
+  const double moved = width * static_cast<double>(hit * shape.columns * shape.hidden +
+                                                   rows * (shape.columns + shape.hidden));
+  const std::int64_t n = variants_for(
+      moved + width * static_cast<double>((groups - hit) * shape.columns * shape.hidden),
+      rotate_bytes);
+  made->rows = Variants(context, shape.dtype, {rows, shape.hidden}, n);
+  made->weights = Variants(context, shape.dtype, {groups * shape.columns, shape.hidden}, n);
+  made->out = Variants(context, shape.dtype, {rows, shape.columns}, n);
+  made->offsets = Variants(context, DType::i32, {groups + 1}, n);
+  fill(context, made->rows, 1, 1);
+  fill(context, made->weights, 1 / std::sqrt(static_cast<float>(shape.hidden)), 2);
+  upload(context, made->offsets, offsets);
+  made->workspace = context.allocate(grouped_gemm_workspace_bytes(context, made->spec, rows));
+
+  const std::string label =
+      shape.group_rows > 0
+          ? fmt::format("G{} M{} N{} K{}", groups, shape.group_rows, shape.columns, shape.hidden)
+          : fmt::format("T{} G{} R{} N{} K{}", shape.tokens, groups, rows, shape.columns,
+                        shape.hidden);
+  return {.op = "grouped_gemm",
+          .label = label,
+          .dtype = shape.dtype,
+          .variants = n,
+          .cost = {moved, 2.0 * static_cast<double>(rows * shape.columns * shape.hidden)},
+          .on_tensor_cores = shape.dtype != DType::f32,
+          .call = [made](std::int64_t i) { made->run(i); },
+          .check = [made, label] { check_products(*made, label); }};
+}
+
+}  // namespace shunt::tool
