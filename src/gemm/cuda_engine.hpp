@@ -37,6 +37,10 @@ struct GroupedProduct {
 // Enqueues the product. Offsets, a permutation and a count that are out of range give rows that are
 // skipped or read as zeros.
 void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
+// Whether rows that a permutation picks are better gathered beforehand. `other`: they are of
+// another dtype, or to be scaled.
+bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                    bool other);
 // The kernel for `rows` rows that need no conversion, in words.
 std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows);
 

@@ -10,7 +10,8 @@
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
-//   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split
+//   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split; a
+//               barrier of the 8 warps where the cluster is one block
 //   used        they have been read: likewise
 // At a tile's end the sums of all blocks of the cluster are added in the order of k, each block
 // doing its share of the results, and finished as finish.cuh says. A result's sum runs over k in an
@@ -143,13 +144,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         for (int i = begin; i < end; ++i) {
           if (again) mbarrier_wait(&empty[stage], parity ^ 1);
           const std::int64_t k = std::int64_t{i} * (S::step * 2);
-          const std::int64_t left = args.k_bytes - k - 16 * part;
-          const int bytes = left >= 16 ? 16 : left > 0 ? static_cast<int>(left) : 0;
+          const bool inside = k + 16 * part < args.k_bytes;
 #pragma unroll
           for (int c = 0; c < S::tokens / 8; ++c) {
-            const bool some = from[c] != nullptr && bytes > 0;
+            const bool some = inside && from[c] != nullptr;
             cp_async_16(to + static_cast<std::uint32_t>(stage * S::stage_bytes + c * 1024),
-                        some ? from[c] + k : args.source, some ? bytes : 0);
+                        some ? from[c] + k : args.source, some ? 16 : 0);
           }
           mbarrier_arrive_after_copies(&full[stage]);
           next();
@@ -190,15 +190,21 @@ __global__ void __launch_bounds__(S::threads, 1)
       wgmma_wait<0>();
       if (begin < end && lane == 0) mbarrier_arrive(&empty[before]);
 
-      if (!first) mbarrier_wait_cluster(&used, turn ^ 1);
+      if (!first) {
+        split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
+      }
       float* const mine = sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; ++i) {
         mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = d[i];
       }
       __syncwarp();
-      if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
-      mbarrier_wait_cluster(&there, turn);
+      if (split == 1) {
+        named_barrier(1, 256);
+      } else {
+        if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
+        mbarrier_wait_cluster(&there, turn);
+      }
       const auto sum = [&](int token, int row) {
         const float* const here = sums + token * S::pitch + row;
         if (split == 1) return *here;
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(S::threads, 1)
                            std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
                            256 * split);
       __syncwarp();
-      if (lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+      if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
     }
   }
   __syncwarp();

@@ -20,33 +20,6 @@ __device__ __forceinline__ float bias_of(const Finish& f, int group, std::int64_
   return load_element(f.bias, f.bias_dtype, group * f.bias_group_stride + column * f.bias_stride);
 }
 
-// `count` tokens from row `row` of out, and `span` rows of weights from `first`, 64 or 128: sums
-// lie at sums[token * pitch + row]. By `threads` threads, 32 * thread / 32 of one warp.
-template <int span, class Sum>
-__device__ __forceinline__ void finish_sums(const Finish& f, int group, std::int64_t row, int count,
-                                            std::int64_t first, const Sum& sum, int thread,
-                                            int threads) {
-  const int wide = f.paired ? span / 2 : span;
-  const std::int64_t first_column = f.paired ? first / 2 : first;
-#pragma unroll 1
-  for (int i = thread; i < count * wide; i += threads) {
-    const int t = i / wide, o = i % wide;
-    const std::int64_t column = first_column + o;
-    if (column >= f.out_columns) continue;
-    const int r = f.paired ? o / 8 * 16 + o % 8 : o;
-    float value = sum(t, r);
-    if (f.bias != nullptr) value = __fadd_rn(value, bias_of(f, group, column));
-    if (f.paired) {
-      float up = sum(t, r + 8);
-      if (f.bias != nullptr) up = __fadd_rn(up, bias_of(f, group, f.out_columns + column));
-      value = activated(f.rule, value, up);
-    } else if (f.activates) {
-      value = activated(f.rule, 0.0f, value);
-    }
-    store_element(f.out, f.out_dtype, (row + t) * f.out_stride + column, value);
-  }
-}
-
 // Gated SiLU by the fast exp and reciprocal: some 4 units in the last place of f32, for results
 // that are rounded to 16 bits. NaN passes the limits.
 __device__ __forceinline__ float fast_silu(const cpu_engine::ActivationRule& rule, float gate,
@@ -60,6 +33,34 @@ __device__ __forceinline__ float fast_silu(const cpu_engine::ActivationRule& rul
   const float a = at_most(x * inverse, rule.limit_output ? rule.limit : infinity);
   const float u = at_most(up, rule.limit);
   return a * ((u < -rule.limit ? -rule.limit : u) + rule.up_offset);
+}
+
+// `count` tokens from row `row` of out, and `span` rows of weights from `first`, 64 or 128: sums
+// lie at sums[token * pitch + row]. By `threads` threads, 32 * thread / 32 of one warp.
+template <int span, class Sum>
+__device__ __forceinline__ void finish_sums(const Finish& f, int group, std::int64_t row, int count,
+                                            std::int64_t first, const Sum& sum, int thread,
+                                            int threads) {
+  static_assert(span == 64 || span == 128);
+  const int shift = (span == 128 ? 7 : 6) - (f.paired ? 1 : 0), wide = 1 << shift;
+  const std::int64_t first_column = f.paired ? first / 2 : first;
+#pragma unroll 1
+  for (int i = thread; i < count * wide; i += threads) {
+    const int t = i >> shift, o = i & (wide - 1);
+    const std::int64_t column = first_column + o;
+    if (column >= f.out_columns) continue;
+    const int r = f.paired ? o / 8 * 16 + o % 8 : o;
+    float value = sum(t, r);
+    if (f.bias != nullptr) value = __fadd_rn(value, bias_of(f, group, column));
+    if (f.paired) {
+      float up = sum(t, r + 8);
+      if (f.bias != nullptr) up = __fadd_rn(up, bias_of(f, group, f.out_columns + column));
+      value = f.plain ? fast_silu(f.rule, value, up) : activated(f.rule, value, up);
+    } else if (f.activates) {
+      value = activated(f.rule, 0.0f, value);
+    }
+    store_element(f.out, f.out_dtype, (row + t) * f.out_stride + column, value);
+  }
 }
 
 // Two results as 16 bits each, the first in the low half.
@@ -108,7 +109,6 @@ class BlockFinish {
   template <bool bf16>
   __device__ __forceinline__ void through_16(float (&d)[floats]) const {
     const int lane = thread_ % 32, warp = thread_ / 32;
-    const int wide = f_.paired ? 32 : 64;
     const std::int64_t first_column = f_.paired ? first_ / 2 : first_;
     float bias[2] = {0, 0};
     if (f_.bias != nullptr) {
@@ -151,11 +151,11 @@ class BlockFinish {
         }
       }
       named_barrier(barrier_, 128);
-      const int vectors = wide / 8;  // of a token
+      const int shift = f_.paired ? 2 : 3;  // 4 or 8 vectors of a token
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = thread_ + 128 * i;
-        const int token = at / vectors, v = at % vectors;
+        const int token = at >> shift, v = at & ((1 << shift) - 1);
         if (token >= 64 || 64 * c + token >= count_) continue;
         const std::int64_t column = first_column + 8 * v, left = f_.out_columns - column;
         const unsigned char* const from = turn_ + token * 144 + 16 * v;

@@ -31,6 +31,11 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
 // out [R, n], f32 | bf16 | f16.
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace);
+// Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
+// beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
+// them where they lie and as they are.
+bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        DType source, bool scaled);
 // Enough for either with up to `rows` rows. `source_rows`: how many rows MlpInput.rows has when
 // they are read through a permutation and not scaled, if known: they need less.
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,

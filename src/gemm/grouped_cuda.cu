@@ -450,17 +450,4 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
   }
 }
 
-std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows) {
-  const ProductPlan plan = plan_product({.dtype = layout.dtype,
-                                         .groups = groups,
-                                         .rows = rows,
-                                         .group_rows = layout.rows(),
-                                         .k = layout.k},
-                                        figures(gpu));
-  const char* const words = plan.kernel != ProductPlan::portable ? ""
-                            : layout.dtype == DType::f32         ? "f32 FMA, "
-                                                                 : "mma.sync m16n8k16, ";
-  return words + describe(plan);
-}
-
 }  // namespace shunt::cuda_engine

@@ -210,6 +210,18 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
            out, workspace);
 }
 
+bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        DType source, bool scaled) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      return cuda_engine::gathering_pays(context.gpu(),
+                                         {weights.dtype, weights.n, weights.k, weights.paired},
+                                         weights.groups, rows, source != weights.dtype || scaled);
+    }
+  }
+  return false;
+}
+
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows) {
   if (on_gpu(context)) return 0;

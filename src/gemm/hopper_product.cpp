@@ -47,8 +47,8 @@ ProductSizes sizes_of(const GroupedProduct& p) {
           .group_rows = p.layout.rows(),
           .k = p.layout.k,
           .gathered = p.permutation != nullptr,
-          .in_place =
-              p.row_scale == nullptr && readable(p.rows, p.layout.dtype) && weights_readable(p)};
+          .in_place = p.row_scale == nullptr && p.layout.k % 8 == 0 &&
+                      readable(p.rows, p.layout.dtype) && weights_readable(p)};
 }
 
 bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
@@ -91,6 +91,39 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
     return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);
   }
   return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args);
+}
+
+namespace {
+
+ProductSizes sizes_for(const RowLayout& layout, int groups, std::int64_t rows, bool gathered) {
+  return {.dtype = layout.dtype,
+          .groups = groups,
+          .rows = rows,
+          .group_rows = layout.rows(),
+          .k = layout.k,
+          .gathered = gathered,
+          .in_place = layout.k % 8 == 0};
+}
+
+}  // namespace
+
+bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                    bool other) {
+  const GpuFigures f = figures(gpu);
+  const ProductPlan gathered = plan_product(sizes_for(layout, groups, rows, false), f);
+  if (gathered.kernel == ProductPlan::portable) return false;
+  if (other) return true;
+  const double bytes = 2.0 * static_cast<double>(rows * layout.row_bytes());
+  const double gather_us = 2 + bytes / (f.read_gbps * 1e3);
+  return gathered.us + gather_us < plan_product(sizes_for(layout, groups, rows, true), f).us;
+}
+
+std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows) {
+  const ProductPlan plan = plan_product(sizes_for(layout, groups, rows, false), figures(gpu));
+  const char* const words = plan.kernel != ProductPlan::portable ? ""
+                            : layout.dtype == DType::f32         ? "f32 FMA, "
+                                                                 : "mma.sync m16n8k16, ";
+  return words + describe(plan);
 }
 
 }  // namespace shunt::cuda_engine

@@ -103,8 +103,8 @@ struct Model {
 
 }  // namespace
 
-std::vector<ProductPlan> candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
-  std::vector<ProductPlan> plans;
+ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
+  ProductPlans plans;
   const Model model(sizes, gpu);
   constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
   const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
@@ -118,21 +118,21 @@ std::vector<ProductPlan> candidates(const ProductSizes& sizes, const GpuFigures&
     for (const int split : {1, 2, 4, 8}) {
       for (const int tokens : {8, 16, 32, 64}) {
         if (split > 1 && model.steps < 4 * split) continue;
-        plans.push_back(model.few(tokens, split));
+        plans.add(model.few(tokens, split));
       }
     }
     if (!sizes.gathered) {
-      plans.push_back(model.many(1, 256));
-      plans.push_back(model.many(2, 128));
+      plans.add(model.many(1, 256));
+      plans.add(model.many(2, 128));
     }
   }
-  plans.push_back(model.plain());
+  plans.add(model.plain());
   return plans;
 }
 
 ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
-  const std::vector<ProductPlan> plans = candidates(sizes, gpu);
-  if (plans.size() == 1) return plans[0];
+  const ProductPlans plans = candidates(sizes, gpu);
+  if (plans.size() == 1) return *plans.begin();
   // Of those that can, the portable kernel is never the fastest, whatever the model says.
   return *std::min_element(plans.begin(), plans.end() - 1,
                            [](const auto& a, const auto& b) { return a.us < b.us; });

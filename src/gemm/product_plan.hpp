@@ -2,9 +2,10 @@
 // what the GPU can do. Candidates and their predicted times can be asked for; nothing is tuned.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "shunt/tensor.hpp"
 
@@ -28,7 +29,7 @@ struct ProductSizes {
   std::int64_t k = 0;
   // Rows that lie in groups one after the other, of `dtype`: else they are gathered.
   bool gathered = false;
-  // Rows and weights can be read in pieces of 16 bytes, in the type that they are stored in.
+  // Rows and weights can be read in whole pieces of 16 bytes, in the type that they are stored in.
   bool in_place = true;
 };
 
@@ -42,10 +43,23 @@ struct ProductPlan {
   double us = 0;         // predicted
 };
 
+// A list without memory of its own: plans are made on the hot path.
+class ProductPlans {
+ public:
+  void add(const ProductPlan& plan) { plans_[count_++] = plan; }
+  const ProductPlan* begin() const { return plans_.data(); }
+  const ProductPlan* end() const { return plans_.data() + count_; }
+  std::size_t size() const { return count_; }
+
+ private:
+  std::array<ProductPlan, 24> plans_;
+  std::size_t count_ = 0;
+};
+
 // The fastest of candidates().
 ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu);
 // Every plan that can compute it, in a fixed order; the portable one is last.
-std::vector<ProductPlan> candidates(const ProductSizes& sizes, const GpuFigures& gpu);
+ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu);
 // "wgmma, tiles of 128 weights x 16 rows, k over 4 blocks, 132 blocks, 12.3 us predicted"
 std::string describe(const ProductPlan& plan);
 
