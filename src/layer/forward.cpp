@@ -182,18 +182,33 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
 
   const Tensor h = at(s.h, options.dtype, {pairs, spec.experts.intermediate});
-  const Tensor expert_rows = at(s.rows, f32, {pairs, inner});
+  // On a GPU the experts' rows are as narrow as a 16-bit output; everywhere else f32.
+  const bool narrow = on_gpu() && y.dtype == options.dtype && options.dtype != f32;
+  const Tensor expert_rows = at(s.rows, narrow ? options.dtype : f32, {pairs, inner});
+  const bool scaled = s.row_weights != nullptr;
   clock(
       "gate_up",
       [&] {
-        mlp_gate_up(context, experts.gate_up, spec.experts.activation,
-                    {.rows = u,
-                     .offsets = s.offsets,
-                     .permutation = s.permutation,
-                     .slots = slots,
-                     .row_scale = s.row_weights,
-                     .bias = experts.gate_up_bias.as<float>()},
-                    h, stage);
+        MlpInput rows{.rows = u,
+                      .offsets = s.offsets,
+                      .permutation = s.permutation,
+                      .slots = slots,
+                      .row_scale = s.row_weights,
+                      .bias = experts.gate_up_bias.as<float>()};
+        if (mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
+          // Where the experts' rows will be written later: twice the room.
+          rows.rows = at(s.rows, options.dtype, {pairs, inner});
+          GatherInputs from{.hidden = u,
+                            .permutation = at(s.permutation, i32, {pairs}),
+                            .rows = at(s.offsets + spec.experts.experts, i32, {1}),
+                            .inverse = inverse};
+          if (scaled) from.weights = at(s.row_weights, f32, {pairs});
+          gather(context, {.slots = slots, .scale_by_weight = scaled}, from, rows.rows);
+          rows.permutation = nullptr;
+          rows.slots = 1;
+          rows.row_scale = nullptr;
+        }
+        mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h, stage);
       },
       [&] {
         const Load now = load();
