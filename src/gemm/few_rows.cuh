@@ -5,7 +5,8 @@
 // A cluster of `split` blocks (1 to 8) takes tiles of 128 rows of weights by up to `tokens` rows of
 // a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
 // steps of 64 through a ring of stages as deep as shared memory holds. 12 warps:
-//   warp 0      one thread orders bulk tensor copies of the weights, 16 KB a step
+//   warp 0      one thread orders bulk copies of the weights, 16 KB a step: a tile of the prepared
+//               layout, or a box of a tensor
 //   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
   if (thread == 0) {
-    prefetch_tensor_map(&weights);
+    if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], 1 + S::copying);
       mbarrier_init(&empty[s], 8);
@@ -109,11 +110,18 @@ __global__ void __launch_bounds__(S::threads, 1)
         const GroupTile at = list.find(tile);
         if (lane == 0) {
           const int weight_row = at.group * args.group_rows + at.column * S::rows;
+          const char* const tiles = args.tiles + at.group * args.group_bytes +
+                                    std::int64_t{at.column} * args.steps * S::weight_bytes;
           for (int i = begin; i < end; ++i) {
             if (again) mbarrier_wait(&empty[stage], parity ^ 1);
             mbarrier_arrive_expect(&full[stage], S::weight_bytes);
-            copy_box(stages + stage * S::stage_bytes, &weights, &full[stage], S::step * i,
-                     weight_row);
+            unsigned char* const to = stages + stage * S::stage_bytes;
+            if (args.tiles != nullptr) {
+              copy_bytes_once(to, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
+                              &full[stage]);
+            } else {
+              copy_box(to, &weights, &full[stage], S::step * i, weight_row);
+            }
             next();
           }
         }
@@ -236,12 +244,10 @@ template <class T, class S>
 bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                 bool bf16) {
   args.columns = (args.group_rows + S::rows - 1) / S::rows;
-  CUtensorMap weights;
-  const void* const data = p.prepared != nullptr ? p.prepared : p.matrices.data;
-  const std::int64_t pitch =
-      p.prepared != nullptr ? p.layout.row_bytes() / 2 : p.matrices.strides[1];
-  if (!map_rows(weights, data, bf16, std::int64_t{p.groups} * args.group_rows, p.layout.k, pitch,
-                S::rows)) {
+  CUtensorMap weights{};
+  if (args.tiles == nullptr &&
+      !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
+                p.layout.k, p.matrices.strides[1], S::rows)) {
     return false;
   }
   launch("grouped_gemm", gpu,

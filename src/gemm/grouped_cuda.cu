@@ -59,6 +59,7 @@ struct Args {
   std::int64_t k;
   std::int64_t layout_rows, tile_columns;
   Operand weights;
+  RowLayout layout;  // of weights that are prepared
 
   Operand source;
   std::int64_t source_rows;
@@ -287,6 +288,7 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
     if (at.group < 0) return;
 
     std::int64_t row_offset[chunks_each], weight_offset[chunks_each];  // in elements
+    std::int64_t weight_row[chunks_each];
     float scale[chunks_each];
 #pragma unroll
     for (int i = 0; i < chunks_each; ++i) {
@@ -303,6 +305,7 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
         if (args.row_scale != nullptr) scale[i] = args.row_scale[row];
       }
       const std::int64_t column = at.column * tile + line + i * apart;
+      weight_row[i] = column;
       weight_offset[i] = column < args.layout_rows ? at.group * args.weights.group_stride +
                                                          column * args.weights.row_stride
                                                    : nowhere;
@@ -323,8 +326,13 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
       for (int i = 0; i < chunks_each; ++i) {
         const int to = at_ring + i * apart * pitch;
         if constexpr (direct_rows) copy(args.source, row_offset[i], k, row_ring[stage] + to);
-        if constexpr (direct_weights)
-          copy(args.weights, weight_offset[i], k, weight_ring[stage] + to);
+        if constexpr (direct_weights) {
+          const bool some = weight_offset[i] != nowhere && k < args.layout.padded_k();
+          const std::int64_t at =
+              some ? weight_offset[i] + args.layout.element(weight_row[i], k) : 0;
+          cp_async_16(shared_address(weight_ring[stage] + to),
+                      static_cast<const Word*>(args.weights.data) + at, some ? 16 : 0);
+        }
       }
     };
     Chunk<Element> row_chunks[chunks_each], weight_chunks[chunks_each];
@@ -407,6 +415,7 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
             .layout_rows = prepared ? layout.rows() : layout.n,
             .tile_columns = 0,
             .weights = {},
+            .layout = layout,
             .source = {p.rows.data, p.rows.dtype, 0, p.rows.strides[0], 1},
             .source_rows = p.rows.shape[0],
             .permutation = p.permutation,
@@ -424,8 +433,7 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
             .out_stride = p.out.strides[0]};
   args.tile_columns = (args.layout_rows + tile - 1) / tile;
   if (prepared) {
-    const std::int64_t row = layout.row_bytes() / layout.element_bytes();
-    args.weights = {p.prepared, layout.dtype, layout.rows() * row, row, 1};
+    args.weights = {p.prepared, layout.dtype, layout.group_bytes() / layout.element_bytes(), 0, 1};
   } else {
     args.weights = {p.matrices.data, p.matrices.dtype, p.matrices.strides[0], p.matrices.strides[1],
                     p.matrices.strides[2]};

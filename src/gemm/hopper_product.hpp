@@ -32,6 +32,10 @@ struct HopperArgs {
   int steps = 0;       // of 64 along k
   int group_rows = 0;  // of weights
   int columns = 0;     // tiles of weights a group, for a whole cluster
+  // Prepared weights; null: a tensor map has them.
+  const char* tiles = nullptr;
+  int row_tiles = 0;  // of 128 rows, of a group
+  std::int64_t group_bytes = 0;
   // Rows as few_rows gathers them.
   const char* source = nullptr;
   std::int64_t source_rows = 0, source_row_bytes = 0, k_bytes = 0;

@@ -4,9 +4,11 @@
 // A cluster of two blocks takes tiles of 2 x 128 blocks rows of weights by up to `tokens` rows of a
 // group, tile numbers cluster, cluster + clusters, ..; each block has one half of the weights and
 // all of the tokens. k goes by in steps of 64 through a ring of stages. 12 warps:
-//   warp 0      one thread orders bulk tensor copies: the block's weights, and of each 64 tokens 32
-//               for both blocks of the cluster; what lies beyond the edges comes as zeros, what
-//               lies behind the group's end is another group's and is not stored
+//   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
+//   or
+//               a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster; what
+//               lies beyond the edges comes as zeros, what lies behind the group's end is another
+//               group's and is not stored
 //   warps 1-3   nothing
 //   warps 4-11  two warpgroups with wgmma: each has 64 blocks rows of weights, all tokens
 //   full[s]     stage s is there: 1 arrival, the ordering thread's, and the bytes of both blocks
@@ -31,6 +33,8 @@
 namespace shunt::cuda_engine {
 
 namespace {
+
+constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
 template <int blocks_, int tokens_>
 struct ManyTile {
@@ -108,7 +112,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const turns = stages + S::stages * S::stage_bytes;
   if (thread == 0) {
-    prefetch_tensor_map(&weights);
+    if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], 1);
@@ -136,13 +140,25 @@ __global__ void __launch_bounds__(S::threads, 1)
           const int units = (at.count + 63) / 64;
           const int weight_row = at.group * args.group_rows + (2 * at.column + rank) * S::rows;
           const int first = at.row + 32 * rank;
+          const int tile_at = (2 * at.column + rank) * S::blocks;
+          const int here = min(S::blocks, max(args.row_tiles - tile_at, 0));
+          const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
+          const char* const tiles = args.tiles + at.group * args.group_bytes + tile_at * apart;
+          const bool tiled = args.tiles != nullptr;
+          const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) + units * 64 * 128;
           for (int i = 0; i < args.steps; ++i) {
             const int s = ring.stage;
             if (round > 0) mbarrier_wait(&empty[s], ring.parity ^ 1);
             unsigned char* const stage = stages + s * S::stage_bytes;
-            mbarrier_arrive_expect(&full[s],
-                                   static_cast<unsigned>(S::weight_bytes + units * 64 * 128));
-            copy_box(stage, &weights, &full[s], S::step * i, weight_row);
+            mbarrier_arrive_expect(&full[s], static_cast<unsigned>(bytes));
+            if (tiled) {
+              const char* const from = tiles + std::int64_t{i} * tile_bytes;
+              for (int b = 0; b < here; ++b) {
+                copy_bytes(stage + b * tile_bytes, from + b * apart, tile_bytes, &full[s]);
+              }
+            } else {
+              copy_box(stage, &weights, &full[s], S::step * i, weight_row);
+            }
             for (int u = 0; u < units; ++u) {
               copy_box_to_all(stage + S::weight_bytes + (64 * u + 32 * rank) * 128, &tokens,
                               &full[s], S::step * i, first + 64 * u, 3);
@@ -198,12 +214,10 @@ template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
   args.columns = (args.group_rows + 2 * S::rows - 1) / (2 * S::rows);
-  CUtensorMap weights, tokens;
-  const void* const data = p.prepared != nullptr ? p.prepared : p.matrices.data;
-  const std::int64_t pitch =
-      p.prepared != nullptr ? p.layout.row_bytes() / 2 : p.matrices.strides[1];
-  if (!map_rows(weights, data, bf16, std::int64_t{p.groups} * args.group_rows, p.layout.k, pitch,
-                S::rows) ||
+  CUtensorMap weights{}, tokens;
+  if ((args.tiles == nullptr &&
+       !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
+                 p.layout.k, p.matrices.strides[1], S::rows)) ||
       !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k, p.rows.strides[0], 32)) {
     return false;
   }

@@ -42,7 +42,7 @@ __device__ float load_source(const Args& args, std::int64_t at, std::int64_t k) 
 __global__ void __launch_bounds__(side* lines) write_rows(const __grid_constant__ Args args) {
   __shared__ float tile[side][side + 1];
   wait_for_predecessor();
-  const std::int64_t padded = args.layout.row_bytes() / args.layout.element_bytes();
+  const std::int64_t padded = args.layout.padded_k();
   const bool along_k = llabs(args.first.k_stride) <= llabs(args.first.row_stride);
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   for (std::int64_t t = blockIdx.x; t < args.row_tiles * args.k_tiles; t += gridDim.x) {
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(side* lines) write_rows(const __grid_constant_
     }
     __syncthreads();
     for (int line = y; line < side; line += lines) {
-      if (row + line < args.layout.rows() && k + x < padded) {
-        store_element(args.prepared, args.layout.dtype, (row + line) * padded + k + x,
+      if (row + line < args.layout.padded_rows() && k + x < padded) {
+        store_element(args.prepared, args.layout.dtype, args.layout.element(row + line, k + x),
                       tile[line][x]);
       }
     }
@@ -68,7 +68,6 @@ __global__ void __launch_bounds__(side* lines) write_rows(const __grid_constant_
 // A thread a number, neighbours along k.
 __global__ void __launch_bounds__(side* lines) read_rows(const __grid_constant__ Args args) {
   wait_for_predecessor();
-  const std::int64_t padded = args.layout.row_bytes() / args.layout.element_bytes();
   const std::int64_t all = args.layout.rows() * args.layout.k;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
        i += std::int64_t{gridDim.x} * blockDim.x) {
@@ -77,7 +76,7 @@ __global__ void __launch_bounds__(side* lines) read_rows(const __grid_constant__
     if (row < 0) continue;
     store_element(args.first.data, args.first.dtype,
                   row * args.first.row_stride + k * args.first.k_stride,
-                  load_element(args.prepared, args.layout.dtype, at * padded + k));
+                  load_element(args.prepared, args.layout.dtype, args.layout.element(at, k)));
   }
 }
 
@@ -94,13 +93,12 @@ unsigned blocks(const Gpu& gpu, std::int64_t tiles) {
 
 void write_group(const Gpu& gpu, const RowLayout& layout, const Tensor& gate, const Tensor& up,
                  void* to) {
-  const std::int64_t padded = layout.row_bytes() / layout.element_bytes();
   const Args args{.layout = layout,
                   .first = matrix(gate),
                   .second = matrix(up),
                   .prepared = to,
-                  .row_tiles = (layout.rows() + side - 1) / side,
-                  .k_tiles = (padded + side - 1) / side};
+                  .row_tiles = (layout.padded_rows() + side - 1) / side,
+                  .k_tiles = (layout.padded_k() + side - 1) / side};
   if (args.row_tiles * args.k_tiles == 0) return;
   launch("prepare", gpu,
          {.grid = dim3(blocks(gpu, args.row_tiles * args.k_tiles)), .block = dim3(side, lines)},

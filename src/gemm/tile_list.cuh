@@ -86,6 +86,7 @@ class TileList {
     const int local = number - first_[group], rows = rows_[group];
     const int units = (rows + unit - 1) / unit;
     const int down = row_tiles(rows);
+    if (down == 1) return {group, begin_[group], rows, local};
     const int each = (units + down - 1) / down * unit;
     const int nth = local / (band * columns_), within = local - nth * (band * columns_);
     const int high = min(band, down - nth * band);

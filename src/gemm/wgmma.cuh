@@ -84,6 +84,27 @@ __device__ __forceinline__ void fence_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// `bytes` bytes, a multiple of 16 like both addresses, that count at `barrier`; the second leaves
+// the L2 first.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
+                                           std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsigned bytes,
+                                                std::uint64_t* barrier) {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 // copy_box() to the same place in every block of the cluster that `blocks` has a bit for; the
 // bytes count at the barrier of each.
 __device__ __forceinline__ void copy_box_to_all(void* to, const void* map, std::uint64_t* barrier,

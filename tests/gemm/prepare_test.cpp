@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "engine.hpp"
@@ -184,7 +185,12 @@ TEST(Prepare, RowLayoutCoversTheMatrixOnce) {
         EXPECT_EQ(paired && at % 16 >= 8, paired && row >= n / 2);
       }
       for (const int count : seen) EXPECT_EQ(count, 1);
-      EXPECT_EQ(layout.row_bytes(), 16);
+      std::set<std::int64_t> places;
+      for (std::int64_t at = 0; at < layout.padded_rows(); ++at) {
+        for (std::int64_t i = 0; i < layout.padded_k(); ++i) places.insert(layout.element(at, i));
+      }
+      EXPECT_EQ(static_cast<std::int64_t>(places.size()) * 2, layout.group_bytes());
+      EXPECT_EQ((*places.rbegin() + 1) * 2, layout.group_bytes());
     }
   }
 }
