@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "shunt/route.hpp"
+#include "shunt/layer.hpp"
 
 namespace shunt::bench {
 
@@ -13,7 +14,7 @@ namespace shunt::bench {
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
                       // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
-                      // chain (route, order, gather, combine), gemm
+                      // chain (route, order, gather, combine), gemm, layer
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
@@ -25,6 +26,7 @@ struct StageShape {
   // or so many in each group.
   std::int64_t columns = 0;
   std::int64_t group_rows = 0;
+  std::shared_ptr<const LayerSpec> layer;  // layer
 };
 
 const std::vector<StageShape>& routing_grid();

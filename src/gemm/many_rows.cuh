@@ -38,7 +38,8 @@ constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
 template <int blocks_, int tokens_>
 struct ManyTile {
-  static constexpr int blocks = blocks_, tokens = tokens_;
+  static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
+  static constexpr int box = 64 / cluster;   // tokens of a copy
   static constexpr int rows = 128 * blocks;  // of weights, a block's
   static constexpr int step = 64;            // along k
   static constexpr int threads = 384;
@@ -89,12 +90,12 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens /
     }
     wgmma_commit();
     wgmma_wait<1>();  // the step before has been read
-    if (i > 0 && lane < 2) mbarrier_arrive_at(&empty[before], lane);
+    if (i > 0 && lane < S::cluster) mbarrier_free_at(&empty[before], lane);
     before = ring.stage;
     ring.next();
   }
   wgmma_wait<0>();
-  if (lane < 2) mbarrier_arrive_at(&empty[before], lane);
+  if (lane < S::cluster) mbarrier_free_at(&empty[before], lane);
 }
 
 #endif
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], 16);
+      mbarrier_init(&empty[s], 8 * S::cluster);
     }
     mbarrier_init_fence();
   }
@@ -127,10 +128,10 @@ __global__ void __launch_bounds__(S::threads, 1)
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / 2, tiles = list.tiles();
-  int tile = static_cast<int>(blockIdx.x) / 2;
+  const int clusters = static_cast<int>(gridDim.x) / S::cluster, tiles = list.tiles();
+  int tile = static_cast<int>(blockIdx.x) / S::cluster;
   if (warp < 4) {
-    fewer_registers<40>();
+    fewer_registers<56>();  // with the others' all that the block has
     if (warp == 0) {
       Ring<S::stages> ring;
       unsigned round = 0;
@@ -138,14 +139,16 @@ __global__ void __launch_bounds__(S::threads, 1)
         const GroupTile at = list.find(tile);
         if (lane == 0) {
           const int units = (at.count + 63) / 64;
-          const int weight_row = at.group * args.group_rows + (2 * at.column + rank) * S::rows;
-          const int first = at.row + 32 * rank;
-          const int tile_at = (2 * at.column + rank) * S::blocks;
+          const int weight_row =
+              at.group * args.group_rows + (S::cluster * at.column + rank) * S::rows;
+          const int first = at.row + S::box * rank;
+          const int tile_at = (S::cluster * at.column + rank) * S::blocks;
           const int here = min(S::blocks, max(args.row_tiles - tile_at, 0));
           const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
           const char* const tiles = args.tiles + at.group * args.group_bytes + tile_at * apart;
           const bool tiled = args.tiles != nullptr;
           const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) + units * 64 * 128;
+#pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             const int s = ring.stage;
             if (round > 0) mbarrier_wait(&empty[s], ring.parity ^ 1);
@@ -153,15 +156,17 @@ __global__ void __launch_bounds__(S::threads, 1)
             mbarrier_arrive_expect(&full[s], static_cast<unsigned>(bytes));
             if (tiled) {
               const char* const from = tiles + std::int64_t{i} * tile_bytes;
+#pragma unroll 1
               for (int b = 0; b < here; ++b) {
                 copy_bytes(stage + b * tile_bytes, from + b * apart, tile_bytes, &full[s]);
               }
             } else {
               copy_box(stage, &weights, &full[s], S::step * i, weight_row);
             }
+#pragma unroll 1
             for (int u = 0; u < units; ++u) {
-              copy_box_to_all(stage + S::weight_bytes + (64 * u + 32 * rank) * 128, &tokens,
-                              &full[s], S::step * i, first + 64 * u, 3);
+              unsigned char* const to = stage + S::weight_bytes + (64 * u + S::box * rank) * 128;
+              copy_box_to_all(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
             }
             ring.next();
             if (ring.stage == 0) round = 1;
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
     }
   } else {
-    more_registers<232>();
+    more_registers<224>();
     const int group = warp / 4 - 1;  // of the warps that multiply
     const std::uint32_t base = shared_address(stages);
     const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * S::blocks * 64 * 128);
@@ -198,7 +203,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll
       for (int b = 0; b < S::blocks; ++b) {
         const std::int64_t first =
-            std::int64_t{2 * at.column + rank} * S::rows + (group * S::blocks + b) * 64;
+            std::int64_t{S::cluster * at.column + rank} * S::rows + (group * S::blocks + b) * 64;
         BlockFinish<S::tokens / 2>(args.finish, at.group, at.row, at.count, first,
                                    turns + group * turn_bytes, 1 + group)
             .write(d[b]);
@@ -213,19 +218,20 @@ __global__ void __launch_bounds__(S::threads, 1)
 template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
-  args.columns = (args.group_rows + 2 * S::rows - 1) / (2 * S::rows);
+  args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
   CUtensorMap weights{}, tokens;
   if ((args.tiles == nullptr &&
        !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
                  p.layout.k, p.matrices.strides[1], S::rows)) ||
-      !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k, p.rows.strides[0], 32)) {
+      !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k, p.rows.strides[0],
+                S::box)) {
     return false;
   }
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
-          .cluster = 2},
+          .cluster = S::cluster},
          many_rows<T, S>, args, weights, tokens);
   return true;
 }

@@ -2,8 +2,9 @@
 //
 // A launch reads the weights of the groups that can be hit, rows and results once: memory's time.
 // A tile's step of 64 along k takes as long as its products or its bytes from the L2, whichever is
-// longer; tiles go round by round over the multiprocessors. The larger of the two, and what it
-// takes to start. Rows are taken to be spread evenly, give or take the square root.
+// longer; tiles go round by round over the multiprocessors. The larger of the two, where there are
+// many rows a tenth of the other, and what it takes to start. Rows are taken to be spread evenly,
+// give or take the square root.
 #include "gemm/product_plan.hpp"
 
 #include <fmt/format.h>
@@ -15,14 +16,15 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-constexpr double start_us = 3;            // launch, group walk, first loads, last stores
+constexpr double start_us = 3;  // launch, group walk, first loads, last stores
+constexpr double many_start_us = 6;
 constexpr double memory_share = 0.95;     // of what memory's clock says
 constexpr double tensor_share = 0.65;     // that the power limit leaves at 4096 operations a clock
 constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
-constexpr double tile_end_clocks = 1500;  // while nothing is multiplied
+constexpr double tile_end_clocks = 5000;  // while nothing is multiplied
 constexpr double few_bytes_a_clock = 36;  // that one block streams at most
-constexpr double split_us = 1;
-constexpr int most_groups = 1024;  // that the kernels list
+constexpr double split_us = 3;            // for each time that k is halved
+constexpr int most_groups = 1024;         // that the kernels list
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -46,27 +48,29 @@ struct Model {
         static_cast<double>(sizes.rows) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
+  // Two things at once: the longer, and a tenth of the other that does not overlap.
+  static double both(double a, double b) { return std::max(a, b) + 0.1 * std::min(a, b); }
   // Rows that a group is planned for.
   double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
 
   ProductPlan many(int weight_blocks, int tokens) const {
+    constexpr int cluster = 2;
     ProductPlan plan{
         .kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = 128 * weight_blocks};
-    const std::int64_t columns = ceil_div(sizes.group_rows, 2 * plan.tile_rows);
-    const double units = std::max(1.0, mean / 64 + (sizes.groups > 1 ? 0.5 : 0.0));
-    const double down = std::ceil(units * 64 / tokens);
-    const double wide = std::min<double>(tokens, std::ceil(units / down) * 64);
+    const std::int64_t columns = ceil_div(sizes.group_rows, cluster * plan.tile_rows);
+    const double down = std::max(1.0, mean / tokens);
+    const double wide = std::min<double>(tokens, std::ceil(planned() / 64) * 64);
     const double products = plan.tile_rows * wide * 64 * 2 / (4096 * tensor_share);  // clocks
-    const double bytes = plan.tile_rows * 128 + wide / 2 * 128;
-    const double step = std::max(products, bytes / l2_bytes_a_clock);
+    const double loads = (plan.tile_rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
     const double tiles = static_cast<double>(hit * columns) * down;
-    const std::int64_t clusters = gpu.multiprocessors / 2;
+    const std::int64_t clusters = gpu.multiprocessors / cluster;
     const double rounds = std::ceil(tiles / static_cast<double>(clusters));
-    plan.us = start_us + std::max(memory_us(),
-                                  rounds * us(static_cast<double>(steps) * step + tile_end_clocks));
+    plan.us = many_start_us +
+              both(memory_us(), rounds * us(static_cast<double>(steps) * both(products, loads) +
+                                            tile_end_clocks));
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
-    plan.blocks = static_cast<int>(2 * std::min(clusters, most));
+    plan.blocks = static_cast<int>(cluster * std::min(clusters, most));
     return plan;
   }
 
@@ -76,14 +80,17 @@ struct Model {
     const std::int64_t columns = ceil_div(sizes.group_rows, 128);
     const double down = std::ceil(planned() / tokens);
     const double bytes = 128 * 128 + tokens * 128;
-    const double step = std::max(bytes / few_bytes_a_clock, 400.0 + 8 * tokens);
+    const double step = std::max(bytes / few_bytes_a_clock, 400.0 + 2 * tokens);
     const double tiles = static_cast<double>(hit * columns) * down;
-    const std::int64_t clusters = gpu.multiprocessors / split;
+    // Multiprocessors form clusters in groups of 16 or 18.
+    const std::int64_t clusters =
+        split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
     const double rounds = tiles / static_cast<double>(clusters);
     // Blocks without a tile leave more of the memory to the others: only the first round is whole.
     const double turns = std::max(1.0, rounds);
     const double each = static_cast<double>(ceil_div(steps, split)) * step + 600;
-    plan.us = start_us + (split > 1 ? split_us : 0) + std::max(memory_us(), turns * us(each));
+    plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
+              std::max(memory_us(), turns * us(each));
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(split * std::min(clusters, most));
@@ -115,7 +122,7 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
                     sizes.group_rows < most / sizes.groups &&
                     (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
   if (hopper && fits) {
-    for (const int split : {1, 2, 4, 8}) {
+    for (const int split : {1, 2, 4}) {
       for (const int tokens : {8, 16, 32, 64}) {
         if (split > 1 && model.steps < 4 * split) continue;
         plans.add(model.few(tokens, split));

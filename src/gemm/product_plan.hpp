@@ -38,7 +38,7 @@ struct ProductPlan {
   Kernel kernel = portable;
   int tile_tokens = 64;  // rows of a tile
   int tile_rows = 64;    // rows of weights of a tile, a block's
-  int split = 1;         // of k, over the blocks of a cluster
+  int split = 1;         // few_rows: of k, over the blocks of a cluster
   int blocks = 0;        // few_rows and many_rows: of the grid
   double us = 0;         // predicted
 };

@@ -116,7 +116,16 @@ __device__ __forceinline__ void copy_box_to_all(void* to, const void* map, std::
       : "memory");
 }
 
-// At the barrier in the same place of block `rank` of the cluster.
+// At the barrier in the same place of block `rank` of the cluster. Orders nothing: for what wgmma
+// has read, and has been waited for. (Released to a cluster, an arrival costs a thousand clocks.)
+__device__ __forceinline__ void mbarrier_free_at(std::uint64_t* barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// Likewise; what this thread wrote, and what it waited for, is seen by who waits.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"

@@ -182,9 +182,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
 
   const Tensor h = at(s.h, options.dtype, {pairs, spec.experts.intermediate});
-  // On a GPU the experts' rows are as narrow as a 16-bit output; everywhere else f32.
-  const bool narrow = on_gpu() && y.dtype == options.dtype && options.dtype != f32;
-  const Tensor expert_rows = at(s.rows, narrow ? options.dtype : f32, {pairs, inner});
+  const Tensor expert_rows = at(s.rows, f32, {pairs, inner});
   const bool scaled = s.row_weights != nullptr;
   clock(
       "gate_up",

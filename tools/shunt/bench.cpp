@@ -61,7 +61,7 @@ constexpr Stage stages[] = {
 constexpr const char* gpu_stages[] = {
     "route",           "gate",        "order",   "shuffle",
     "gather",          "gemm",        "combine", "combine_shuffling",
-    "split_shuffling", "scatter_add", "chain"};
+    "split_shuffling", "scatter_add", "chain",   "layer"};
 
 // `wrapped`: in lines of a help text.
 std::string stage_names(bool wrapped = false) {
@@ -357,6 +357,15 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
   int ranks = exchanged ? 8 : 0;
   while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
   for (const auto tokens : plan.tokens) {
+    if (stage == "layer") {
+      shapes.push_back({.stage = stage,
+                        .route = plan.spec.route,
+                        .tokens = tokens,
+                        .hidden = plan.spec.hidden,
+                        .dtype = plan.dtype,
+                        .layer = std::make_shared<const LayerSpec>(plan.spec)});
+      continue;
+    }
     if (stage == "gemm") {
       const ExpertSpec& e = plan.spec.experts;
       RouteSpec route = plan.spec.route;

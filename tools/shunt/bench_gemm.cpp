@@ -20,18 +20,17 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 struct Products {
   Context context;
   GroupedGemmSpec spec;
-  Variants rows, weights, out, offsets;
+  Variants rows, out, offsets;
+  Variants weights;  // of call 0, as they were before
+  std::vector<Buffer> memory;
+  std::vector<PreparedWeights> prepared;
   std::vector<std::int32_t> first_offsets;
   Buffer workspace;
 
   void run(std::int64_t i) const {
-    const Tensor matrices = weights[i];
     grouped_gemm(context, spec,
-                 {.rows = rows[i],
-                  .offsets = offsets[i],
-                  .weights = view(matrices.as<const char>(), spec.dtype,
-                                  {spec.groups, spec.n, spec.k}, context.device())},
-                 out[i], workspace);
+                 {.rows = rows[i], .offsets = offsets[i], .prepared = prepared[at(i)]}, out[i],
+                 workspace);
   }
 };
 
@@ -83,11 +82,12 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
   const int groups = shape.route.experts;
   const std::int64_t rows = shape.tokens * shape.route.top_k;
   auto made = std::make_shared<Products>(Products{.context = context,
-                                                  .spec = {.groups = groups,
-                                                           .n = shape.columns,
-                                                           .k = shape.hidden,
-                                                           .dtype = shape.dtype,
-                                                           .prepared = false}});
+                                                  .spec = {
+                                                      .groups = groups,
+                                                      .n = shape.columns,
+                                                      .k = shape.hidden,
+                                                      .dtype = shape.dtype,
+                                                  }});
   require(supports(made->spec, context.device()));
 
   std::vector<std::vector<std::int32_t>> offsets;
@@ -109,11 +109,23 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
       moved + width * static_cast<double>((groups - hit) * shape.columns * shape.hidden),
       rotate_bytes);
   made->rows = Variants(context, shape.dtype, {rows, shape.hidden}, n);
-  made->weights = Variants(context, shape.dtype, {groups * shape.columns, shape.hidden}, n);
   made->out = Variants(context, shape.dtype, {rows, shape.columns}, n);
   made->offsets = Variants(context, DType::i32, {groups + 1}, n);
   fill(context, made->rows, 1, 1);
-  fill(context, made->weights, 1 / std::sqrt(static_cast<float>(shape.hidden)), 2);
+  for (std::int64_t i = n - 1; i >= 0; --i) {
+    made->weights = Variants(context, shape.dtype, {groups * shape.columns, shape.hidden}, 1);
+    fill(context, made->weights, 1 / std::sqrt(static_cast<float>(shape.hidden)),
+         2 + static_cast<std::uint64_t>(i));
+    std::vector<Tensor> matrices;
+    for (int g = 0; g < groups; ++g) {
+      matrices.push_back(made->weights[0].rows(g * shape.columns, (g + 1) * shape.columns));
+    }
+    made->memory.push_back(context.allocate(
+        prepared_bytes(context, shape.dtype, groups, shape.columns, shape.hidden)));
+    made->prepared.push_back(prepare(context, shape.dtype, matrices, made->memory.back()));
+    context.synchronize();
+  }
+  std::reverse(made->prepared.begin(), made->prepared.end());
   upload(context, made->offsets, offsets);
   made->workspace = context.allocate(grouped_gemm_workspace_bytes(context, made->spec, rows));
 

@@ -1,0 +1,165 @@
+// The case `layer` on a GPU: hidden states to output, routing and all, with random weights.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "bench_cases.hpp"
+#include "bench_tensors.hpp"
+#include "core/convert.hpp"
+#include "shunt/layer.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+struct Layers {
+  Context context;
+  std::vector<Layer> layers;  // in turn
+  Variants hidden, out, ids;
+  Buffer workspace;
+  void run(std::int64_t i) const {
+    layers[at(i) % layers.size()].forward({.hidden = hidden[i]}, {.output = out[i], .ids = ids[i]},
+                                          workspace);
+  }
+};
+
+// Random weights on the GPU; a layer prepares a copy of its own.
+class Weights {
+ public:
+  Weights(const Context& context, const LayerSpec& spec, std::uint64_t seed)
+      : context_(context), seed_(seed) {
+    const RouteSpec& route = spec.route;
+    weights.router = vector(true, route.columns(), spec.hidden, spec.hidden);
+    weights.router_bias = vector(route.router_bias, route.columns());
+    weights.selection_bias = vector(route.selection_bias, route.experts);
+    weights.per_expert_scale = vector(route.per_expert_scale, route.columns());
+    const ExpertSpec& e = spec.experts;
+    experts(weights.experts, e.experts, e.hidden, e.intermediate, e.activation.gated,
+            e.gate_up_bias, e.down_bias);
+    const SharedExpertSpec& s = spec.shared;
+    if (s.intermediate > 0) {
+      experts(weights.shared, 1, spec.hidden, s.intermediate, s.activation.gated, s.gate_up_bias,
+              s.down_bias);
+      weights.shared_gate = vector(s.sigmoid_gate, spec.hidden);
+    }
+    if (spec.latent > 0) {
+      weights.latent_down = vector(true, spec.latent, spec.hidden, spec.hidden);
+      weights.latent_up = vector(true, spec.hidden, spec.latent, spec.latent);
+    }
+    weights.output_bias = vector(spec.output_bias, spec.hidden);
+    weights.router_norm = vector(spec.router_norm.weight, spec.hidden);
+    weights.input_norm = vector(spec.input_norm.weight, spec.hidden);
+    weights.output_norm = vector(spec.output_norm.weight, spec.hidden);
+  }
+  LayerWeights weights;
+
+ private:
+  Tensor matrix(std::int64_t rows, std::int64_t columns, std::int64_t fan_in) {
+    memory_.emplace_back(context_, bf16, std::vector<std::int64_t>{rows, columns}, 1);
+    fill(context_, memory_.back(), 1 / std::sqrt(static_cast<float>(fan_in)), ++seed_);
+    return memory_.back()[0];
+  }
+  Tensor vector(bool wanted, std::int64_t rows, std::int64_t columns, std::int64_t fan_in) {
+    return wanted ? matrix(rows, columns, fan_in) : Tensor{};
+  }
+  Tensor vector(bool wanted, std::int64_t size) {
+    return wanted ? matrix(1, size, 100)[0] : Tensor{};
+  }
+  void experts(ExpertWeights& to, int count, std::int64_t hidden, std::int64_t inner, bool gated,
+               bool gate_up_bias, bool down_bias) {
+    const auto cut = [&](std::vector<Tensor>& list, bool wanted, std::int64_t rows,
+                         std::int64_t columns, bool vectors) {
+      if (!wanted) return;
+      const Tensor all = matrix(count * rows, columns, columns);
+      for (int e = 0; e < count; ++e) {
+        list.push_back(vectors ? all[e] : all.rows(e * rows, (e + 1) * rows));
+      }
+    };
+    cut(to.gate, gated, inner, hidden, false);
+    cut(to.up, true, inner, hidden, false);
+    cut(to.down, true, hidden, inner, false);
+    cut(to.gate_bias, gated && gate_up_bias, 1, inner, true);
+    cut(to.up_bias, gate_up_bias, 1, inner, true);
+    cut(to.down_bias, down_bias, 1, hidden, true);
+  }
+
+  Context context_;
+  std::uint64_t seed_;
+  std::vector<Variants> memory_;
+};
+
+}  // namespace
+
+StageCase layer_case(const Context& context, const bench::StageShape& shape,
+                     std::int64_t rotate_bytes) {
+  const LayerSpec& spec = *shape.layer;
+  const LayerOptions options{.dtype = shape.dtype};
+  require(supports(spec, options, context.device()));
+  auto made = std::make_shared<Layers>(Layers{.context = context});
+  const std::int64_t tokens = shape.tokens;
+  const double whole =
+      spec.experts.experts * expert_bytes(spec, shape.dtype) + shared_bytes(spec, shape.dtype);
+  const auto copies = static_cast<std::int64_t>(
+      std::clamp(std::ceil(static_cast<double>(rotate_bytes) / whole), 1.0, 64.0));
+  for (std::int64_t i = 0; i < copies; ++i) {
+    const Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
+    made->layers.emplace_back(spec, random.weights, context, options);
+    context.synchronize();
+  }
+  // Every variant has tokens, and so experts, of its own.
+  const std::int64_t n = std::max<std::int64_t>(copies, tokens <= 64 ? 32 : 4);
+  made->hidden = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
+  made->out = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
+  made->ids = Variants(context, DType::i32, {tokens, spec.route.top_k}, n);
+  fill(context, made->hidden, 1, 7);
+  made->workspace = context.allocate(made->layers[0].workspace_bytes(tokens));
+
+  // What is counted is what the layer chooses.
+  Cost cost;
+  const int computed = spec.route.experts - spec.zero_experts;
+  for (std::int64_t i = 0; i < n; ++i) {
+    made->run(i);
+    context.synchronize();
+    const OnHost ids(context, made->ids[i]);
+    std::vector<std::int32_t> chosen(ids.ints(), ids.ints() + ids.tensor.elements());
+    const std::int64_t hit = distinct_experts(chosen, computed) + spec.route.shared.count;
+    const std::int64_t pairs = std::count_if(chosen.begin(), chosen.end(),
+                                             [&](auto id) { return id >= 0 && id < computed; }) +
+                               spec.route.shared.count * tokens;
+    const Cost one = layer_cost(spec, shape.dtype, shape.dtype, tokens, hit, pairs);
+    cost.bytes += one.bytes / static_cast<double>(n);
+    cost.flops += one.flops / static_cast<double>(n);
+  }
+  const std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
+                                        spec.experts.intermediate, computed, spec.route.top_k);
+  return {.op = "layer",
+          .label = label,
+          .dtype = shape.dtype,
+          .variants = n,
+          .cost = cost,
+          .on_tensor_cores = shape.dtype != DType::f32,
+          .call = [made](std::int64_t i) { made->run(i); },
+          // Its own tests compare it with the CPU engine; here, that a call gives numbers, and the
+          // same ones again.
+          .check =
+              [made, label, tokens] {
+                const OnHost first(made->context, made->out[0]);
+                made->run(0);
+                made->context.synchronize();
+                const OnHost again(made->context, made->out[0]);
+                for (std::int64_t i = 0; i < first.tensor.elements(); ++i) {
+                  const float x = load_f32(first.tensor.data, first.tensor.dtype, i);
+                  const float y = load_f32(again.tensor.data, again.tensor.dtype, i);
+                  if (!std::isfinite(x) || x != y) {
+                    differs(label, fmt::format("token {}: {}, then {}",
+                                               i * tokens / first.tensor.elements(), x, y));
+                  }
+                }
+              }};
+}
+
+}  // namespace shunt::tool
