@@ -154,12 +154,16 @@ bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Ten
       (r.tokens == 1 || logits.strides[0] % run == 0);
   const Logits from{logits.data, static_cast<Form>(logits.dtype), logits.strides[0], runs};
   const Launch launch{gpu, r, from, plan};
-  if (plan.lanes == 8) {
-    plan.best == 1 ? launch.with_blocks<8, 1>() : launch.with_blocks<8, 8>();
-  } else if (plan.lanes == 16) {
+  if (plan.lanes == 16) {
     launch.with_blocks<16, 16>();
+  } else if (plan.best == 16) {
+    launch.with_blocks<32, 16>();
+  } else if (plan.best == 8) {
+    plan.lanes == 8 ? launch.with_blocks<8, 8>() : launch.with_blocks<32, 8>();
+  } else if (plan.best == 4) {
+    plan.lanes == 8 ? launch.with_blocks<8, 4>() : launch.with_blocks<32, 4>();
   } else {
-    plan.best == 8 ? launch.with_blocks<32, 8>() : launch.with_blocks<32, 16>();
+    plan.lanes == 8 ? launch.with_blocks<8, 1>() : launch.with_blocks<32, 1>();
   }
   return true;
 }

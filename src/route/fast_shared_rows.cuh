@@ -15,7 +15,10 @@ struct SharedRowsOfWarp {
 
 // Of one warp, for any shape below.
 struct alignas(16) FastSharedScratch {
-  unsigned char of[sizeof(FastScratch<FastShape<32, 16, 1, Ranked::logit>>)];
+  static constexpr std::size_t bytes = 4 * sizeof(FastScratch<FastShape<8, 8, 1, Ranked::logit>>);
+  static_assert(2 * sizeof(FastScratch<FastShape<16, 16, 1, Ranked::logit>>) <= bytes);
+  static_assert(sizeof(FastScratch<FastShape<32, 16, 1, Ranked::logit>>) <= bytes);
+  unsigned char of[bytes];
 };
 
 // Not inlined: the places of a kernel that end in it share it.
@@ -60,34 +63,41 @@ __device__ __noinline__ void route_shared_fast(const DeviceRoute& r, const float
 
 // As route_shared_rows(); returns false, and does nothing, where the rule is not one of those. Rows
 // begin at multiples of 16 bytes. `most`: the columns that the kernel is compiled for: 64, 128, 256
-// or 512, at least C. `scratch`: one for each warp, in shared memory. One row to a warp: with so
-// few warps what counts is how long a row takes, and the code that must arrive first.
-template <int most>
+// or 512, at least C. `few`: about a row a warp, which 32 lanes take; else as many lanes as hold
+// the experts, since a block has few warps and its rows would wait for each other. `scratch`: one
+// for each warp, in shared memory.
+template <int most, bool few>
 __device__ __forceinline__ bool route_shared_rows_fast(const DeviceRoute& r, const float* logits,
                                                        int stride, std::int64_t first_token,
                                                        int rows, int warp, int warps,
                                                        FastSharedScratch* scratch, int lane) {
-  const auto go = [&]<int best, int blocks, Ranked ranked>() {
-    route_shared_fast<FastShape<32, best, blocks, ranked>>(r, logits, stride, first_token, rows,
-                                                           warp, warps, scratch, lane);
+  const auto go = [&]<int lanes, int best, int blocks, Ranked ranked>() {
+    route_shared_fast<FastShape<lanes, best, blocks, ranked>>(r, logits, stride, first_token, rows,
+                                                              warp, warps, scratch, lane);
     return true;
   };
-  const auto with = [&]<int best, int blocks>() {
+  const auto with = [&]<int lanes, int best, int blocks>() {
     if (r.fast.in_groups) {
       if constexpr (blocks == 8) {  // each block of 32 experts is a group
-        return go.template operator()<best, blocks, Ranked::score_in_groups>();
+        return go.template operator()<lanes, best, blocks, Ranked::score_in_groups>();
       }
       return false;
     }
-    if (r.fast.scored) return go.template operator()<best, blocks, Ranked::score>();
-    return go.template operator()<best, blocks, Ranked::logit>();
+    if (r.fast.scored) return go.template operator()<lanes, best, blocks, Ranked::score>();
+    return go.template operator()<lanes, best, blocks, Ranked::logit>();
   };
   if (r.fast.lanes == 0) return false;
-  if constexpr (most == 512) {
-    if (r.fast.blocks <= 8 && r.fast.best <= 8) return with.template operator()<8, 8>();
+  const bool best_8 = r.fast.best <= 8;
+  if constexpr (few) {
+    if constexpr (most == 512) {
+      if (best_8 && r.fast.blocks <= 8) return with.template operator()<32, 8, 8>();
+    }
+    return best_8 ? with.template operator()<32, 8, most / 32>()
+                  : with.template operator()<32, 16, most / 32>();
+  } else {
+    return best_8 ? with.template operator()<(most == 512 ? 16 : 8), 8, most / 32>()
+                  : with.template operator()<16, 16, most / 32>();
   }
-  return r.fast.best <= 8 ? with.template operator()<8, most / 32>()
-                          : with.template operator()<16, most / 32>();
 }
 
 // Rows past the valid tokens.

@@ -83,7 +83,8 @@ FastPlan fast_plan(const DeviceRoute& r, bool many) {
       rule.experts <= 1024 && r.dense.data == nullptr && r.logits_out.data == nullptr &&
       (!biased || (r.selection_bias.form == Form::f32 && rule.weigh != Weigh::softmax_of_all));
   if (!rule_fits) return {};
-  FastPlan plan{.best = rule.top_k == 1 ? 1 : rule.top_k <= 8 ? 8 : 16, .scored = biased};
+  const int k = rule.top_k;
+  FastPlan plan{.best = k == 1 ? 1 : k <= 4 ? 4 : k <= 8 ? 8 : 16, .scored = biased};
   while (32 * plan.blocks < rule.experts) plan.blocks *= 2;
   if (rule.groups > 1) {
     if (!biased || rule.groups != 8 || rule.group_size != 32) return {};
@@ -91,9 +92,7 @@ FastPlan fast_plan(const DeviceRoute& r, bool many) {
   }
   const int most = many ? 32 / plan.blocks : 1;  // tokens of a warp whose experts registers hold
   plan.lanes = plan.best <= 8 && most >= 4 ? 8 : most >= 2 ? 16 : 32;
-  if (plan.best == 1 && plan.lanes == 16) plan.best = 8;
   if (plan.lanes == 16) plan.best = 16;
-  if (plan.lanes == 32 && plan.best == 1) plan.best = 8;
   return plan;
 }
 

@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(threads, 1)
       cuda_engine::tcgen05_fence_after();
       cuda_engine::tcgen05_dealloc(sums, S::tile);
     }
-    if (!route_shared_rows_fast<S::tile>(route.get(), rows, S::stride, first + begin, S::batch,
-                                         warp, warps, scratch, lane)) {
+    if (!route_shared_rows_fast<S::tile, false>(route.get(), rows, S::stride, first + begin,
+                                                S::batch, warp, warps, scratch, lane)) {
       route_shared_rows<S::tile>(route.get(), rows, S::stride, first + begin, S::batch, warp, warps,
                                  lane);
     }

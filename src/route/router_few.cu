@@ -297,8 +297,9 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (routes) {  // the same for the whole block
     __syncthreads();
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
-    if (!route_shared_rows_fast<most>(route.get(), whole, whole_stride, first_token + first_row,
-                                      rows, warp, warps, scratch, lane)) {
+    if (!route_shared_rows_fast<most, true>(route.get(), whole, whole_stride,
+                                            first_token + first_row, rows, warp, warps, scratch,
+                                            lane)) {
       route_shared_rows<512>(route.get(), whole, whole_stride, first_token + first_row, rows, warp,
                              warps, lane);
     }

@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(threads, 1)
 
   const auto finish = [&](const float* rows, int stride, int row, int count) {
     if (o.logits == nullptr) {
-      if (!route_shared_rows_fast<S::tile>(route.get(), rows, stride, first + row, count, warp,
-                                           warps, scratch, lane)) {
+      if (!route_shared_rows_fast<S::tile, false>(route.get(), rows, stride, first + row, count,
+                                                  warp, warps, scratch, lane)) {
         route_shared_rows<S::tile>(route.get(), rows, stride, first + row, count, warp, warps,
                                    lane);
       }

@@ -107,6 +107,14 @@ TEST(FastRows, Softmax) {
   expect_same_bits<FastShape<16, 16, 16, Ranked::logit>>(spec);
   spec.experts = 896, spec.top_k = 16;
   expect_same_bits<FastShape<32, 16, 32, Ranked::logit>>(spec);
+  spec.experts = 32, spec.top_k = 4;
+  expect_same_bits<FastShape<8, 4, 1, Ranked::logit>>(spec);
+  expect_same_bits<FastShape<32, 4, 1, Ranked::logit>>(spec);
+  spec.experts = 64, spec.top_k = 3;
+  expect_same_bits<FastShape<8, 4, 2, Ranked::logit>>(spec);
+  spec.experts = 128, spec.top_k = 1;
+  expect_same_bits<FastShape<8, 1, 4, Ranked::logit>>(spec);
+  expect_same_bits<FastShape<32, 1, 4, Ranked::logit>>(spec);
   spec.experts = 16, spec.top_k = 1;
   expect_same_bits<FastShape<8, 1, 1, Ranked::logit>>(spec);
   spec.top_k = 16;
