@@ -64,6 +64,35 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, std::uint64_
       "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
       : "memory");
 }
+// The same to the same place of each block of the cluster whose bit is set in `ranks`; its bytes
+// count at the barrier at `barrier`'s place there.
+__device__ __forceinline__ void copy_box_to_ranks(void* to, const void* map, std::uint64_t* barrier,
+                                                  int column, int row, std::uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(ranks)
+      : "memory");
+}
+
+// ---- other blocks of the cluster ----------------------------------------------------------------
+
+// Where `local` lies in block `rank`; for the functions below.
+__device__ __forceinline__ std::uint32_t address_of_rank(const void* local, unsigned rank) {
+  std::uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote)
+      : "r"(shared_address(local)), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t remote) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote)
+               : "memory");
+}
+__device__ __forceinline__ void store_at(std::uint32_t remote, float first, float second) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(first), "f"(second)
+               : "memory");
+}
 
 }  // namespace shunt::cuda_engine
 

@@ -59,6 +59,13 @@ __device__ __forceinline__ void mma_16816(__half, float (&d)[4], const std::uint
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Held in a register: the compiler otherwise reads the thread's index anew wherever it is used, at
+// twenty cycles each.
+__device__ __forceinline__ int kept(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // ---- clusters: a cluster of one block before Hopper ---------------------------------------------
 
 __device__ __forceinline__ unsigned cluster_rank() {

@@ -49,7 +49,8 @@ void fit_per_lane(DeviceRoute& r, int per_lane);
 // warp.
 FastPlan fast_plan(const DeviceRoute& r, bool many);
 
-// Returns false, and does nothing, where the rule is not one of those.
+// Both return false, and do nothing, where the rule is not one of those.
+bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 
 void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
@@ -67,10 +68,11 @@ struct WholeOperands {
 // sorts the ids too, or null.
 void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
                 const RouterPlan& plan, float* workspace, const OrderCall* ordered);
-// Strides are at least H. `logits`: [T, C], raw sums and nothing else; null: routes. Returns false,
-// and does nothing, where the build or the driver has no such kernel.
-bool router_many(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
-                 const RouterPlan& plan, float* logits);
+// Strides are at least H. `memory`: that of router_workspace_bytes; with more than 512 columns
+// [T, C] raw sums go there, and nothing is routed. Returns false, and does nothing, where the build
+// or the driver has no such kernel.
+bool router_many(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,
+                 const RouterPlan& plan, float* memory);
 // As router_many(), and routes always: at most 512 columns.
 bool router_blackwell(const cuda_engine::Gpu& gpu, const DeviceRoute& r,
                       const WholeOperands& operands, const RouterPlan& plan);

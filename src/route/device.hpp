@@ -29,7 +29,7 @@ struct DeviceRows {
 // What fast_rows.cuh is compiled for, and what of it serves a rule.
 struct FastPlan {
   int lanes = 0;        // of a token; 0: the rule is not one of those
-  int best = 8;         // P: 1, 4, 8 or 16
+  int best = 8;         // P: 8 or 16
   int blocks = 1;       // of 32 experts: a power of two
   bool scored = false;  // scores and a bias are compared, not logits
   bool in_groups = false;
@@ -64,6 +64,8 @@ struct DeviceRoute {
   // Those bits are zero in every value, so that equal keys are equal values.
   bool keys_are_exact = false;
   FastPlan fast;  // one token to a warp
+  // P of plain_rows.cuh, 4 or 8; 0: the rule is not plain.
+  int plain_best = 0;
 };
 
 }  // namespace shunt::routing

@@ -7,55 +7,13 @@
 // bandwidth and warp instructions (fast_rows.cuh) over all multiprocessors.
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
-#include "route/fast_rows.cuh"
+#include "route/gate_rows.cuh"
 
 namespace shunt::routing {
 
 namespace {
 
 constexpr int block_warps = 4;
-
-struct Logits {
-  const void* data = nullptr;
-  Form form = Form::f32;
-  std::int64_t stride = 0;
-  bool runs = false;  // whole runs of a lane are aligned
-};
-
-// The logits of a warp's tokens.
-struct RowsOfWarp {
-  const char* data;
-  std::int64_t bytes;  // from row to row
-  Form form;
-  __device__ RowsOfWarp(const Logits& logits, std::int64_t first)
-      : bytes(logits.stride * (logits.form == Form::f32 ? 4 : 2)), form(logits.form) {
-    data = static_cast<const char*>(logits.data) + first * bytes;
-  }
-  __device__ LogitRow row(int i) const { return {data + i * bytes, form}; }
-  __device__ float operator()(int i, int e) const { return row(i)(e); }
-};
-
-template <class T, class S>
-__device__ __forceinline__ void load_row(const T* row, bool runs, int experts, int q,
-                                         float (&v)[S::held]) {
-  struct alignas(S::run * sizeof(T)) Run {
-    T of[S::run];
-  };
-  if (S::run == 1 || runs) {
-#pragma unroll
-    for (int i = 0; i < S::blocks; ++i) {
-      const Run run =
-          *reinterpret_cast<const Run*>(row + S::run_within(32 * i + q * S::run, experts));
-#pragma unroll
-      for (int j = 0; j < S::run; ++j) v[i * S::run + j] = static_cast<float>(run.of[j]);
-    }
-  } else {
-#pragma unroll
-    for (int n = 0; n < S::held; ++n) {
-      v[n] = static_cast<float>(row[min(S::expert(n, q), experts - 1)]);
-    }
-  }
-}
 
 template <class S>
 __global__ void __launch_bounds__(32 * block_warps)
@@ -101,9 +59,12 @@ struct Launch {
   template <class S>
   void go() const {
     const std::int64_t each = block_warps * S::tokens;
+    // One warp starts a little sooner than four.
+    const auto warps = static_cast<unsigned>(
+        std::min<std::int64_t>(block_warps, (r.tokens + S::tokens - 1) / S::tokens));
     cuda_engine::launch("route: gate", gpu,
                         {.grid = {static_cast<unsigned>((r.tokens + each - 1) / each), 1, 1},
-                         .block = {32 * block_warps, 1, 1}},
+                         .block = {32 * warps, 1, 1}},
                         fast_gate<S>, r, logits);
   }
 
@@ -146,24 +107,14 @@ bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Ten
   const std::int64_t few = std::int64_t{gpu.multiprocessors} * (r.rule.groups > 1 ? 64 : 16);
   const FastPlan plan = fast_plan(r, r.tokens > few);
   if (plan.lanes == 0) return false;
-  const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;
-  const std::int64_t run = 32 / plan.lanes, run_bytes = run * size;
-  const bool runs =
-      r.rule.experts % run == 0 &&
-      reinterpret_cast<std::uintptr_t>(logits.data) % static_cast<std::size_t>(run_bytes) == 0 &&
-      (r.tokens == 1 || logits.strides[0] % run == 0);
-  const Logits from{logits.data, static_cast<Form>(logits.dtype), logits.strides[0], runs};
+  const Logits from = aligned_logits(logits, r.rule.experts, plan.lanes);
   const Launch launch{gpu, r, from, plan};
-  if (plan.lanes == 16) {
+  if (plan.lanes == 8) {
+    launch.with_blocks<8, 8>();
+  } else if (plan.lanes == 16) {
     launch.with_blocks<16, 16>();
-  } else if (plan.best == 16) {
-    launch.with_blocks<32, 16>();
-  } else if (plan.best == 8) {
-    plan.lanes == 8 ? launch.with_blocks<8, 8>() : launch.with_blocks<32, 8>();
-  } else if (plan.best == 4) {
-    plan.lanes == 8 ? launch.with_blocks<8, 4>() : launch.with_blocks<32, 4>();
   } else {
-    plan.lanes == 8 ? launch.with_blocks<8, 1>() : launch.with_blocks<32, 1>();
+    plan.best == 8 ? launch.with_blocks<32, 8>() : launch.with_blocks<32, 16>();
   }
   return true;
 }

@@ -44,7 +44,7 @@ struct FastShape {
   static constexpr int share = lanes < 32 ? 2 : 1;  // candidates of a lane
   static constexpr int room = share * lanes;        // candidates of a token
   static constexpr int slots = best < 4 ? 4 : best;
-  static constexpr int most_buckets = best == 1 || 4 * best < lanes ? 1 : 4 * best / lanes;
+  static constexpr int most_buckets = 4 * best < lanes ? 1 : 4 * best / lanes;
   static constexpr int buckets = held < most_buckets ? held : most_buckets;  // of a lane
   static_assert(best <= lanes && held <= 32);
 
@@ -281,27 +281,25 @@ __device__ __forceinline__ void add_router_bias(const DeviceVector& bias, int ex
   }
 }
 
-// v += bias, cleaned.
 template <class S>
-__device__ __forceinline__ void add_bias(const float* bias, int experts, int q,
-                                         float (&v)[S::held]) {
-  struct alignas(4 * S::run) Run {
+__device__ __forceinline__ void load_bias(const float* bias, int experts, int q,
+                                          float (&b)[S::held]) {
+  struct alignas(S::run < 4 ? 4 * S::run : 16) Run {
     float of[S::run];
   };
-  if (experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % (4 * S::run) == 0)
+  if (experts % S::run == 0 && reinterpret_cast<std::uintptr_t>(bias) % sizeof(Run) == 0)
       [[likely]] {
 #pragma unroll
     for (int i = 0; i < S::blocks; ++i) {
       const Run run =
           *reinterpret_cast<const Run*>(bias + S::run_within(32 * i + q * S::run, experts));
 #pragma unroll
-      for (int j = 0; j < S::run; ++j) v[i * S::run + j] += run.of[j];
+      for (int j = 0; j < S::run; ++j) b[i * S::run + j] = run.of[j];
     }
   } else {
-    add<S>(bias, experts, q, v);
-  }
 #pragma unroll
-  for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n]);
+    for (int n = 0; n < S::held; ++n) b[n] = bias[min(S::expert(n, q), experts - 1)];
+  }
 }
 
 // Exactly what ranks an expert of raw logit `l`, and what its weight is made of.
@@ -446,84 +444,6 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
   }
 }
 
-// ---- candidates
-// ----------------------------------------------------------------------------------
-
-// Bit n of `mine`: the lane's n-th expert is a candidate. The k best of each token that is there go
-// to its scratch.won, in order.
-template <class S, class Source>
-__device__ __forceinline__ void rank_candidates(const DeviceRoute& r, const Source source,
-                                                std::uint32_t mine, std::uint32_t kept_groups,
-                                                FastScratch<S>* of_warp, bool there, int lane) {
-  const Rule& rule = r.rule;
-  const int token = lane / S::lanes, q = lane & (S::lanes - 1);
-  FastScratch<S>& scratch = of_warp[token];
-  const int own = __popc(mine);
-  int before = own;
-#pragma unroll
-  for (int step = 1; step < S::lanes; step *= 2) {
-    const int lower = __shfl_up_sync(every_lane, before, step, S::lanes);
-    before += q >= step ? lower : 0;
-  }
-  const int candidates = __shfl_sync(every_lane, before, S::lanes - 1, S::lanes);
-  before -= own;
-  const bool certain = candidates <= S::room;
-  if (!certain) mine = 0;
-#pragma unroll 1
-  while (mine != 0) {
-    const int n = __ffs(static_cast<int>(mine)) - 1;
-    mine &= mine - 1;
-    scratch.ids[before++] = S::expert(n, q);
-  }
-  __syncwarp();
-
-  const int count = certain && there ? candidates : 0;
-  std::int64_t key[S::share];
-  std::int32_t id[S::share] = {};
-  float kept[S::share] = {};
-#pragma unroll
-  for (int u = 0; u < S::share; ++u) {
-    const int c = q + u * S::lanes;
-    key[u] = no_key;
-    if (c < count) {
-      id[u] = scratch.ids[c];
-      const float value = exact_value<S>(r, source(token, id[u]), id[u], kept[u]);
-      bool stays = true;  // inf - inf, too, reaches a threshold
-      if constexpr (S::ranked == Ranked::score_in_groups) {
-        stays = S::stays(kept_groups, id[u] / 32);
-      }
-      if (stays) key[u] = key_of(value, id[u]);
-    }
-    scratch.keys[c] = key[u];
-  }
-  __syncwarp();
-  int place[S::share] = {};
-  const auto compare = [&](std::int64_t other) {
-#pragma unroll
-    for (int u = 0; u < S::share; ++u) place[u] += other > key[u] ? 1 : 0;
-  };
-#pragma unroll
-  for (int c = 0; c < S::best; ++c) compare(scratch.keys[c]);
-#pragma unroll 1
-  for (int c = S::best; c < count; ++c) compare(scratch.keys[c]);
-#pragma unroll
-  for (int u = 0; u < S::share; ++u) {
-    if (q + u * S::lanes < count && place[u] < rule.top_k) {
-      scratch.won[place[u]] = make_int2(id[u], bits_of(kept[u]));
-    }
-  }
-  const std::uint32_t uncertain = __ballot_sync(every_lane, !certain && there);
-  if (uncertain != 0) [[unlikely]] {
-    for (int i = 0; i < S::tokens; ++i) {
-      if ((uncertain >> (i * S::lanes) & 1) != 0) {
-        const std::uint32_t groups = __shfl_sync(every_lane, kept_groups, i * S::lanes);
-        select_slowly<S>(r, source, i, groups, of_warp[i], lane);
-      }
-    }
-  }
-  __syncwarp();
-}
-
 // ---- rows
 // ----------------------------------------------------------------------------------------
 
@@ -539,6 +459,12 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   FastScratch<S>& scratch = of_warp[token];
   const int q = lane & (S::lanes - 1);
   const int experts = rule.experts;
+  // On its way while logits are, where registers hold both.
+  constexpr bool early = S::ranked != Ranked::logit && S::held <= 8;
+  float bias[early ? S::held : 1];
+  if constexpr (early) {
+    load_bias<S>(static_cast<const float*>(r.selection_bias.data), experts, q, bias);
+  }
   if (r.router_bias.data != nullptr) [[unlikely]]
     add_router_bias<S>(r.router_bias, experts, q, v);
 #pragma unroll
@@ -553,7 +479,15 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
         for (int n = 0; n < S::held; ++n) v[n] = sqrt_softplus_about(v[n]);
       }
     }
-    add_bias<S>(static_cast<const float*>(r.selection_bias.data), experts, q, v);
+    if constexpr (early) {
+#pragma unroll
+      for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n] + bias[n]);
+    } else {
+      float late[S::held];
+      load_bias<S>(static_cast<const float*>(r.selection_bias.data), experts, q, late);
+#pragma unroll
+      for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n] + late[n]);
+    }
   }
   if (experts < 32 * S::blocks) [[unlikely]] {
 #pragma unroll
@@ -625,29 +559,73 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
   }
   constexpr std::uint32_t all_held = S::held == 32 ? every_lane : (1U << (S::held & 31)) - 1;
   std::uint32_t mine = ~below & all_held;
-  if (!there) mine = 0;
-  // Where logits are compared, the first in the order of ids that reaches the largest is it.
-  constexpr bool one = S::best == 1 && S::ranked == Ranked::logit;
-  std::int32_t first = 0;
-  if constexpr (one) {
-    first = mine != 0 ? S::expert(__ffs(static_cast<int>(mine)) - 1, q) : INT32_MAX;
+  const int own = __popc(mine);
+  int before = own;
 #pragma unroll
-    for (int step = 1; step < S::lanes; step *= 2) {
-      first = min(first, __shfl_xor_sync(every_lane, first, step));
-    }
-  } else {
-    rank_candidates<S>(r, source, mine, kept_groups, of_warp, there, lane);
+  for (int step = 1; step < S::lanes; step *= 2) {
+    const int lower = __shfl_up_sync(every_lane, before, step, S::lanes);
+    before += q >= step ? lower : 0;
   }
+  const int candidates = __shfl_sync(every_lane, before, S::lanes - 1, S::lanes);
+  before -= own;
+  const bool certain = candidates <= S::room;
+  if (!certain || !there) mine = 0;
+#pragma unroll 1
+  while (mine != 0) {
+    const int n = __ffs(static_cast<int>(mine)) - 1;
+    mine &= mine - 1;
+    scratch.ids[before++] = S::expert(n, q);
+  }
+  __syncwarp();
+
+  const int count = certain && there ? candidates : 0;
+  std::int64_t key[S::share];
+  std::int32_t id[S::share] = {};
+  float kept[S::share] = {};
+#pragma unroll
+  for (int u = 0; u < S::share; ++u) {
+    const int c = q + u * S::lanes;
+    key[u] = no_key;
+    if (c < count) {
+      id[u] = scratch.ids[c];
+      const float value = exact_value<S>(r, source(token, id[u]), id[u], kept[u]);
+      bool stays = true;  // inf - inf, too, reaches a threshold
+      if constexpr (S::ranked == Ranked::score_in_groups) {
+        stays = S::stays(kept_groups, id[u] / 32);
+      }
+      if (stays) key[u] = key_of(value, id[u]);
+    }
+    scratch.keys[c] = key[u];
+  }
+  __syncwarp();
+  int place[S::share] = {};
+  const auto compare = [&](std::int64_t other) {
+#pragma unroll
+    for (int u = 0; u < S::share; ++u) place[u] += other > key[u] ? 1 : 0;
+  };
+#pragma unroll
+  for (int c = 0; c < S::best; ++c) compare(scratch.keys[c]);
+#pragma unroll 1
+  for (int c = S::best; c < count; ++c) compare(scratch.keys[c]);
+#pragma unroll
+  for (int u = 0; u < S::share; ++u) {
+    if (q + u * S::lanes < count && place[u] < rule.top_k) {
+      scratch.won[place[u]] = make_int2(id[u], bits_of(kept[u]));
+    }
+  }
+  const std::uint32_t uncertain = __ballot_sync(every_lane, !certain && there);
+  if (uncertain != 0) [[unlikely]] {
+    for (int i = 0; i < S::tokens; ++i) {
+      if ((uncertain >> (i * S::lanes) & 1) != 0) {
+        const std::uint32_t groups = __shfl_sync(every_lane, kept_groups, i * S::lanes);
+        select_slowly<S>(r, source, i, groups, of_warp[i], lane);
+      }
+    }
+  }
+  __syncwarp();
 
   const bool has = q < rule.top_k && there;
-  int2 won = make_int2(0, 0);
-  if constexpr (one) {
-    float kept = 0;
-    if (has) exact_value<S>(r, source(token, first), first, kept);
-    won = make_int2(first, bits_of(kept));
-  } else if (has) {
-    won = scratch.won[q];
-  }
+  const int2 won = has ? scratch.won[q] : make_int2(0, 0);
   const auto sum_of = [&](float w) {  // from slot 0 on; slots past k add 0
     if (q < S::slots) scratch.weights[q] = has ? w : 0.0F;
     __syncwarp();

@@ -72,6 +72,8 @@ DeviceRoute device_route(const RouteCall& call) {
   r.replay = rows_of<std::int16_t>(call.out.replay);
   choose_selection(call, r);
   r.fast = fast_plan(r, false);
+  if (r.fast.lanes > 0 && !r.fast.scored && r.rule.top_k <= 8)
+    r.plain_best = r.rule.top_k <= 4 ? 4 : 8;
   return r;
 }
 
@@ -83,8 +85,7 @@ FastPlan fast_plan(const DeviceRoute& r, bool many) {
       rule.experts <= 1024 && r.dense.data == nullptr && r.logits_out.data == nullptr &&
       (!biased || (r.selection_bias.form == Form::f32 && rule.weigh != Weigh::softmax_of_all));
   if (!rule_fits) return {};
-  const int k = rule.top_k;
-  FastPlan plan{.best = k == 1 ? 1 : k <= 4 ? 4 : k <= 8 ? 8 : 16, .scored = biased};
+  FastPlan plan{.best = rule.top_k <= 8 ? 8 : 16, .scored = biased};
   while (32 * plan.blocks < rule.experts) plan.blocks *= 2;
   if (rule.groups > 1) {
     if (!biased || rule.groups != 8 || rule.group_size != 32) return {};

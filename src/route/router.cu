@@ -425,7 +425,7 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
     return ordered != nullptr;
   }
   bool ordered_too = false;
-  const bool done = (p.kernel == RouterKernel::many && router_many(gpu, r, operands, p, logits)) ||
+  const bool done = (p.kernel == RouterKernel::many && router_many(gpu, r, operands, p, memory)) ||
                     (p.kernel == RouterKernel::blackwell && router_blackwell(gpu, r, operands, p));
   if (!done) {
     p = plan(RouterOperands::any);

@@ -28,6 +28,7 @@
 #include "cuda/tensor_map.hpp"
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
+#include "route/plain_shared_rows.cuh"
 
 #ifndef SHUNT_BUILT_FOR_SM_100A
 #define SHUNT_BUILT_FOR_SM_100A 0
@@ -142,6 +143,7 @@ __global__ void __launch_bounds__(threads, 1)
   __shared__ std::uint64_t full[S::stages], empty[S::stages], done;
   __shared__ std::uint32_t sums_address;
   __shared__ FastSharedScratch scratch[warps];
+  __shared__ PlainScratch plain[warps];
   __shared__ SharedRoute route;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   route.fill(r, thread, threads);
@@ -200,8 +202,19 @@ __global__ void __launch_bounds__(threads, 1)
       cuda_engine::tcgen05_fence_after();
       cuda_engine::tcgen05_dealloc(sums, S::tile);
     }
-    if (!route_shared_rows_fast<S::tile, false>(route.get(), rows, S::stride, first + begin,
-                                                S::batch, warp, warps, scratch, lane)) {
+    const auto plain_rows = [&]<int best>() {
+      using F = FastShape<S::tile == 512 ? 16 : 8, best, S::tile / 32, Ranked::logit>;
+      const auto load = [rows](int row, int q, float(&v)[F::held]) {
+#pragma unroll
+        for (int n = 0; n < F::held; ++n) v[n] = rows[row * S::stride + F::expert(n, q)];
+      };
+      route_shared_rows_plain<F, S::tile>(r, route.get(), load, rows, S::stride, first + begin,
+                                          S::batch, warp, warps, plain[warp], lane);
+    };
+    if (r.plain_best != 0) {
+      r.plain_best == 4 ? plain_rows.template operator()<4>() : plain_rows.template operator()<8>();
+    } else if (!route_shared_rows_fast<S::tile, false>(route.get(), rows, S::stride, first + begin,
+                                                       S::batch, warp, warps, scratch, lane)) {
       route_shared_rows<S::tile>(route.get(), rows, S::stride, first + begin, S::batch, warp, warps,
                                  lane);
     }

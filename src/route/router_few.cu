@@ -34,6 +34,7 @@
 #include "order/sort_tail.cuh"
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
+#include "route/plain_shared_rows.cuh"
 
 namespace shunt::routing {
 
@@ -170,8 +171,10 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   extern __shared__ __align__(16) float shared[];
   __shared__ bool last;
   __shared__ FastSharedScratch scratch[warps];
+  __shared__ PlainScratch plain[warps];
   __shared__ SharedRoute route;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int thread = cuda_engine::kept(static_cast<int>(threadIdx.x));
+  const int lane = cuda_engine::kept(thread & 31), warp = cuda_engine::kept(thread >> 5);
   route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
@@ -297,11 +300,12 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (routes) {  // the same for the whole block
     __syncthreads();
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
-    if (!route_shared_rows_fast<most, true>(route.get(), whole, whole_stride,
-                                            first_token + first_row, rows, warp, warps, scratch,
-                                            lane)) {
-      route_shared_rows<512>(route.get(), whole, whole_stride, first_token + first_row, rows, warp,
-                             warps, lane);
+    const std::int64_t first = first_token + first_row;
+    if (!route_few_rows_plain<most, 512>(r, route.get(), whole, whole_stride, first, rows, warp,
+                                         warps, plain[warp], lane) &&
+        !route_shared_rows_fast<most, true>(route.get(), whole, whole_stride, first, rows, warp,
+                                            warps, scratch, lane)) {
+      route_shared_rows<512>(route.get(), whole, whole_stride, first, rows, warp, warps, lane);
     }
   }
   if (o.ranks > 1) cuda_engine::cluster_wait();

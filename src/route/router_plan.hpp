@@ -25,6 +25,9 @@ struct RouterPlan {
   int columns = 64;
   int parts = 1;  // blocks that share out H
   int ranks = 1;  // of those, what forms a cluster; the others meet in memory
+  int pair = 1;   // many: tiles of tokens in a cluster, which share what they read of W
+  // many: tiles of 64 columns, whose sums meet in memory, those of `parts / ranks` clusters, too.
+  bool meets = false;
 };
 
 enum class RouterOperands {

@@ -101,6 +101,7 @@ T __reduce_min_sync(unsigned, T value) {
   return best;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
   return by == 0 ? high : (high << by) | (low >> (32 - by));
