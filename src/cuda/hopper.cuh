@@ -77,6 +77,12 @@ __device__ __forceinline__ void copy_box_to_ranks(void* to, const void* map, std
 
 // ---- other blocks of the cluster ----------------------------------------------------------------
 
+// Of this cluster along x.
+__device__ __forceinline__ unsigned cluster_index() {
+  unsigned index;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
 // Where `local` lies in block `rank`; for the functions below.
 __device__ __forceinline__ std::uint32_t address_of_rank(const void* local, unsigned rank) {
   std::uint32_t remote;
@@ -85,13 +91,25 @@ __device__ __forceinline__ std::uint32_t address_of_rank(const void* local, unsi
       : "r"(shared_address(local)), "r"(rank));
   return remote;
 }
+// Orders nothing that other blocks are to see: for what has been read, not for what was written.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t remote) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
-__device__ __forceinline__ void store_at(std::uint32_t remote, float first, float second) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(first), "f"(second)
-               : "memory");
+// 2 or 4 floats, aligned to their size.
+template <int count>
+__device__ __forceinline__ void load_at(std::uint32_t remote, float* to) {
+  static_assert(count == 2 || count == 4);
+  if constexpr (count == 4) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                 : "r"(remote)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(to[0]), "=f"(to[1])
+                 : "r"(remote)
+                 : "memory");
+  }
 }
 
 }  // namespace shunt::cuda_engine

@@ -54,6 +54,29 @@ class Current {
 
 }  // namespace
 
+namespace {
+int clusters_at_once(const Gpu& gpu, int size) {
+  const Current current(gpu.index);
+  check(cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             gpu.shared_bytes),
+        "cudaFuncSetAttribute");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(size);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(size);
+  config.blockDim = 32;
+  config.dynamicSmemBytes = static_cast<std::size_t>(gpu.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, probe_kernel, &config),
+        "cudaOccupancyMaxActiveClusters");
+  return count;
+}
+}  // namespace
+
 Gpu open(void* stream, int index, bool dependent_launch) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
@@ -103,6 +126,10 @@ Gpu open(void* stream, int index, bool dependent_launch) {
   if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
   // A part of a GPU (MIG) may lack groups of 16 multiprocessors.
   gpu.widest_cluster = gpu.compute == 90 && gpu.multiprocessors >= 100 ? 16 : gpu.largest_cluster;
+  gpu.clusters[1] = gpu.multiprocessors;
+  for (int size = 2; size <= gpu.largest_cluster; ++size) {
+    gpu.clusters[static_cast<std::size_t>(size)] = clusters_at_once(gpu, size);
+  }
   gpu.tickets = static_cast<std::uint32_t*>(allocate(gpu, ticket_count * sizeof(std::uint32_t)));
   return gpu;
 }

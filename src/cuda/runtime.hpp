@@ -2,6 +2,7 @@
 // without CUDA; without, every call but built() is never reached.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -30,6 +31,9 @@ struct Gpu {
   int shared_bytes = 0;     // that a block may ask for
   int largest_cluster = 1;  // blocks that any cluster may have; 1 before Hopper
   int widest_cluster = 1;   // that one may have where the GPU is whole: 16 on Hopper
+  // [c]: clusters of c blocks that run at once, each block with a multiprocessor to itself. Groups
+  // of multiprocessors are not all whole: 132 of them hold 66 clusters of 2, but 30 of 4.
+  std::array<int, 9> clusters{};
   std::size_t l2_bytes = 0;
   double read_gbps = 0;  // of memory, by its clock and width
   double clock_ghz = 0;

@@ -46,7 +46,7 @@ struct FastShape {
   static constexpr int slots = best < 4 ? 4 : best;
   static constexpr int most_buckets = 4 * best < lanes ? 1 : 4 * best / lanes;
   static constexpr int buckets = held < most_buckets ? held : most_buckets;  // of a lane
-  static_assert(best <= lanes && held <= 32);
+  static_assert(best <= lanes && held <= 64);
 
   // The n-th expert of lane q.
   __device__ static __forceinline__ int expert(int n, int q) {
@@ -454,6 +454,7 @@ template <class S, class Source>
 __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source source,
                                            float (&v)[S::held], FastScratch<S>* of_warp,
                                            std::int64_t t, bool there, int lane) {
+  static_assert(S::held <= 32);
   const Rule& rule = r.rule;
   const int token = lane / S::lanes;
   FastScratch<S>& scratch = of_warp[token];

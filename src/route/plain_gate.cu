@@ -136,8 +136,8 @@ bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Te
   const bool wide = logits.dtype == DType::f32;
   if (r.plain_best == 0 || (!wide && r.router_bias.data != nullptr)) return false;
   const int k = r.rule.top_k, blocks = r.fast.blocks;
-  // One token a warp until every scheduler has 4 warps.
-  const bool many = r.tokens > std::int64_t{gpu.multiprocessors} * 16;
+  // One token a warp until every scheduler has one.
+  const bool many = r.tokens > std::int64_t{gpu.multiprocessors} * 4;
   const int lanes = !many || blocks == 32 ? 32 : blocks == 16 ? 16 : blocks == 1 && k <= 4 ? 4 : 8;
   const Logits from = aligned_logits(logits, r.rule.experts, lanes);
   const Launch launch{gpu, r, from};

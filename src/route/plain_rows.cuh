@@ -177,13 +177,20 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
   // wrong where there are two: it then asks for both bits where it should ask for any.) -0 - -0 is
   // 0, but -0 - 0 is -0.
   const float signed_least = least == 0 ? -0.0F : least;
-  std::uint32_t below = 0;
+  constexpr int words = (S::held + 31) / 32;
+  std::uint32_t mine[words];
 #pragma unroll
-  for (int n = S::held - 1; n >= 0; --n) {
-    below = __funnelshift_l(static_cast<std::uint32_t>(bits_of(v[n] - signed_least)), below, 1);
+  for (int i = 0; i < words; ++i) {
+    constexpr int most = S::held < 32 ? S::held : 32;
+    std::uint32_t below = 0;
+#pragma unroll
+    for (int n = most - 1; n >= 0; --n) {
+      const float difference = v[32 * i + n] - signed_least;
+      below = __funnelshift_l(static_cast<std::uint32_t>(bits_of(difference)), below, 1);
+    }
+    constexpr std::uint32_t all = most == 32 ? every_lane : (1U << (most & 31)) - 1;
+    mine[i] = there ? ~below & all : 0;
   }
-  constexpr std::uint32_t all_held = S::held == 32 ? every_lane : (1U << (S::held & 31)) - 1;
-  std::uint32_t mine = there ? ~below & all_held : 0;
   std::int32_t last = -1;  // the lane's id in slot k - 1
   const auto place = [&](int n) {
     const std::int32_t id = S::expert(n, q);
@@ -198,17 +205,21 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
     left |= last >= 0;
     last = id;
   };
-  // Few lanes have more than two: those side by side, from both ends.
-  if (mine != 0) {
-    const int low = __ffs(static_cast<int>(mine)) - 1, high = 31 - __clz(static_cast<int>(mine));
-    mine &= ~(1U << low | 1U << high);
-    place(low);
-    if (high != low) place(high);
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+    std::uint32_t left_of_word = mine[i];
+    if (left_of_word == 0) continue;
+    // Few lanes have more than two: those side by side, from both ends.
+    const int low = __ffs(static_cast<int>(left_of_word)) - 1;
+    const int high = 31 - __clz(static_cast<int>(left_of_word));
+    left_of_word &= ~(1U << low | 1U << high);
+    place(32 * i + low);
+    if (high != low) place(32 * i + high);
 #pragma unroll 1
-    while (mine != 0) {
-      const int n = __ffs(static_cast<int>(mine)) - 1;
-      mine &= mine - 1;
-      place(n);
+    while (left_of_word != 0) {
+      const int n = __ffs(static_cast<int>(left_of_word)) - 1;
+      left_of_word &= left_of_word - 1;
+      place(32 * i + n);
     }
   }
   __syncwarp();

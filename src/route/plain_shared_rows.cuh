@@ -14,7 +14,7 @@ struct PlainScratch {
 // Row i of `rows` is token first_token + i, its raw logits at whole + i * stride. load(i, q, v)
 // fills v with what lane q of row i holds, and leaves it in the row, too. All `warps` warps call
 // it, whole. Rows past r.tokens are left alone, rows past the valid count are cleared.
-// `shared_r`: r of a SharedRoute, laid out for `most` columns.
+// `shared_r`: r, or that of a SharedRoute, laid out for `most` columns.
 template <class S, int most, class Load>
 __device__ __forceinline__ void route_shared_rows_plain(const DeviceRoute& r,
                                                         const DeviceRoute& shared_r,

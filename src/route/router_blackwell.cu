@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(threads, 1)
       cuda_engine::tcgen05_dealloc(sums, S::tile);
     }
     const auto plain_rows = [&]<int best>() {
-      using F = FastShape<S::tile == 512 ? 16 : 8, best, S::tile / 32, Ranked::logit>;
+      using F = FastShape<8, best, S::tile / 32, Ranked::logit>;
       const auto load = [rows](int row, int q, float(&v)[F::held]) {
 #pragma unroll
         for (int n = 0; n < F::held; ++n) v[n] = rows[row * S::stride + F::expert(n, q)];

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   __shared__ SharedRoute route;
   const int thread = cuda_engine::kept(static_cast<int>(threadIdx.x));
   const int lane = cuda_engine::kept(thread & 31), warp = cuda_engine::kept(thread >> 5);
-  route.fill(r, thread, threads);
+  if (r.plain_best == 0) route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   if (o.ordered) {
@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     __syncthreads();
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
     const std::int64_t first = first_token + first_row;
-    if (!route_few_rows_plain<most, 512>(r, route.get(), whole, whole_stride, first, rows, warp,
-                                         warps, plain[warp], lane) &&
+    if (!route_few_rows_plain<most, 512>(r, r, whole, whole_stride, first, rows, warp, warps,
+                                         plain[warp], lane) &&
         !route_shared_rows_fast<most, true>(route.get(), whole, whole_stride, first, rows, warp,
                                             warps, scratch, lane)) {
       route_shared_rows<512>(route.get(), whole, whole_stride, first, rows, warp, warps, lane);

@@ -1,7 +1,7 @@
 #include "route/router_plan.hpp"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
 
 namespace shunt::routing {
 
@@ -11,7 +11,8 @@ constexpr int most_columns = 512;  // of a kernel that routes
 constexpr int few_tokens = 16;
 constexpr int few_warps = 8;
 constexpr int meeting_tokens = 128;
-constexpr int most_groups = 4;
+constexpr int most_groups = 16;
+constexpr int rank_choices[] = {1, 2, 3, 4, 8};  // of router_many.cu
 constexpr int flat_tokens = 4;  // up to here parts meet in memory, and no cluster is waited for
 
 // The largest power of two up to `most` (at least 1).
@@ -58,50 +59,77 @@ RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hi
   return p;
 }
 
-// A tile of up to 64 columns and a cut of H to a block, so that all multiprocessors read W and x;
-// what they sum up meets in memory. Pays where the bytes of a block that it saves take longer.
-bool plan_meeting(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
-                  const RouterPlan& otherwise, RouterPlan& p) {
-  if (tokens > meeting_tokens || columns > most_columns) return false;
-  const auto tiles = static_cast<int>((tokens + 63) / 64);
-  const int column_tiles = (columns + 63) / 64, steps = (hidden + 63) / 64;
-  const int ranks = std::min(gpu.largest_cluster, power_of_two(steps));
-  if (ranks < 8) return false;  // an owner's rows, whole, lie where its sums arrived
-  const int room = gpu.multiprocessors / (tiles * column_tiles * ranks);
-  const int groups = std::max(1, std::min({most_groups, room, steps / ranks}));
-  const auto step_bytes = [](int rows, int width) { return (rows + width) * 64 * 2; };
-  const int now =
-      steps / otherwise.parts * step_bytes(otherwise.rows, std::min(otherwise.columns, 256));
-  const int then = steps / (ranks * groups) * step_bytes(64, 64);
-  if (now - then < 128 * 1024) return false;
-  p = {RouterKernel::many, 64, 64, ranks * groups, ranks};
-  p.meets = true;
-  return true;
+// router_many.cu's time as its parts add up, in us. Rates are those that 34 layouts of 6 routers
+// showed on an NVIDIA H200 (docs/notes/cuda-route.md): of each of them it finds the fastest. Blocks
+// that no room is left for run after the others.
+double many_us(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+               const RouterPlan& p) {
+  // Bytes or operations in a us, those of a block where it does not say L2.
+  constexpr double l2_bytes = 12.5e6, copied_bytes = 1.15e5, first_bytes = 5e4, stored_bytes = 2e5,
+                   remote_bytes = 2.8e4;
+  const double products = p.rows == 128 ? 7.8e6 : 6.1e6;
+  const int cluster = p.ranks * p.pair, groups = p.parts / p.ranks;
+  const int at_once = gpu.clusters[static_cast<std::size_t>(cluster)];
+  const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+  const std::int64_t clusters =
+      (tiles + p.pair - 1) / p.pair * groups * ((columns + p.columns - 1) / p.columns);
+  const auto waves = static_cast<double>((clusters + at_once - 1) / at_once);
+  const auto blocks = static_cast<double>(std::min<std::int64_t>(clusters, at_once) * cluster);
+  const double steps = ((hidden + 63) / 64 + p.parts - 1) / p.parts;
+  const double row = 2 * 64 * steps;  // bytes of a row of x or W that a block reads
+  const double of_stage = 2.0 * 64 * (p.rows + p.columns);
+  double wave = 2.2 + of_stage / first_bytes + (p.pair > 1 ? 0.4 : 0.0);
+  wave +=
+      std::max({blocks * row * (p.rows + p.columns / p.pair) / l2_bytes,
+                row * (p.rows + p.columns) / copied_bytes, row * p.rows * p.columns / products});
+  wave += 4.0 * p.rows * p.columns / stored_bytes;
+  const double share = (p.rows + p.ranks - 1) / p.ranks;
+  if (p.ranks > 1) wave += 0.9 + share * (p.ranks - 1) * p.columns * 4 / remote_bytes;
+  if (p.meets) {
+    wave += 2 + 1.1 * std::ceil(share / 8);
+  } else if (columns <= most_columns) {
+    wave += std::ceil(share / 32) * (1 + 0.0035 * p.columns);
+  }
+  return 0.7 + waves * wave;
 }
 
-// Tiles of 128 tokens, or of 64 where those would leave half of the GPU idle, or H be cut into more
-// parts than sums are quickly exchanged among; H over as many blocks of a cluster as there are
-// multiprocessors left. Two tiles to a cluster, where they share enough of W.
+// Of all layouts the one that should end first; of equals the first.
 RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
   const int steps = (hidden + 63) / 64;
+  RouterPlan best;
+  double best_us = 0;
+  const auto consider = [&](const RouterPlan& p) {
+    const int cluster = p.ranks * p.pair;
+    if (cluster > gpu.largest_cluster || gpu.clusters[static_cast<std::size_t>(cluster)] == 0 ||
+        p.parts > steps) {
+      return;
+    }
+    const double us = many_us(gpu, tokens, columns, hidden, p);
+    if (best_us == 0 || us < best_us) best = p, best_us = us;
+  };
   RouterPlan p{RouterKernel::many};
   p.columns = columns > most_columns ? 256 : tile_of(columns);
-  const int halves = p.columns == 512 ? 2 : 1;
-  const std::int64_t across = columns > most_columns ? (columns + 255) / 256 : halves;
-  std::int64_t tiles = 0;
-  for (p.rows = 128;; p.rows = 64) {
-    tiles = (tokens + p.rows - 1) / p.rows;
-    const auto room = std::max<std::int64_t>(1, gpu.multiprocessors / (tiles * across));
-    p.parts = power_of_two(std::min(static_cast<int>(room), std::min(8 / halves, steps)));
-    if (p.rows == 64 || (2 * tiles * across * p.parts > gpu.multiprocessors && p.parts < 8)) break;
+  for (p.rows = p.columns == 512 ? 64 : 128; p.rows >= 64; p.rows /= 2) {
+    for (const int ranks : rank_choices) {
+      p.ranks = p.parts = ranks;
+      for (p.pair = 1; p.pair <= (tokens > p.rows ? 2 : 1); ++p.pair) consider(p);
+    }
   }
-  p.ranks = p.parts;
-  if (tiles > 1 && 2 * p.parts * halves <= gpu.largest_cluster && steps / p.parts >= 4) p.pair = 2;
-  if (const char* e = getenv("SHUNT_X_PAIR"))
-    p.pair = atoi(e) > 1 && tiles > 1 && 2 * p.parts * halves <= 8 ? 2 : 1;
-  RouterPlan meeting;
-  if (plan_meeting(gpu, tokens, columns, hidden, p, meeting)) return meeting;
-  return p;
+  // Tiles of 64 columns, so that all multiprocessors read W and x; a ticket a rank.
+  const auto tiles = static_cast<int>(std::min<std::int64_t>((tokens + 63) / 64, 3));
+  if (columns > 64 && columns <= most_columns && tiles <= meeting_tokens / 64) {
+    p = {RouterKernel::many, 64, 64};
+    p.meets = true;
+    for (const int ranks : rank_choices) {
+      if (ranks * tiles > 16) break;
+      p.ranks = ranks;
+      for (int groups = 1; groups <= most_groups; ++groups) {
+        p.parts = p.ranks * groups;
+        consider(p);
+      }
+    }
+  }
+  return best;
 }
 
 // router.cu. Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64

@@ -20,8 +20,7 @@ enum class RouterKernel {
 struct RouterPlan {
   RouterKernel kernel = RouterKernel::any;
   int rows = 64;  // tokens of a block
-  // Columns of a block. many: the tile of columns, 512 being two blocks of 256; blackwell: the
-  // tile, 512 being one block.
+  // Columns of a block.
   int columns = 64;
   int parts = 1;  // blocks that share out H
   int ranks = 1;  // of those, what forms a cluster; the others meet in memory

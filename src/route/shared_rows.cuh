@@ -34,6 +34,10 @@ class SharedRoute {
       words_[i] = reinterpret_cast<const std::uint32_t*>(&r)[i];
     }
   }
+  // By one thread, without reading parameters at places that differ from lane to lane.
+  __device__ __forceinline__ void fill(const DeviceRoute& r) {
+    *reinterpret_cast<DeviceRoute*>(words_) = r;
+  }
   __device__ __forceinline__ const DeviceRoute& get() const {
     return *reinterpret_cast<const DeviceRoute*>(words_);
   }

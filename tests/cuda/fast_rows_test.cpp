@@ -187,6 +187,7 @@ TEST(PlainRows, AllRules) {
   check(FastShape<32, 8, 4, Ranked::logit>{});
   spec.experts = 512, spec.top_k = 6;
   check(FastShape<16, 8, 16, Ranked::logit>{});
+  check(FastShape<8, 8, 16, Ranked::logit>{});
   spec.score = Score::sigmoid, spec.scale = 2.5F;
   check(FastShape<16, 8, 16, Ranked::logit>{});
   spec.score = Score::sqrt_softplus, spec.experts = 256;

@@ -15,7 +15,11 @@ using routing::RouterOperands;
 using routing::RouterPlan;
 
 cuda_engine::Gpu h200() {
-  return {.compute = 90, .multiprocessors = 132, .largest_cluster = 8, .widest_cluster = 16};
+  return {.compute = 90,
+          .multiprocessors = 132,
+          .largest_cluster = 8,
+          .widest_cluster = 16,
+          .clusters = {0, 132, 66, 43, 30, 23, 20, 15, 15}};
 }
 cuda_engine::Gpu b200() {
   return {.compute = 100, .multiprocessors = 148, .largest_cluster = 8, .widest_cluster = 8};
@@ -46,14 +50,21 @@ TEST(RouterPlan, SmallRoutersRouteWholeRowsInABlock) {
   }
 }
 
-TEST(RouterPlan, ManyTokensOccupyTheGpu) {
+// Whatever is launched runs at once, on half of the GPU at least.
+TEST(RouterPlan, ManyTokensOccupyTheGpuOnce) {
   for (const auto& [tokens, columns, hidden] :
-       {std::array{1024, 256, 7168}, std::array{2048, 128, 1024}, std::array{4096, 64, 2048},
-        std::array{4096, 128, 2048}, std::array{4096, 256, 7168}, std::array{8192, 512, 2048}}) {
-    const RouterPlan p = plan_router(h200(), tokens, columns, hidden, RouterOperands::boxes);
+       {std::array{64, 256, 7168}, std::array{1024, 256, 7168}, std::array{2048, 128, 1024},
+        std::array{4096, 64, 2048}, std::array{4096, 128, 2048}, std::array{4096, 256, 7168},
+        std::array{8192, 512, 2048}}) {
+    const cuda_engine::Gpu gpu = h200();
+    const RouterPlan p = plan_router(gpu, tokens, columns, hidden, RouterOperands::boxes);
     EXPECT_EQ(p.kernel, RouterKernel::many);
-    const int halves = p.columns == 512 ? 2 : 1;
-    EXPECT_EQ((tokens + p.rows - 1) / p.rows * halves * p.parts, 128) << tokens;
+    const int across = (columns + p.columns - 1) / p.columns * (p.parts / p.ranks);
+    const int clusters = ((tokens + p.rows - 1) / p.rows + p.pair - 1) / p.pair * across;
+    EXPECT_GE(clusters * p.pair * p.ranks, 64) << tokens << " x " << columns;
+    EXPECT_LE(clusters, gpu.clusters[static_cast<std::size_t>(p.pair * p.ranks)])
+        << tokens << " x " << columns << " rows " << p.rows << " ranks " << p.ranks << " pair "
+        << p.pair;
   }
 }
 
@@ -80,9 +91,18 @@ TEST(RouterPlan, KeepsItsBounds) {
           if (p.kernel == RouterKernel::many) {
             EXPECT_EQ(operands, RouterOperands::boxes);
             EXPECT_TRUE(p.rows == 64 || p.rows == 128);
-            EXPECT_EQ(p.parts & (p.parts - 1), 0);
-            EXPECT_EQ(p.parts, p.ranks);
-            EXPECT_LE(p.parts * (p.columns == 512 ? 2 : 1), 8);
+            EXPECT_LE(p.ranks * p.pair, 8);
+            EXPECT_TRUE(p.columns < 512 || p.rows == 64);
+            const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+            if (p.meets) {
+              EXPECT_LE(tiles * p.ranks, 16);  // tickets
+              EXPECT_LE(p.parts / p.ranks, 16);
+              EXPECT_LE(
+                  static_cast<std::size_t>(p.parts / p.ranks * tokens * ((columns + 3) / 4 * 16)),
+                  router_workspace_bytes(tokens, columns));
+            } else {
+              EXPECT_EQ(p.parts, p.ranks);
+            }
             EXPECT_LE(p.parts, (hidden + 63) / 64);
             EXPECT_TRUE(p.columns >= columns || columns > 512 || p.meets);
             EXPECT_TRUE(columns <= 512 || p.columns == 256);
