@@ -138,6 +138,39 @@ TEST(Router, EveryRule) {
   }
 }
 
+// The shorter way of plain rules in every layout of clusters, with rows that it leaves to others:
+// one of NaN, some whose logits all tie, and some past the count.
+TEST(Router, PlainRulesInEveryLayout) {
+  const Context context = engine();
+  for (const auto& [tokens, columns, width] :
+       {std::array{20, 80, 4096}, std::array{100, 256, 7168}, std::array{128, 512, 4096},
+        std::array{512, 8, 128}, std::array{700, 128, 1024}, std::array{2048, 128, 1024},
+        std::array{1030, 64, 2048}, std::array{4096, 60, 2048}, std::array{4100, 256, 1024},
+        std::array{1500, 512, 512}, std::array{8192, 512, 256}}) {
+    if (!on_gpu() && std::int64_t{tokens} * columns * width > 20000000) continue;
+    SCOPED_TRACE(testing::Message() << tokens << " x " << columns << " x " << width);
+    Router router(tokens, columns, width, f16, 9);
+    std::fill_n(router.x.begin() + width, width, std::uint16_t{0x7e00});
+    std::fill_n(router.x.begin() + 5 * width, 3 * width, std::uint16_t{0});
+    for (const int k : {1, 4, 8}) {
+      RouteSpec spec = spec_of(columns);
+      spec.top_k = k;
+      if (k == 4) spec.score_stage = ScoreStage::after_top_k;
+      const std::int32_t valid = tokens - 3;
+      RouteInputs in = router.inputs();
+      in.valid_tokens = view(&valid, {1});
+      const RouteResult out = run(context, spec, in);
+      RouteResult compact = out;
+      std::fill(compact.ids.begin(), compact.ids.end(), -7);
+      std::fill(compact.weights.begin(), compact.weights.end(), -7.0F);
+      RouteOutputs asked = compact.outputs(spec, tokens);
+      asked.dense = asked.logits = asked.replay = {};
+      route_on(context, spec, in, asked);
+      EXPECT_TRUE(compact == out) << "k " << k;
+    }
+  }
+}
+
 TEST(Router, RowsPastTheCountAreCleared) {
   const Context context = engine();
   for (const auto& [tokens, columns, width] :
