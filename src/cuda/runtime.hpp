@@ -43,9 +43,13 @@ struct Gpu {
 };
 
 // Who counts with which of Gpu::tickets.
-inline constexpr int order_tickets = 0;    // 0 .. 15
-inline constexpr int router_tickets = 16;  // 16 .. 31
-inline constexpr int ticket_count = 256;
+inline constexpr int order_tickets = 0;     // 0 .. 15
+inline constexpr int router_tickets = 16;   // 16 .. 31
+inline constexpr int router_launches = 32;  // not reset: the number of the last that met (below)
+// Where few tokens' sums meet, [16 groups, 4 tokens, 512 columns] of a float and the number of the
+// launch that it is from.
+inline constexpr int router_meeting = 256;
+inline constexpr int ticket_count = router_meeting + 16 * 4 * 512 * 2;
 
 // Yes for the CPU, and for CUDA when the engine is built in. `what`: "route".
 Support supported_device(const char* what, Device device);

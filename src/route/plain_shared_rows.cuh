@@ -77,6 +77,7 @@ __device__ __forceinline__ bool route_few_rows_plain(const DeviceRoute& r,
   };
   if (r.plain_best == 0) return false;
   if constexpr (most > 256) {
+    if (experts <= 32) return with.template operator()<1>();
     return experts <= 256 ? with.template operator()<8>() : with.template operator()<16>();
   } else {
     return with.template operator()<most / 32>();

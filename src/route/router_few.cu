@@ -18,15 +18,17 @@
 //             others read its sums
 //   groups    parts / ranks clusters, and all column tiles, meet in memory: partial sums
 //             [groups, T, pitch]. The last block of rank p to arrive at ticket p, which it resets,
-//             reads its tokens' rows back. Where one cluster holds whole rows (one column tile, one
-//             group), they never leave shared memory.
+//             reads its tokens' rows back. Without clusters every sum carries the number of its
+//             launch in the other half of 8 bytes, which memory never parts, and the last block of
+//             the grid reads until all have come: no fence, no counting. Where one cluster holds
+//             whole rows (one column tile, one group), they never leave shared memory.
 // and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
 // sorted too, the last of the blocks that routed does it (order/sort_tail.cuh).
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
 // in memory, 0.8 for routing: 1 x 256 x 7168 (3.7 MB) 4.2 us; 512 x 8 x 128 2.5 us;
-// 1024 x 64 x 512 3.3 us. Measured: 7.2, 4.8 and 5.8 (docs/notes/cuda-route.md).
+// 1024 x 64 x 512 3.3 us. Measured: 6.4, 4.3 and 5.3 (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
@@ -50,8 +52,10 @@ constexpr int most_ranks = 8;
 struct Operands {
   WholeOperands of;
   int parts = 1, ranks = 1, groups = 1;
-  int pitch = 0;                     // floats of a row of partial sums: C to whole vectors
-  float* partial = nullptr;          // [groups, T, pitch]; null: blocks hold whole rows
+  int pitch = 0;             // floats of a row of partial sums: C to whole vectors
+  float* partial = nullptr;  // [groups, T, pitch]; null: blocks hold whole rows, or
+  uint4* meeting = nullptr;  // [groups, T, pitch / 2] of two sums, each with its launch
+  std::uint32_t* launches = nullptr;
   std::uint32_t* tickets = nullptr;  // [ranks]
   bool ordered = false;              // ids are sorted at the end
 };
@@ -87,6 +91,21 @@ __device__ __forceinline__ std::uint32_t arrive(std::uint32_t* ticket) {
                : "l"(ticket)
                : "memory");
   return before;
+}
+
+// Two sums and the launch that each is from.
+__device__ __forceinline__ void send(uint4* to, float first, float second, std::uint32_t launch) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to),
+               "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(launch)
+               : "memory");
+}
+__device__ __forceinline__ uint4 receive(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
 }
 
 __device__ __forceinline__ void add(float4& sum, const float4& v) {
@@ -181,6 +200,9 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (o.ordered) {
     ordering::zero_ahead(tail, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
   }
+  // Never 0, which nothing was sent with.
+  std::uint32_t launch = 0;
+  if (o.meeting != nullptr) launch = max(__ldcg(o.launches) + 1, 1U);
   const int part = static_cast<int>(blockIdx.x) % o.parts;
   const int rank = part % o.ranks, group = part / o.ranks;
   const int first_column = static_cast<int>(blockIdx.x) / o.parts * Shape::columns;
@@ -228,7 +250,13 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     }
 #pragma unroll
     for (int w = 1; w < warps; ++w) add(of[0], of[w]);
-    if (o.ranks == 1 && o.partial != nullptr) {
+    if (o.meeting != nullptr) {
+      const int column = first_column + 4 * v;
+      if (column >= o.pitch) continue;
+      uint4* const to = o.meeting + ((group * tokens + row) * o.pitch + column) / 2;
+      send(to, of[0].x, of[0].y, launch);
+      send(to + 1, of[0].z, of[0].w, launch);
+    } else if (o.ranks == 1 && o.partial != nullptr) {
       store(row, v, of[0]);
     } else {
       *reinterpret_cast<float4*>(at) = of[0];  // nobody else's
@@ -263,10 +291,42 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     }
     __syncwarp();
     cuda_engine::cluster_arrive();
-  } else if (o.partial == nullptr) {
+  } else if (o.partial == nullptr && o.meeting == nullptr) {
     whole = shared;
   }
   bool routes = rows > 0;
+  if (o.meeting != nullptr) {
+    routes = blockIdx.x == gridDim.x - 1;
+    whole_stride = o.pitch + 4;
+    if (routes) {
+      __syncthreads();  // the warps' sums have been read
+      const int pairs = o.pitch / 2, all = tokens * pairs;
+      for (int i = thread; i < all; i += threads) {
+        uint4 of[most_groups];
+        bool there = false;
+        while (!there) {
+#pragma unroll
+          for (int j = 0; j < most_groups; ++j) {
+            if (j < o.groups) of[j] = receive(o.meeting + j * all + i);
+          }
+          there = true;
+#pragma unroll
+          for (int j = 0; j < most_groups; ++j) {
+            if (j < o.groups) there = there && of[j].y == launch && of[j].w == launch;
+          }
+        }
+        float2 sum = make_float2(__uint_as_float(of[0].x), __uint_as_float(of[0].z));
+#pragma unroll
+        for (int j = 1; j < most_groups; ++j) {
+          if (j >= o.groups) continue;
+          sum.x += __uint_as_float(of[j].x);
+          sum.y += __uint_as_float(of[j].z);
+        }
+        const int row = i / pairs;
+        *reinterpret_cast<float2*>(whole + row * whole_stride + 2 * (i - row * pairs)) = sum;
+      }
+    }
+  }
   if (o.partial != nullptr && rows > 0) {
     __syncthreads();  // what the block wrote is before its arrival
     if (thread == 0) {
@@ -299,6 +359,8 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   }
   if (routes) {  // the same for the whole block
     __syncthreads();
+    // All blocks have sent: each had read the number before.
+    if (o.meeting != nullptr && thread == 0) *o.launches = launch;
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
     const std::int64_t first = first_token + first_row;
     if (!route_few_rows_plain<most, 512>(r, r, whole, whole_stride, first, rows, warp, warps,
@@ -355,7 +417,10 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
   o.groups = plan.parts / plan.ranks;
   o.pitch = (r.rule.columns + 3) / 4 * 4;
   const bool whole_rows = o.groups == 1 && r.rule.columns <= plan.columns;
-  if (!whole_rows) {
+  if (!whole_rows && plan.ranks == 1) {
+    o.meeting = reinterpret_cast<uint4*>(gpu.tickets + cuda_engine::router_meeting);
+    o.launches = gpu.tickets + cuda_engine::router_launches;
+  } else if (!whole_rows) {
     o.partial = workspace;
     o.tickets = gpu.tickets + cuda_engine::router_tickets;
   }

@@ -238,6 +238,13 @@ routing::Rule resolve(const RouteSpec& spec) {
   rule.scale = spec.scale;
   rule.soft_cap = spec.soft_cap;
   rule.twice_jitter = 2 * spec.jitter;
+  // Divided by their own sum, shares of all experts are those of the selected: the sum over all of
+  // them cancels.
+  if (rule.weigh == Weigh::softmax_of_all && rule.renormalize && rule.epsilon == 0 &&
+      !rule.scores_rank && rule.shared_count == 0 && !spec.hashed) {
+    rule.weigh = Weigh::softmax_of_selected;
+    rule.renormalize = false;
+  }
   return rule;
 }
 
