@@ -57,7 +57,7 @@ struct Model {
     constexpr int cluster = 2;
     ProductPlan plan{
         .kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = 128 * weight_blocks};
-    const std::int64_t columns = ceil_div(sizes.group_rows, cluster * plan.tile_rows);
+    const std::int64_t columns = ceil_div(sizes.group_rows, std::int64_t{cluster} * plan.tile_rows);
     const double down = std::max(1.0, mean / tokens);
     const double wide = std::min<double>(tokens, std::ceil(planned() / 64) * 64);
     const double products = plan.tile_rows * wide * 64 * 2 / (4096 * tensor_share);  // clocks
@@ -124,7 +124,7 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
   if (hopper && fits) {
     for (const int split : {1, 2, 4}) {
       for (const int tokens : {8, 16, 32, 64}) {
-        if (split > 1 && model.steps < 4 * split) continue;
+        if (split > 1 && model.steps < std::int64_t{4} * split) continue;
         plans.add(model.few(tokens, split));
       }
     }

@@ -1,7 +1,6 @@
 #include "route/router_plan.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace shunt::routing {
 
@@ -73,24 +72,25 @@ double many_us(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
   const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
   const std::int64_t clusters =
       (tiles + p.pair - 1) / p.pair * groups * ((columns + p.columns - 1) / p.columns);
-  const auto waves = static_cast<double>((clusters + at_once - 1) / at_once);
-  const auto blocks = static_cast<double>(std::min<std::int64_t>(clusters, at_once) * cluster);
-  const double steps = ((hidden + 63) / 64 + p.parts - 1) / p.parts;
-  const double row = 2 * 64 * steps;  // bytes of a row of x or W that a block reads
-  const double of_stage = 2.0 * 64 * (p.rows + p.columns);
-  double wave = 2.2 + of_stage / first_bytes + (p.pair > 1 ? 0.4 : 0.0);
-  wave +=
-      std::max({blocks * row * (p.rows + p.columns / p.pair) / l2_bytes,
-                row * (p.rows + p.columns) / copied_bytes, row * p.rows * p.columns / products});
+  const std::int64_t whole_waves = (clusters + at_once - 1) / at_once;
+  const std::int64_t blocks = std::min<std::int64_t>(clusters, at_once) * cluster;
+  const int steps = ((hidden + 63) / 64 + p.parts - 1) / p.parts;
+  const int share = (p.rows + p.ranks - 1) / p.ranks;  // rows that a rank routes
+  const int columns_copied = p.columns / p.pair;
+  const int passes = (share + 31) / 32, few_passes = (share + 7) / 8;
+  const double row = 128.0 * steps;  // bytes of a row of x or W that a block reads
+  const double from_l2 = static_cast<double>(blocks) * row * (p.rows + columns_copied);
+  double wave = 2.2 + 128.0 * (p.rows + p.columns) / first_bytes + (p.pair > 1 ? 0.4 : 0.0);
+  wave += std::max({from_l2 / l2_bytes, row * (p.rows + p.columns) / copied_bytes,
+                    row * p.rows * p.columns / products});
   wave += 4.0 * p.rows * p.columns / stored_bytes;
-  const double share = (p.rows + p.ranks - 1) / p.ranks;
-  if (p.ranks > 1) wave += 0.9 + share * (p.ranks - 1) * p.columns * 4 / remote_bytes;
+  if (p.ranks > 1) wave += 0.9 + 4.0 * share * (p.ranks - 1) * p.columns / remote_bytes;
   if (p.meets) {
-    wave += 2 + 1.1 * std::ceil(share / 8);
+    wave += 2 + 1.1 * few_passes;
   } else if (columns <= most_columns) {
-    wave += std::ceil(share / 32) * (1 + 0.0035 * p.columns);
+    wave += passes * (1 + 0.0035 * p.columns);
   }
-  return 0.7 + waves * wave;
+  return 0.7 + static_cast<double>(whole_waves) * wave;
 }
 
 // Of all layouts the one that should end first; of equals the first.
