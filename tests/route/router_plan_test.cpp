@@ -97,9 +97,9 @@ TEST(RouterPlan, KeepsItsBounds) {
             if (p.meets) {
               EXPECT_LE(tiles * p.ranks, 16);  // tickets
               EXPECT_LE(p.parts / p.ranks, 16);
-              EXPECT_LE(
-                  static_cast<std::size_t>(p.parts / p.ranks * tokens * ((columns + 3) / 4 * 16)),
-                  router_workspace_bytes(tokens, columns));
+              EXPECT_LE(static_cast<std::size_t>(std::int64_t{p.parts / p.ranks} * tokens *
+                                                 ((columns + 3) / 4 * 16)),
+                        router_workspace_bytes(tokens, columns));
             } else {
               EXPECT_EQ(p.parts, p.ranks);
             }
@@ -121,8 +121,9 @@ TEST(RouterPlan, KeepsItsBounds) {
           EXPECT_LE(4 * std::max(8 * sums, sums + share * (columns + 7)), 227 * 1024);
           if (groups > 1 || columns > p.columns) {
             EXPECT_EQ(tiles, 1);  // one ticket a rank
-            EXPECT_LE(static_cast<std::size_t>(groups * tokens * ((columns + 3) / 4 * 16)),
-                      router_workspace_bytes(tokens, columns));
+            EXPECT_LE(
+                static_cast<std::size_t>(std::int64_t{groups} * tokens * ((columns + 3) / 4 * 16)),
+                router_workspace_bytes(tokens, columns));
           } else {
             EXPECT_LE(tiles, 65535);
           }
