@@ -66,6 +66,16 @@ __device__ __forceinline__ int kept(int value) {
   return value;
 }
 
+// Adds 1 and returns what was there; orders what this block wrote before and reads after.
+__device__ __forceinline__ std::uint32_t add_in_order(std::uint32_t* ticket) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(ticket)
+               : "memory");
+  return before;
+}
+
 // ---- clusters: a cluster of one block before Hopper ---------------------------------------------
 
 __device__ __forceinline__ unsigned cluster_rank() {

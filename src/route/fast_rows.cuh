@@ -73,7 +73,7 @@ struct alignas(16) FastScratch {
   std::int32_t ids[S::room];
 };
 
-// ---- lists of floats, greatest first
+// ---- lists of keys, greatest first
 // -------------------------------------------------------------
 
 // Comparators (i, j), i before j, of Batcher's odd-even merge sort of P, and of its last merge
@@ -114,30 +114,38 @@ struct Networks {
   static constexpr Network bitonic = bitonic_network(P);
 };
 
-template <int i, int j, int P>
-__device__ __forceinline__ void exchange(float (&a)[P]) {
-  const float x = a[i], y = a[j];
-  a[i] = fmaxf(x, y);
-  a[j] = fminf(x, y);
+__device__ __forceinline__ float larger_key(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float smaller_key(float a, float b) { return fminf(a, b); }
+__device__ __forceinline__ std::int32_t larger_key(std::int32_t a, std::int32_t b) {
+  return max(a, b);
+}
+__device__ __forceinline__ std::int32_t smaller_key(std::int32_t a, std::int32_t b) {
+  return min(a, b);
 }
 
+template <int i, int j, class V, int P>
+__device__ __forceinline__ void exchange_keys(V (&a)[P]) {
+  const V x = a[i], y = a[j];
+  a[i] = larger_key(x, y);
+  a[j] = smaller_key(x, y);
+}
 // Unrolled by hand: the loops above are too deep for a compiler that keeps arrays in registers.
-template <int P, int... c>
-__device__ __forceinline__ void sort_floats(float (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange<Networks<P>::sorting.first[c], Networks<P>::sorting.second[c]>(a), ...);
+template <class V, int P, int... c>
+__device__ __forceinline__ void sort_keys(V (&a)[P], std::integer_sequence<int, c...>) {
+  (exchange_keys<Networks<P>::sorting.first[c], Networks<P>::sorting.second[c]>(a), ...);
 }
-template <int P>
-__device__ __forceinline__ void sort_floats(float (&a)[P]) {
-  sort_floats(a, std::make_integer_sequence<int, Networks<P>::sorting.count>{});
+template <class V, int P>
+__device__ __forceinline__ void sort_keys(V (&a)[P]) {
+  sort_keys(a, std::make_integer_sequence<int, Networks<P>::sorting.count>{});
 }
-template <int P, int... c>
-__device__ __forceinline__ void sort_bitonic(float (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange<Networks<P>::bitonic.first[c], Networks<P>::bitonic.second[c]>(a), ...);
+template <class V, int P, int... c>
+__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P], std::integer_sequence<int, c...>) {
+  (exchange_keys<Networks<P>::bitonic.first[c], Networks<P>::bitonic.second[c]>(a), ...);
 }
 // Sorts a list that falls and then rises.
-template <int P>
-__device__ __forceinline__ void sort_bitonic(float (&a)[P]) {
-  sort_bitonic(a, std::make_integer_sequence<int, Networks<P>::bitonic.count>{});
+template <class V, int P>
+__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P]) {
+  sort_bitonic_keys(a, std::make_integer_sequence<int, Networks<P>::bitonic.count>{});
 }
 
 struct Threshold {
@@ -159,7 +167,7 @@ __device__ __forceinline__ Threshold merge_lists(const float (&list)[have], int 
       both[i] = list[i];
       both[2 * have - 1 - i] = __shfl_xor_sync(every_lane, list[i], step);
     }
-    sort_bitonic(both);
+    sort_bitonic_keys(both);
     return merge_lists<S, 2 * step>(both, k);
   } else {
     float both[have];
@@ -176,7 +184,7 @@ __device__ __forceinline__ Threshold merge_lists(const float (&list)[have], int 
       }
       return t;
     }
-    sort_bitonic(both);
+    sort_bitonic_keys(both);
     return merge_lists<S, 2 * step>(both, k);
   }
 }
@@ -191,7 +199,7 @@ __device__ __forceinline__ Threshold threshold_of(const float (&tops)[count], in
 #pragma unroll
     for (int i = b + S::buckets; i < count; i += S::buckets) list[b] = fmaxf(list[b], tops[i]);
   }
-  sort_floats(list);
+  sort_keys(list);
   return merge_lists<S, 1>(list, k);
 }
 

@@ -20,38 +20,6 @@
 
 namespace shunt::routing {
 
-__device__ __forceinline__ float larger_key(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ float smaller_key(float a, float b) { return fminf(a, b); }
-__device__ __forceinline__ std::int32_t larger_key(std::int32_t a, std::int32_t b) {
-  return max(a, b);
-}
-__device__ __forceinline__ std::int32_t smaller_key(std::int32_t a, std::int32_t b) {
-  return min(a, b);
-}
-
-template <int i, int j, class V, int P>
-__device__ __forceinline__ void exchange_keys(V (&a)[P]) {
-  const V x = a[i], y = a[j];
-  a[i] = larger_key(x, y);
-  a[j] = smaller_key(x, y);
-}
-template <class V, int P, int... c>
-__device__ __forceinline__ void sort_keys(V (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange_keys<Networks<P>::sorting.first[c], Networks<P>::sorting.second[c]>(a), ...);
-}
-template <class V, int P>
-__device__ __forceinline__ void sort_keys(V (&a)[P]) {
-  sort_keys(a, std::make_integer_sequence<int, Networks<P>::sorting.count>{});
-}
-template <class V, int P, int... c>
-__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange_keys<Networks<P>::bitonic.first[c], Networks<P>::bitonic.second[c]>(a), ...);
-}
-template <class V, int P>
-__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P]) {
-  sort_bitonic_keys(a, std::make_integer_sequence<int, Networks<P>::bitonic.count>{});
-}
-
 // `list`: sorted, of this lane and those that it has merged with. Returns S::best of all, sorted.
 template <class V, int P>
 struct SortedKeys {

@@ -83,16 +83,6 @@ __device__ __forceinline__ uint4 load_where(const std::uint16_t* from, bool ther
   return v;
 }
 
-// Adds 1 and returns what was there; orders what this block wrote before and reads after.
-__device__ __forceinline__ std::uint32_t arrive(std::uint32_t* ticket) {
-  std::uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-               : "=r"(before)
-               : "l"(ticket)
-               : "memory");
-  return before;
-}
-
 // Two sums and the launch that each is from.
 __device__ __forceinline__ void send(uint4* to, float first, float second, std::uint32_t launch) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to),
@@ -332,7 +322,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     if (thread == 0) {
       std::uint32_t* const ticket = o.tickets + rank;
       const std::uint32_t blocks = gridDim.x / static_cast<unsigned>(o.ranks);
-      last = arrive(ticket) == blocks - 1;
+      last = cuda_engine::add_in_order(ticket) == blocks - 1;
       if (last) *ticket = 0;
     }
     __syncthreads();

@@ -333,16 +333,6 @@ __device__ __forceinline__ void store_logits(const DeviceRoute& r, const Layout&
   }
 }
 
-// Adds 1 and returns what was there; orders what this block wrote before and reads after.
-__device__ __forceinline__ std::uint32_t arrive(std::uint32_t* ticket) {
-  std::uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-               : "=r"(before)
-               : "l"(ticket)
-               : "memory");
-  return before;
-}
-
 // Sums of an owner's rows meet in memory; the last owner of these rows routes them.
 template <class S>
 __device__ __forceinline__ void meet(const DeviceRoute& r, const Layout& o, const Ending& end,
@@ -360,7 +350,7 @@ __device__ __forceinline__ void meet(const DeviceRoute& r, const Layout& o, cons
   }
   barrier_of_multiplying();  // what the block wrote is before its arrival
   if (thread == 0) {
-    last = arrive(ticket) == gridDim.y * gridDim.z - 1;
+    last = cuda_engine::add_in_order(ticket) == gridDim.y * gridDim.z - 1;
     if (last) *ticket = 0;
   }
   barrier_of_multiplying();
