@@ -92,24 +92,15 @@ __device__ __forceinline__ std::uint32_t address_of_rank(const void* local, unsi
   return remote;
 }
 // Orders nothing that other blocks are to see: for what has been read, not for what was written.
-__device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t remote) {
+__device__ __forceinline__ void mbarrier_free_at(std::uint32_t remote) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
-// 2 or 4 floats, aligned to their size.
-template <int count>
-__device__ __forceinline__ void load_at(std::uint32_t remote, float* to) {
-  static_assert(count == 2 || count == 4);
-  if constexpr (count == 4) {
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                 : "r"(remote)
-                 : "memory");
-  } else {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(to[0]), "=f"(to[1])
-                 : "r"(remote)
-                 : "memory");
-  }
+// Four floats, aligned to 16 bytes.
+__device__ __forceinline__ void load_at(std::uint32_t remote, float (&to)[4]) {
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(remote)
+               : "memory");
 }
 
 }  // namespace shunt::cuda_engine

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll 1
             for (int u = 0; u < units; ++u) {
               unsigned char* const to = stage + S::weight_bytes + (64 * u + S::box * rank) * 128;
-              copy_box_to_all(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
+              copy_box_to_ranks(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
             }
             ring.next();
             if (ring.stage == 0) round = 1;

@@ -105,25 +105,10 @@ __device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsi
       : "memory");
 }
 
-// copy_box() to the same place in every block of the cluster that `blocks` has a bit for; the
-// bytes count at the barrier of each.
-__device__ __forceinline__ void copy_box_to_all(void* to, const void* map, std::uint64_t* barrier,
-                                                int column, int row, std::uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks)
-      : "memory");
-}
-
 // At the barrier in the same place of block `rank` of the cluster. Orders nothing: for what wgmma
 // has read, and has been waited for. (Released to a cluster, an arrival costs a thousand clocks.)
 __device__ __forceinline__ void mbarrier_free_at(std::uint64_t* barrier, unsigned rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
+  mbarrier_free_at(address_of_rank(barrier, rank));
 }
 // Likewise; what this thread wrote, and what it waited for, is seen by who waits.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {

@@ -150,7 +150,7 @@ __device__ __forceinline__ void multiply(float (&sums)[S::each / 2], const unsig
     cuda_engine::wgmma_commit();
     cuda_engine::wgmma_wait<1>();  // the step before has been read
     if (i > 0 && releases) {
-      cuda_engine::mbarrier_arrive_at(release + static_cast<std::uint32_t>(before) * 8);
+      cuda_engine::mbarrier_free_at(release + static_cast<std::uint32_t>(before) * 8);
     }
     before = s;
     if (++s == S::stages) s = 0, parity ^= 1;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void load_runs(const float* mine, float* whole, const
       float of[P][F::run];
 #pragma unroll
       for (int p = 0; p < P; ++p) {
-        cuda_engine::load_at<F::run>(from[p] + static_cast<std::uint32_t>(128 * b), of[p]);
+        cuda_engine::load_at(from[p] + static_cast<std::uint32_t>(128 * b), of[p]);
       }
 #pragma unroll
       for (int j = 0; j < F::run; ++j) {
