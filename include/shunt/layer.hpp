@@ -10,6 +10,7 @@
 #include "shunt/activate.hpp"
 #include "shunt/context.hpp"
 #include "shunt/error.hpp"
+#include "shunt/format.hpp"
 #include "shunt/route.hpp"
 #include "shunt/tensor.hpp"
 
@@ -78,6 +79,9 @@ struct ExpertWeights {
   std::vector<Tensor> down;                // E x [H, I]
   std::vector<Tensor> gate_bias, up_bias;  // E x [I], or empty
   std::vector<Tensor> down_bias;           // E x [H], or empty
+  // The same three in a format (format.hpp): either these or those above, never both. Gate and up
+  // keep a global scale each.
+  std::vector<PackedMatrix> packed_gate, packed_up, packed_down;
 };
 
 // On the host, or on the device of the layer's context.
@@ -98,9 +102,21 @@ struct LayerWeights {
   Tensor output_norm{};  // [H]
 };
 
+// What the rows that a grouped GEMM multiplies are rounded to, weights in fp8.
+enum class RowFormat : std::int32_t {
+  as_dtype = 0,   // LayerOptions::dtype: weights alone are packed
+  fp8_token = 1,  // e4m3 with a scale a row
+  fp8_block = 2,  // e4m3 with a scale for 128 of k
+};
+
 struct LayerOptions {
-  // Of the expert weights and of the rows between stages. Routing is f32 whatever this says.
+  // Of plain expert weights and of the rows between stages. Routing is f32 whatever this says.
   DType dtype = DType::bf16;
+  // Of the experts' matrices in memory. plain: packed weights of a checkpoint are computed in the
+  // format that they have, plain ones in `dtype`. Else plain weights are packed as they are
+  // prepared; packed ones must have it already.
+  FormatSpec format{};
+  RowFormat rows = RowFormat::as_dtype;
 };
 
 // A row a stage: what it took and the least it could have taken.

@@ -6,6 +6,7 @@
 #include "shunt/combine.hpp"
 #include "shunt/context.hpp"
 #include "shunt/error.hpp"
+#include "shunt/format.hpp"
 #include "shunt/gemm.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"

@@ -164,6 +164,9 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
   if (options.dtype != DType::f32 && options.dtype != DType::bf16 && options.dtype != DType::f16) {
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
+  if (options.format != FormatSpec{} || options.rows != RowFormat::as_dtype) {
+    return refuse("LayerOptions.format and rows must be their defaults: not computed yet");
+  }
   if (const Support route = supports(spec.route, device); !route) return route;
   const auto width = [](const char* name, std::int64_t value, std::int64_t low) -> Support {
     if (value >= low && value <= max_width) return {};

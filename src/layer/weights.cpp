@@ -33,6 +33,9 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
 void check_experts(const std::string& name, const ExpertWeights& weights, int count,
                    std::int64_t hidden, std::int64_t intermediate, bool gated, bool gate_up_bias,
                    bool down_bias, Device device) {
+  if (!weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty()) {
+    fail(Status::unsupported, "layer: {}: packed weights are not computed yet", name);
+  }
   check_list(name + ".gate", weights.gate, gated, count, {intermediate, hidden}, device);
   check_list(name + ".up", weights.up, true, count, {intermediate, hidden}, device);
   check_list(name + ".down", weights.down, true, count, {hidden, intermediate}, device);

@@ -52,7 +52,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
   EXPECT_EQ(members<ExpertWeights>(), 6);
   EXPECT_EQ(members<LayerWeights>(), 14);
-  EXPECT_EQ(members<LayerOptions>(), 1);
+  EXPECT_EQ(members<LayerOptions>(), 3);
   EXPECT_EQ(members<LayerInputs>(), 4);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);

@@ -1,0 +1,82 @@
+// Weight formats: what a packed matrix holds, what its bytes mean, and how to get there and back.
+//
+// A checkpoint's dialect (which tensors, which names, scales or their reciprocals, which order of
+// nibbles) ends where it is read: behind that, every matrix of a format has the one form below.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shunt/context.hpp"
+#include "shunt/error.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// w[n, k] is a weight of a matrix [N, K], K the inner, contiguous one. e2m1 and 4-bit integers lie
+// two to a byte, the even k in the low nibble; a row takes ceil(K / 2) bytes. A group that K cuts
+// short has a scale as any other.
+enum class Format : std::int32_t {
+  plain = 0,          // f32 | bf16 | f16: what a Tensor says, no PackedMatrix
+  fp8_tensor = 1,     // e4m3 [N, K] * global_scale
+  fp8_channel = 2,    // e4m3 [N, K] * scales f32 [N]
+  fp8_block = 3,      // e4m3 [N, K] * scales f32 [ceil(N / 128), ceil(K / 128)]
+  mxfp8 = 4,          // e4m3 [N, K] * scales e8m0 [N, ceil(K / 32)]
+  nvfp4 = 5,          // e2m1 [N, K] * scales e4m3 [N, ceil(K / 16)] * global_scale
+  mxfp4 = 6,          // e2m1 [N, K] * scales e8m0 [N, ceil(K / 32)]
+  int8 = 7,           // i8 [N, K] * scales f32 [N]
+  int4 = 8,           // (u4 [N, K] - zero) * scales [N, groups]; zero 8, or zeros u4 [N, groups]
+  dense3 = 9,         // a 3-bit code and a scale per 32: Shunt's own, 3.25 bits a weight
+  sparse_nvfp4 = 10,  // nvfp4 of which two of every four along K are kept, 3.5 bits a weight
+};
+
+// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64".
+struct FormatSpec {
+  Format format = Format::plain;
+  int group = 0;  // int4: along K per scale, 32 | 64 | 128 or a multiple of 16; 0: 32. Others: 0
+  bool operator==(const FormatSpec&) const = default;
+};
+std::string to_string(const FormatSpec& spec);
+// Throws Error{invalid_argument} naming the text and every format there is.
+FormatSpec format_from_string(const std::string& text);
+// All formats that pack() makes, in the order of the enum, int4 once.
+std::vector<FormatSpec> known_formats();
+// Scales included, of a large matrix.
+double bits_per_weight(const FormatSpec& spec);
+
+// A view of one packed matrix. Every tensor is dense.
+struct PackedMatrix {
+  FormatSpec format{};
+  std::int64_t n = 0, k = 0;
+  Tensor values{};         // u8 [N, bytes of a row]; e4m3 and i8: [N, K]
+  Tensor scales{};         // as the enum says; int4: f16 | bf16 | f32
+  Tensor zeros{};          // int4 with zero points of its own: u8 [N, groups], one to a byte
+  Tensor group_of{};       // int4 in GPTQ's order of activations: i32 [K], the group of each k
+  Tensor positions{};      // sparse_nvfp4: u8 [N, ceil(K / 8)], two groups of four to a byte: bits
+                           // 1:0 and 3:2 are where the first's two values lie (ascending), 5:4 and
+                           // 7:6 the second's. `values` then holds [N, ceil(K / 4)] bytes
+  float global_scale = 1;  // multiplies, whatever the checkpoint's dialect does
+  // A matrix that is given: `values` is.
+  explicit operator bool() const { return static_cast<bool>(values); }
+  std::size_t bytes() const;
+};
+
+// Throws Error{invalid_argument} naming the tensor of `matrix` that does not fit the others.
+void check_packed(const std::string& name, const PackedMatrix& matrix, Device device);
+
+// Bytes of all tensors of a packed [n, k], each aligned to 64. Throws Error for a group that the
+// format does not have and for sizes that are negative or overflow.
+std::size_t packed_bytes(const FormatSpec& spec, std::int64_t n, std::int64_t k);
+// Rounds `matrix` [n, k] (f32 | bf16 | f16, any strides, on the host) to nearest even under the
+// format's published scale rule, into `memory` (packed_bytes on the host). A magnitude that the
+// scale cannot reach saturates. Throws Error{invalid_argument} for NaN and infinities.
+// global_amax: nvfp4's global scale is taken for this magnitude instead of the matrix's own largest
+// (gate and up of one checkpoint may share it); 0: the own.
+PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory,
+                  float global_amax = 0);
+// The exact values, rounded once to out's dtype: out [n, k] f32 | bf16 | f16 on the host.
+void unpack(const PackedMatrix& matrix, Tensor out);
+
+}  // namespace shunt
