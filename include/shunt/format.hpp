@@ -32,6 +32,13 @@ enum class Format : std::int32_t {
   sparse_nvfp4 = 10,  // nvfp4 of which two of every four along K are kept, 3.5 bits a weight
 };
 
+// What the rows that a grouped GEMM multiplies are rounded to.
+enum class RowFormat : std::int32_t {
+  as_dtype = 0,   // the operation's dtype: weights alone are packed
+  fp8_token = 1,  // e4m3 with a scale a row; weights fp8_tensor or fp8_channel
+  fp8_block = 2,  // e4m3 with a scale for 128 of k; weights fp8_block
+};
+
 // What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64".
 struct FormatSpec {
   Format format = Format::plain;

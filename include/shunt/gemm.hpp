@@ -7,6 +7,7 @@
 
 #include "shunt/context.hpp"
 #include "shunt/error.hpp"
+#include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
 namespace shunt {
@@ -14,7 +15,9 @@ namespace shunt {
 // Groups of weight matrices [n, k] laid out as the engine of one device reads them. The bytes are
 // the caller's, 64-byte aligned; this is a view of them.
 struct PreparedWeights {
-  DType dtype = DType::f32;  // f32 | bf16 | f16
+  // f32 | bf16 | f16: of weights; of packed ones what rows are rounded to and weights decoded to
+  DType dtype = DType::f32;
+  FormatSpec format{};  // not plain: packed, scales in the same bytes
   int groups = 0;
   std::int64_t n = 0;   // columns of the output; gate and up together when paired
   std::int64_t k = 0;   // columns of the input
@@ -40,8 +43,21 @@ PreparedWeights prepare(const Context& context, DType dtype, const std::vector<T
 // doubled row strides.
 PreparedWeights prepare_paired(const Context& context, DType dtype, const std::vector<Tensor>& gate,
                                const std::vector<Tensor>& up, Workspace memory);
-// The inverse: writes matrix `group` into out [n, k] (gate rows first when paired), of any float
-// dtype and strides, on the context's device.
+
+// The same for packed weights: matrices of one format and size, on the host. They stay packed; what
+// changes is the order of bytes. `dtype` is what a kernel decodes them to where it multiplies in
+// 16 bits or f32.
+std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
+                           int groups, std::int64_t n, std::int64_t k, bool paired = false);
+PreparedWeights prepare_packed(const Context& context, DType dtype,
+                               const std::vector<PackedMatrix>& matrices, Workspace memory);
+// Gate and up keep a global scale each.
+PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
+                                      const std::vector<PackedMatrix>& gate,
+                                      const std::vector<PackedMatrix>& up, Workspace memory);
+
+// The inverse of all of them: writes matrix `group` into out [n, k] (gate rows first when paired),
+// of any float dtype and strides, on the context's device.
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
 
 struct GroupedGemmSpec {
@@ -49,6 +65,8 @@ struct GroupedGemmSpec {
   std::int64_t n = 0;
   std::int64_t k = 0;
   DType dtype = DType::f32;  // of the weights; rows are rounded to it, sums are f32
+  FormatSpec format{};       // of prepared weights that are packed
+  RowFormat rows = RowFormat::as_dtype;
   bool bias = false;
   bool prepared = true;  // false: plain weights [groups, n, k], laid out panel by panel on the way
   bool operator==(const GroupedGemmSpec&) const = default;

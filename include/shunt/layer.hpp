@@ -102,13 +102,6 @@ struct LayerWeights {
   Tensor output_norm{};  // [H]
 };
 
-// What the rows that a grouped GEMM multiplies are rounded to, weights in fp8.
-enum class RowFormat : std::int32_t {
-  as_dtype = 0,   // LayerOptions::dtype: weights alone are packed
-  fp8_token = 1,  // e4m3 with a scale a row
-  fp8_block = 2,  // e4m3 with a scale for 128 of k
-};
-
 struct LayerOptions {
   // Of plain expert weights and of the rows between stages. Routing is f32 whatever this says.
   DType dtype = DType::bf16;

@@ -84,6 +84,10 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
   if (!float_dtype(spec.dtype)) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
+  if (spec.format != FormatSpec{} || spec.rows != RowFormat::as_dtype) {
+    return refuse("format is {} and rows {}: only plain weights are multiplied yet",
+                  to_string(spec.format), static_cast<int>(spec.rows));
+  }
   return cuda_engine::supported_device("grouped_gemm", device);
 }
 

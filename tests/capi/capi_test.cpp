@@ -41,8 +41,8 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<OrderOutputs>(), 11);
   EXPECT_EQ(members<GatherSpec>(), 5);
   EXPECT_EQ(members<GatherInputs>(), 5);
-  EXPECT_EQ(members<PreparedWeights>(), 8);
-  EXPECT_EQ(members<GroupedGemmSpec>(), 6);
+  EXPECT_EQ(members<PreparedWeights>(), 9);
+  EXPECT_EQ(members<GroupedGemmSpec>(), 8);
   EXPECT_EQ(members<GroupedGemmInputs>(), 5);
   EXPECT_EQ(members<ActivationSpec>(), 6);
   EXPECT_EQ(members<CombineSpec>(), 5);
@@ -50,7 +50,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ShuffleSpec>(), 6);
   EXPECT_EQ(members<ScatterAddSpec>(), 1);
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
-  EXPECT_EQ(members<ExpertWeights>(), 6);
+  EXPECT_EQ(members<ExpertWeights>(), 9);
   EXPECT_EQ(members<LayerWeights>(), 14);
   EXPECT_EQ(members<LayerOptions>(), 3);
   EXPECT_EQ(members<LayerInputs>(), 4);

@@ -1,0 +1,73 @@
+// The names of weight formats, and what each costs in bits.
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <string_view>
+
+#include "core/check.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt {
+
+namespace {
+
+struct Row {
+  Format format;
+  std::string_view name;
+  double bits;  // a weight of a large matrix; int4: without its scales
+};
+
+constexpr std::array rows = {
+    Row{Format::plain, "plain", 0},
+    Row{Format::fp8_tensor, "fp8_tensor", 8},
+    Row{Format::fp8_channel, "fp8_channel", 8},
+    Row{Format::fp8_block, "fp8_block", 8 + 32.0 / (128 * 128)},
+    Row{Format::mxfp8, "mxfp8", 8 + 8.0 / 32},
+    Row{Format::nvfp4, "nvfp4", 4 + 8.0 / 16},
+    Row{Format::mxfp4, "mxfp4", 4 + 8.0 / 32},
+    Row{Format::int8, "int8", 8},
+    Row{Format::int4, "int4", 4},
+    Row{Format::dense3, "dense3", 3 + 8.0 / 32},
+    Row{Format::sparse_nvfp4, "sparse_nvfp4", 2 + 1 + 8.0 / 16},
+};
+
+constexpr int default_group = 32;
+
+const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(format)); }
+
+}  // namespace
+
+std::string to_string(const FormatSpec& spec) {
+  const std::string name(row_of(spec.format).name);
+  return spec.group > 0 ? fmt::format("{}:{}", name, spec.group) : name;
+}
+
+FormatSpec format_from_string(const std::string& text) {
+  const std::string_view all = text;
+  const std::size_t colon = all.find(':');
+  for (const Row& row : rows) {
+    if (row.name != all.substr(0, colon)) continue;
+    FormatSpec spec{.format = row.format};
+    if (colon == std::string_view::npos) return spec;
+    const std::string_view digits = all.substr(colon + 1);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), spec.group);
+    if (row.format == Format::int4 && error == std::errc{} && end == all.data() + all.size() &&
+        spec.group > 0 && spec.group % 16 == 0) {
+      return spec;
+    }
+    fail(Status::invalid_argument,
+         "format is '{}': only int4 has a group, a multiple of 16: int4:64", text);
+  }
+  std::string names;
+  for (const Row& row : rows) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+  fail(Status::invalid_argument, "format is '{}': must be one of {}, or int4:GROUP", text, names);
+}
+
+double bits_per_weight(const FormatSpec& spec) {
+  if (spec.format == Format::int4) return 4 + 16.0 / (spec.group > 0 ? spec.group : default_group);
+  return row_of(spec.format).bits;
+}
+
+}  // namespace shunt
