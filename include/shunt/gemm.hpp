@@ -17,7 +17,6 @@ namespace shunt {
 struct PreparedWeights {
   // f32 | bf16 | f16: of weights; of packed ones what rows are rounded to and weights decoded to
   DType dtype = DType::f32;
-  FormatSpec format{};  // not plain: packed, scales in the same bytes
   int groups = 0;
   std::int64_t n = 0;   // columns of the output; gate and up together when paired
   std::int64_t k = 0;   // columns of the input
@@ -25,6 +24,7 @@ struct PreparedWeights {
   Device device{};
   void* data = nullptr;
   std::size_t bytes = 0;
+  FormatSpec format{};  // not plain: packed, scales in the same bytes
   explicit operator bool() const { return data != nullptr; }
 };
 
@@ -65,10 +65,10 @@ struct GroupedGemmSpec {
   std::int64_t n = 0;
   std::int64_t k = 0;
   DType dtype = DType::f32;  // of the weights; rows are rounded to it, sums are f32
-  FormatSpec format{};       // of prepared weights that are packed
-  RowFormat rows = RowFormat::as_dtype;
   bool bias = false;
   bool prepared = true;  // false: plain weights [groups, n, k], laid out panel by panel on the way
+  FormatSpec format{};   // of prepared weights that are packed
+  RowFormat rows = RowFormat::as_dtype;
   bool operator==(const GroupedGemmSpec&) const = default;
 };
 struct GroupedGemmInputs {
