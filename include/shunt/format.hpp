@@ -16,8 +16,8 @@
 namespace shunt {
 
 // w[n, k] is a weight of a matrix [N, K], K the inner, contiguous one. e2m1 and 4-bit integers lie
-// two to a byte, the even k in the low nibble; a row takes ceil(K / 2) bytes. A group that K cuts
-// short has a scale as any other.
+// two to a byte, the even k in the low nibble; a row takes ceil(K / 2) bytes, and the nibble past
+// an odd K is 0. A group that K cuts short has a scale as any other.
 enum class Format : std::int32_t {
   plain = 0,          // f32 | bf16 | f16: what a Tensor says, no PackedMatrix
   fp8_tensor = 1,     // e4m3 [N, K] * global_scale
@@ -46,6 +46,8 @@ struct FormatSpec {
   bool operator==(const FormatSpec&) const = default;
 };
 std::string to_string(const FormatSpec& spec);
+// The same with int4's group said, as every PackedMatrix has it.
+FormatSpec resolved(const FormatSpec& spec);
 // Throws Error{invalid_argument} naming the text and every format there is.
 FormatSpec format_from_string(const std::string& text);
 // All formats that pack() makes, in the order of the enum, int4 once.
@@ -55,16 +57,18 @@ double bits_per_weight(const FormatSpec& spec);
 
 // A view of one packed matrix. Every tensor is dense.
 struct PackedMatrix {
-  FormatSpec format{};
+  FormatSpec format{};  // resolved()
   std::int64_t n = 0, k = 0;
-  Tensor values{};         // u8 [N, bytes of a row]; e4m3 and i8: [N, K]
-  Tensor scales{};         // as the enum says; int4: f16 | bf16 | f32
-  Tensor zeros{};          // int4 with zero points of its own: u8 [N, groups], one to a byte
-  Tensor group_of{};       // int4 in GPTQ's order of activations: i32 [K], the group of each k
-  Tensor positions{};      // sparse_nvfp4: u8 [N, ceil(K / 8)], two groups of four to a byte: bits
-                           // 1:0 and 3:2 are where the first's two values lie (ascending), 5:4 and
-                           // 7:6 the second's. `values` then holds [N, ceil(K / 4)] bytes
-  float global_scale = 1;  // multiplies, whatever the checkpoint's dialect does
+  Tensor values{};     // u8 [N, bytes of a row]; f8_e4m3 and i8: [N, K]
+  Tensor scales{};     // f32, f8_e4m3 or f8_e8m0 as the enum says; int4: f16 | bf16 | f32
+  Tensor zeros{};      // int4 with zero points of its own: u8 [N, groups], one to a byte
+  Tensor group_of{};   // int4 in GPTQ's order of activations: i32 [K], the group of each k
+  Tensor positions{};  // sparse_nvfp4: u8 [N, ceil(K / 8)], two groups of four to a byte: bits
+                       // 1:0 and 3:2 are where the first's two values lie (ascending), 5:4 and
+                       // 7:6 the second's. `values` then holds [N, ceil(K / 4)] bytes
+  // Of fp8_tensor, nvfp4, sparse_nvfp4 and dense3; 1 elsewhere. It multiplies, whatever the
+  // checkpoint's dialect does.
+  float global_scale = 1;
   // A matrix that is given: `values` is.
   explicit operator bool() const { return static_cast<bool>(values); }
   std::size_t bytes() const;
@@ -77,13 +81,16 @@ void check_packed(const std::string& name, const PackedMatrix& matrix, Device de
 // format does not have and for sizes that are negative or overflow.
 std::size_t packed_bytes(const FormatSpec& spec, std::int64_t n, std::int64_t k);
 // Rounds `matrix` [n, k] (f32 | bf16 | f16, any strides, on the host) to nearest even under the
-// format's published scale rule, into `memory` (packed_bytes on the host). A magnitude that the
-// scale cannot reach saturates. Throws Error{invalid_argument} for NaN and infinities.
-// global_amax: nvfp4's global scale is taken for this magnitude instead of the matrix's own largest
-// (gate and up of one checkpoint may share it); 0: the own.
+// format's published scale rule (docs/formats.md), into `memory` (packed_bytes on the host). A
+// magnitude that the scale cannot reach saturates. sparse_nvfp4 keeps the two largest magnitudes of
+// every four, of equal ones the lower k. Throws Error{invalid_argument} for NaN and infinities.
+// global_amax: a format with a global scale takes it for this magnitude instead of the matrix's own
+// largest (gate and up of one checkpoint may share it); 0: the own. A large matrix is shared out to
+// threads; the bytes do not depend on how many.
 PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory,
                   float global_amax = 0);
-// The exact values, rounded once to out's dtype: out [n, k] f32 | bf16 | f16 on the host.
+// The exact values, rounded once to out's dtype: out [n, k] f32 | bf16 | f16, any strides, on the
+// host. f16 saturates.
 void unpack(const PackedMatrix& matrix, Tensor out);
 
 }  // namespace shunt

@@ -65,8 +65,14 @@ FormatSpec format_from_string(const std::string& text) {
   fail(Status::invalid_argument, "format is '{}': must be one of {}, or int4:GROUP", text, names);
 }
 
+FormatSpec resolved(const FormatSpec& spec) {
+  FormatSpec result = spec;
+  if (spec.format == Format::int4 && spec.group == 0) result.group = default_group;
+  return result;
+}
+
 double bits_per_weight(const FormatSpec& spec) {
-  if (spec.format == Format::int4) return 4 + 16.0 / (spec.group > 0 ? spec.group : default_group);
+  if (spec.format == Format::int4) return 4 + 16.0 / resolved(spec).group;
   return row_of(spec.format).bits;
 }
 

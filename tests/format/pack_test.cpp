@@ -1,0 +1,312 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/convert.hpp"
+#include "format/plain.hpp"
+
+namespace shunt {
+namespace {
+
+struct Size {
+  std::int64_t n, k;
+};
+constexpr Size sizes[] = {{1, 1},   {3, 2},    {5, 7},     {2, 16},   {7, 17},    {16, 31},
+                          {4, 32},  {9, 33},   {64, 48},   {130, 40}, {129, 130}, {33, 257},
+                          {1, 999}, {257, 20}, {128, 128}, {0, 16},   {16, 0}};
+
+class EveryFormat : public testing::TestWithParam<FormatSpec> {};
+
+std::vector<FormatSpec> formats() {
+  std::vector<FormatSpec> list = known_formats();
+  list.push_back({Format::int4, 16});
+  list.push_back({Format::int4, 128});
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(All, EveryFormat, testing::ValuesIn(formats()), [](const auto& p) {
+  std::string name = to_string(p.param);
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+});
+
+TEST_P(EveryFormat, UnpacksWhatThePlainDecoderReads) {
+  for (const auto [n, k] : sizes) {
+    SCOPED_TRACE(testing::Message() << n << " x " << k);
+    const Packed p = Packed::of(GetParam(), normal_values(n * k, 1), n, k);
+    check_packed("p", p.packed, Device{});
+    EXPECT_LE(p.packed.bytes(), packed_bytes(GetParam(), n, k));
+    const std::vector<float> values = p.values();
+    std::vector<std::uint16_t> halves(values.size());
+    // A transposed f16.
+    Tensor across = view(halves.data(), DType::f16, {k, n}).transposed();
+    unpack(p.packed, across);
+    for (std::int64_t i = 0; i < n; ++i) {
+      for (std::int64_t j = 0; j < k; ++j) {
+        const double w = plain_weight(p.packed, i, j);
+        const float got = values[static_cast<std::size_t>(i * k + j)];
+        ASSERT_EQ(got, static_cast<float>(w)) << i << " " << j;
+        const auto half = halves[static_cast<std::size_t>(j * n + i)];
+        ASSERT_NEAR(static_cast<double>(f16_to_f32(half)), w, std::fabs(w) * 0x1p-11 + 0x1p-25);
+      }
+    }
+  }
+}
+
+// Every value is as near as its scale lets it be: no other code of the same scale is nearer.
+TEST_P(EveryFormat, RoundsToNearest) {
+  const FormatSpec spec = GetParam();
+  if (spec.format == Format::dense3) GTEST_SKIP() << "its codes are chosen for a group";
+  const std::int64_t n = 37, k = 141;
+  const Packed p = Packed::of(spec, normal_values(n * k, 2), n, k);
+  const std::vector<float> values = p.values();
+  PackedMatrix other = p.packed;
+  const bool nibbles = p.packed.values.dtype == DType::u8;
+  int compared = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      const auto at = static_cast<std::size_t>(i * k + j);
+      const double x = static_cast<double>(p.matrix[at]);
+      const double error = std::fabs(plain_weight(p.packed, i, j) - x);
+      const std::int64_t row_bytes = p.packed.values.shape[1];
+      const bool sparse = spec.format == Format::sparse_nvfp4;
+      if (sparse && values[at] == 0) continue;
+      auto* const cell = other.values.as<std::uint8_t>() + i * row_bytes +
+                         (sparse    ? j / 4
+                          : nibbles ? j / 2
+                                    : j);
+      const std::uint8_t old = *cell;
+      for (int code = 0; code < 256; ++code) {
+        *cell = static_cast<std::uint8_t>(code);
+        const double there = std::fabs(plain_weight(other, i, j) - x);
+        const bool saturated = spec.format == Format::int8 && code == 128;  // -128 is not used
+        if (!std::isnan(there) && !saturated) {
+          ASSERT_LE(error, there) << i << " " << j << " " << code;
+        }
+        ++compared;
+      }
+      *cell = old;
+    }
+  }
+  EXPECT_GT(compared, 1000);
+}
+
+// What was packed once packs to the same bytes again, where scales are found again: for nvfp4 under
+// the same global scale. int4's largest code is -8, of which no second scale can be told.
+TEST_P(EveryFormat, PacksAgainToTheSame) {
+  const FormatSpec spec = GetParam();
+  if (spec.format == Format::int4 || spec.format == Format::dense3) {
+    GTEST_SKIP() << "promises it not";
+  }
+  for (const auto [n, k] : sizes) {
+    const Packed first = Packed::of(spec, normal_values(n * k, 3), n, k);
+    const bool global = spec.format == Format::nvfp4 || spec.format == Format::sparse_nvfp4;
+    const float amax = !global || first.matrix.empty()
+                           ? 0
+                           : std::fabs(*std::max_element(
+                                 first.matrix.begin(), first.matrix.end(),
+                                 [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+    const Packed again = Packed::of(spec, first.values(), n, k, amax);
+    EXPECT_EQ(first.values(), again.values()) << n << " x " << k;
+    if (first.packed.scales.elements() > 0) {
+      EXPECT_EQ(std::memcmp(first.packed.scales.data, again.packed.scales.data,
+                            static_cast<std::size_t>(first.packed.scales.bytes())),
+                0)
+          << n << " x " << k;
+    }
+  }
+}
+
+// The relative squared error on normal weights: figures that a change of rule would move.
+TEST_P(EveryFormat, HasItsError) {
+  const FormatSpec spec = GetParam();
+  const std::int64_t n = 256, k = 1024;
+  const Packed p = Packed::of(spec, normal_values(n * k, 4), n, k);
+  const std::vector<float> values = p.values();
+  double error = 0, power = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto x = static_cast<double>(p.matrix[i]);
+    error += (static_cast<double>(values[i]) - x) * (static_cast<double>(values[i]) - x);
+    power += x * x;
+  }
+  const double relative = error / power;
+  RecordProperty("relative_error", std::to_string(relative));
+  struct Range {
+    double low, high;
+  };
+  const auto range = [&]() -> Range {
+    switch (spec.format) {
+      case Format::fp8_tensor:
+      case Format::fp8_channel:
+      case Format::fp8_block:
+      case Format::mxfp8:
+        return {0.0005, 0.0009};
+      case Format::nvfp4:
+        return {0.0085, 0.0095};
+      case Format::mxfp4:
+        return {0.0125, 0.0140};
+      case Format::int8:
+        return {0.00002, 0.0001};
+      case Format::int4:
+        return spec.group == 16   ? Range{0.007, 0.008}
+               : spec.group == 32 ? Range{0.0085, 0.0095}
+                                  : Range{0.010, 0.013};
+      case Format::sparse_nvfp4:
+        return {0.13, 0.16};
+      default:
+        return {0, 0};
+    }
+  }();
+  EXPECT_GE(relative, range.low);
+  EXPECT_LE(relative, range.high);
+}
+
+TEST_P(EveryFormat, ZerosTinyAndHugeValues) {
+  const FormatSpec spec = GetParam();
+  const std::int64_t n = 2, k = 128;
+  std::vector<float> values(static_cast<std::size_t>(n * k), 0.0F);
+  for (const float x : Packed::of(spec, values, n, k).values()) EXPECT_EQ(x, 0.0F);
+  for (const float magnitude :
+       {std::numeric_limits<float>::denorm_min(), 1e-40F, 1e-30F, 1e30F, 3e38F}) {
+    std::fill(values.begin(), values.end(), 0.0F);
+    values[5] = magnitude;
+    values[static_cast<std::size_t>(k + 70)] = -magnitude;
+    const Packed p = Packed::of(spec, values, n, k);
+    const std::vector<float> got = p.values();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(std::isfinite(got[i])) << i << " of " << magnitude;
+      if (i != 5 && i != static_cast<std::size_t>(k + 70)) {
+        EXPECT_EQ(got[i], 0.0F) << i;
+      } else if (magnitude > 1e-35F && spec.format != Format::mxfp4 &&
+                 spec.format != Format::mxfp8) {
+        EXPECT_NEAR(got[i] / values[i], 1, 0.13) << i << " of " << magnitude;
+      }
+    }
+  }
+}
+
+TEST_P(EveryFormat, TakesBf16AndStridesAndAnyThreads) {
+  // Large enough for threads of its own.
+  const std::int64_t n = 600, k = 1100;
+  std::vector<float> values = normal_values(n * k, 5);
+  for (float& x : values) x = bf16_to_f32(f32_to_bf16(x));
+  const Packed p = Packed::of(GetParam(), values, n, k);
+  std::vector<std::uint16_t> across(values.size());
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      across[static_cast<std::size_t>(j * n + i)] =
+          f32_to_bf16(values[static_cast<std::size_t>(i * k + j)]);
+    }
+  }
+  std::vector<std::uint64_t> memory(packed_bytes(GetParam(), n, k) / 8 + 8);
+  const auto at = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  const PackedMatrix other = pack(GetParam(), view(across.data(), DType::bf16, {k, n}).transposed(),
+                                  {reinterpret_cast<void*>(at), packed_bytes(GetParam(), n, k)});
+  EXPECT_EQ(other.global_scale, p.packed.global_scale);
+  EXPECT_EQ(std::memcmp(other.values.data, p.packed.values.data,
+                        static_cast<std::size_t>(other.values.bytes())),
+            0);
+  // A row alone has the same bytes, where no scale reaches over rows.
+  const Format f = GetParam().format;
+  if (f == Format::fp8_block) return;
+  const float amax = std::fabs(*std::max_element(
+      values.begin(), values.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+  const bool global = f == Format::nvfp4 || f == Format::sparse_nvfp4 || f == Format::fp8_tensor ||
+                      f == Format::dense3;
+  const std::int64_t row = 431;
+  const Packed one = Packed::of(
+      GetParam(), std::vector<float>(values.begin() + row * k, values.begin() + (row + 1) * k), 1,
+      k, global ? amax : 0);
+  const std::int64_t bytes = p.packed.values.bytes() / n;
+  EXPECT_EQ(std::memcmp(one.packed.values.data, p.packed.values.as<char>() + row * bytes,
+                        static_cast<std::size_t>(bytes)),
+            0);
+}
+
+// Every byte that a checkpoint may hold decodes as the plain decoder says, NaN codes too.
+TEST_P(EveryFormat, DecodesEveryByte) {
+  const std::int64_t n = 256, k = 256;
+  Packed p = Packed::of(GetParam(), normal_values(n * k, 6), n, k);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t row = p.packed.values.shape[1];
+    for (std::int64_t j = 0; j < row; ++j) {
+      p.packed.values.as<std::uint8_t>()[i * row + j] = static_cast<std::uint8_t>(i + 3 * j);
+    }
+  }
+  if (p.packed.scales.dtype == DType::f8_e4m3 || p.packed.scales.dtype == DType::f8_e8m0) {
+    for (std::int64_t i = 0; i < p.packed.scales.elements(); ++i) {
+      p.packed.scales.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(7 * i + i / 256);
+    }
+  }
+  const std::vector<float> got = p.values();
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      const auto w = static_cast<float>(plain_weight(p.packed, i, j));
+      const float value = got[static_cast<std::size_t>(i * k + j)];
+      ASSERT_TRUE(std::isnan(w) ? std::isnan(value) : value == w) << i << " " << j;
+    }
+  }
+}
+
+TEST(Int4, ZeroPointsAndOrderOfActivations) {
+  const std::int64_t n = 5, k = 50;
+  Packed p = Packed::of({Format::int4, 16}, normal_values(n * k, 7), n, k);
+  std::vector<std::uint8_t> zeros;
+  for (int i = 0; i < n * 4; ++i) zeros.push_back(static_cast<std::uint8_t>(i % 17));
+  std::vector<std::int32_t> order;
+  for (int i = 0; i < k; ++i) order.push_back(i * 7 % 4);
+  std::vector<float> scales = normal_values(n * 4, 8);
+  p.packed.zeros = view(zeros.data(), DType::u8, {n, 4});
+  p.packed.group_of = view(order.data(), {k});
+  p.packed.scales = view(scales.data(), {n, 4});
+  const std::vector<float> got = p.values();
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      ASSERT_EQ(got[static_cast<std::size_t>(i * k + j)],
+                static_cast<float>(plain_weight(p.packed, i, j)));
+    }
+  }
+}
+
+TEST(SparseNvfp4, KeepsTheLargestAndOfEqualsTheLower) {
+  const std::vector<float> values = {1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 5, 4, -6, 1, 4, 3, 3};
+  const Packed p = Packed::of({Format::sparse_nvfp4}, values, 1, 18, 6 * 448);
+  EXPECT_EQ(p.packed.global_scale, 1);
+  const std::vector<float> wanted = {0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 5, 4, -6, 0, 0, 3, 3};
+  EXPECT_EQ(p.packed.values.shape[1], 5);
+  const std::vector<float> got = p.values();
+  EXPECT_EQ(got[1], 2);
+  EXPECT_EQ(got[3], 0);
+  EXPECT_EQ(got[12], 4);
+  EXPECT_EQ(got[13], -6);
+  EXPECT_EQ(got[15], 0);
+  const auto* places = p.packed.positions.as<std::uint8_t>();
+  EXPECT_EQ(places[0], 1 | 2 << 2 | 0 << 4 | 1 << 6);
+  EXPECT_EQ(places[1], 0 | 3 << 2 | 0 << 4 | 1 << 6);
+  EXPECT_EQ(places[2], 0 | 1 << 2 | 0 << 4 | 1 << 6);  // and a pair of groups of its own
+}
+
+TEST(Nvfp4, ScalesThatAreZeroDenormalOrHuge) {
+  // A block 2^40 below the largest has the least scale; its values vanish, none divides by zero.
+  std::vector<float> values(48, 0.0F);
+  values[0] = 1e4F;
+  values[17] = 1e4F * 0x1p-40F;
+  const Packed p = Packed::of({Format::nvfp4}, values, 1, 48);
+  const auto* scales = p.packed.scales.as<std::uint8_t>();
+  EXPECT_EQ(scales[0], 0x7e);
+  EXPECT_EQ(scales[1], 0x01);
+  EXPECT_EQ(scales[2], 0x38);
+  EXPECT_EQ(p.values()[17], 0);
+  // A scale that is an e4m3 denormal still has its block's values.
+  values[17] = p.packed.global_scale * 6 * 0x1.8p-8F;
+  const Packed denormal = Packed::of({Format::nvfp4}, values, 1, 48);
+  EXPECT_EQ(denormal.packed.scales.as<std::uint8_t>()[1], 3);
+  EXPECT_FLOAT_EQ(denormal.values()[17], values[17]);
+  // Shared by gate and up: values beyond it saturate.
+  const Packed shared = Packed::of({Format::nvfp4}, {100, 1}, 1, 2, 10);
+  EXPECT_FLOAT_EQ(shared.values()[0], 10);
+}
+
+}  // namespace
+}  // namespace shunt

@@ -1,0 +1,96 @@
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "format/plain.hpp"
+
+namespace shunt {
+namespace {
+
+std::string message(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::invalid_argument);
+    return error.what();
+  }
+  return "(nothing thrown)";
+}
+
+TEST(FormatRefusals, NanAndInfinitiesByPlace) {
+  for (const FormatSpec& spec : known_formats()) {
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+      std::vector<float> values = normal_values(6 * 40, 1);
+      values[3 * 40 + 7] = bad;
+      const std::string what = message([&] { Packed::of(spec, values, 6, 40); });
+      EXPECT_NE(what.find("matrix[3, 7]"), std::string::npos) << what;
+    }
+  }
+}
+
+TEST(FormatRefusals, FormatsAndGroups) {
+  EXPECT_NE(message([] { packed_bytes({Format::plain}, 1, 1); }).find("plain"), std::string::npos);
+  EXPECT_NE(message([] {
+              packed_bytes({Format::int4, 8}, 1, 1);
+            }).find("multiple of 16"),
+            std::string::npos);
+  EXPECT_NE(message([] {
+              packed_bytes({Format::nvfp4, 16}, 1, 1);
+            }).find("only int4"),
+            std::string::npos);
+  EXPECT_NE(message([] { packed_bytes({Format::nvfp4}, -1, 1); }).find("n is -1"),
+            std::string::npos);
+  EXPECT_NE(message([] { packed_bytes({Format::nvfp4}, 1, std::int64_t{1} << 62); }).find("64-bit"),
+            std::string::npos);
+  const std::vector<float> values(16, 1.0F);
+  EXPECT_NE(message([&] { Packed::of({Format::mxfp4}, values, 1, 16, 3); }).find("global_amax"),
+            std::string::npos);
+}
+
+TEST(FormatRefusals, TensorsThatDoNotFit) {
+  const auto check = [](const PackedMatrix& m) {
+    return message([&] { check_packed("w", m, Device{}); });
+  };
+  const Packed p = Packed::of({Format::nvfp4}, normal_values(4 * 33, 1), 4, 33);
+  const auto with = [&](auto change) {
+    PackedMatrix m = p.packed;
+    change(m);
+    return check(m);
+  };
+  EXPECT_NE(with([](PackedMatrix& m) { m.values.shape[1] = 16; }).find("w.values"),
+            std::string::npos);
+  EXPECT_NE(with([](PackedMatrix& m) { m.scales.dtype = DType::f8_e8m0; }).find("w.scales"),
+            std::string::npos);
+  EXPECT_NE(with([](PackedMatrix& m) { m.scales = {}; }).find("w.scales"), std::string::npos);
+  EXPECT_NE(with([](PackedMatrix& m) { m.zeros = m.scales; }).find("w.zeros"), std::string::npos);
+  EXPECT_NE(with([](PackedMatrix& m) { m.global_scale = std::nanf(""); }).find("global_scale"),
+            std::string::npos);
+  const Packed q = Packed::of({Format::int4, 16}, normal_values(4 * 33, 1), 4, 33);
+  std::vector<std::int32_t> order(33, 0);
+  order[32] = 3;
+  PackedMatrix m = q.packed;
+  m.group_of = view(order.data(), {33});
+  EXPECT_NE(check(m).find("w.group_of[32] is 3: must be 0 to 2"), std::string::npos);
+  m = q.packed;
+  m.global_scale = 2;
+  EXPECT_NE(check(m).find("must be 1"), std::string::npos);
+}
+
+TEST(FormatNames, PrintAndParse) {
+  for (const FormatSpec& spec : known_formats()) {
+    EXPECT_EQ(resolved(format_from_string(to_string(spec))), spec);
+    EXPECT_GT(bits_per_weight(spec), 3);
+    // Bits of a large matrix are its bytes.
+    EXPECT_NEAR(static_cast<double>(packed_bytes(spec, 4096, 4096)) * 8 / (4096.0 * 4096.0),
+                bits_per_weight(spec), 0.01)
+        << to_string(spec);
+  }
+  EXPECT_EQ(format_from_string("int4:64"), (FormatSpec{Format::int4, 64}));
+  EXPECT_EQ(resolved({Format::int4}), (FormatSpec{Format::int4, 32}));
+  EXPECT_NE(message([] { format_from_string("nvfp5"); }).find("nvfp4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shunt
