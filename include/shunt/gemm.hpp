@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "shunt/context.hpp"
@@ -59,6 +60,23 @@ PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
 // The inverse of all of them: writes matrix `group` into out [n, k] (gate rows first when paired),
 // of any float dtype and strides, on the context's device.
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
+
+// In place: `matrices` [groups, n, k], dense, on the context's device, become their own prepared
+// form; no second copy stays. Paired: each has gate's n / 2 rows before up's. `scratch` has room
+// for one matrix. Throws Error{unsupported} where the layout fills up and so takes more bytes: on a
+// GPU in 16 bits unless n is a multiple of 128 and k of 64. Waits.
+PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool paired,
+                                 Workspace scratch);
+// The inverse: the bytes become the matrices [groups, n, k] again.
+void unprepare_in_place(const Context& context, const PreparedWeights& weights, Workspace scratch);
+
+// On disk: a safetensors file of one tensor, whose metadata says layout, dtype and sizes; written
+// whole or not at all.
+void save_prepared(const Context& context, const PreparedWeights& weights, const std::string& path);
+// The file's weights in new memory of the context's device, which `memory` then owns. Throws
+// Error{bad_file} for any other or a damaged file, Error{unsupported} naming the layout where it is
+// not the one that this context's engine reads, Error{io}.
+PreparedWeights load_prepared(const Context& context, const std::string& path, Buffer& memory);
 
 struct GroupedGemmSpec {
   int groups = 0;

@@ -110,6 +110,11 @@ struct LayerOptions {
   // prepared; packed ones must have it already.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
+  // The experts' matrices become their prepared form where they lie, and no second copy stays: of
+  // `dtype`, on the context's device, [E, 2I, H] and [E, H, I], each dense, gate's rows before
+  // up's, of sizes as prepare_in_place() takes them. They stay the caller's, who keeps them as long
+  // as the layer, and Layer::unprepare() restores them.
+  bool in_place = false;
 };
 
 // A row a stage: what it took and the least it could have taken.
@@ -151,6 +156,7 @@ class Layer {
 
   const LayerSpec& spec() const;
   const LayerOptions& options() const;
+  // Of everything held; without what was prepared in place.
   std::size_t prepared_bytes() const;
   // Enough for any forward of up to max_tokens tokens.
   std::size_t workspace_bytes(std::int64_t max_tokens) const;
@@ -170,8 +176,21 @@ class Layer {
   // What the plan chose for `tokens` tokens, and why; a few lines of text.
   std::string explain(std::int64_t tokens) const;
 
+  // The layer as it is, spec, options and prepared weights, in one safetensors file, written whole
+  // or not at all. On CUDA by way of a copy on the host.
+  void save_prepared(const std::string& path) const;
+  // That layer again, without preparing anything: the bytes are copied to the device as they are.
+  // Throws Error{bad_file} for any other or a damaged file, Error{unsupported} naming the layout
+  // where the context's engine reads another one, Error{io}.
+  static Layer load_prepared(const std::string& path, const Context& context);
+  // Writes the matrices that options().in_place had overwritten back as they were. Nothing but the
+  // destructor may be called afterwards. Throws Error{invalid_argument} for a layer that holds
+  // copies.
+  void unprepare();
+
  private:
   struct Impl;
+  explicit Layer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

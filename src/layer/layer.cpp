@@ -24,8 +24,8 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->options = options;
   impl_->context = context;
   impl_->held = HeldWeights(context, weights);
-  impl_->experts =
-      PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts);
+  impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
+                                   options.in_place);
   if (spec.shared.intermediate > 0) {
     impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }
@@ -43,6 +43,8 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
 Layer::Layer(const Checkpoint& checkpoint, int layer, const Context& context,
              const LayerOptions& options)
     : Layer(checkpoint.spec(layer), checkpoint.weights(layer), context, options) {}
+
+Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Layer::~Layer() = default;
 Layer::Layer(Layer&&) noexcept = default;

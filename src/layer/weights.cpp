@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
@@ -55,7 +57,7 @@ void check_one(const char* name, const Tensor& tensor, bool wanted,
 
 }  // namespace
 
-void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device) {
+void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device) {
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   const std::int64_t columns = route.columns();
@@ -70,21 +72,12 @@ void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device de
                  {.dtypes = {DType::i32, DType::i64}, .shape = {any_size, route.top_k}},
                  place(weights.hash_table, device));
   }
-  check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
-                spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
-                spec.experts.down_bias, device);
-  const bool shared = spec.shared.intermediate > 0;
-  check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
-                spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias,
-                device);
   if (check_given("layer: weights.shared_gate", weights.shared_gate,
-                  shared && spec.shared.sigmoid_gate, "the LayerSpec")) {
+                  spec.shared.intermediate > 0 && spec.shared.sigmoid_gate, "the LayerSpec")) {
     const Tensor& gate = weights.shared_gate;
     check_tensor("layer: weights.shared_gate", gate.rank == 2 ? gate.rows(0, 1)[0] : gate,
                  {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
   }
-  check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden}, device);
-  check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent}, device);
   check_one("output_bias", weights.output_bias, spec.output_bias, {hidden}, device);
   const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec) {
     check_one(name, weight, norm_spec.enabled && norm_spec.weight, {hidden}, device);
@@ -92,6 +85,20 @@ void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device de
   norm("router_norm", weights.router_norm, spec.router_norm);
   norm("input_norm", weights.input_norm, spec.input_norm);
   norm("output_norm", weights.output_norm, spec.output_norm);
+}
+
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device) {
+  const std::int64_t hidden = spec.hidden;
+  const bool shared = spec.shared.intermediate > 0;
+  check_held(spec, weights, device);
+  check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
+                spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
+                spec.experts.down_bias, device);
+  check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
+                spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias,
+                device);
+  check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden}, device);
+  check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent}, device);
 }
 
 namespace {
@@ -153,6 +160,31 @@ Tensor hold_bias(const Context& context, const std::vector<Tensor>* first,
               context.device());
 }
 
+// first[e] and second[e], or second[e] alone, of all experts as one tensor [E, rows, k].
+Tensor stacked(const std::string& name, DType dtype, Device device,
+               const std::vector<Tensor>* first, const std::vector<Tensor>& second) {
+  const Tensor& base = first != nullptr ? (*first)[0] : second[0];
+  const std::int64_t rows = second[0].shape[0], k = second[0].shape[1];
+  const char* next = base.as<const char>();
+  for (std::size_t e = 0; e < second.size(); ++e) {
+    for (const auto* list : {first, &second}) {
+      if (list == nullptr) continue;
+      const Tensor& matrix = (*list)[e];
+      if (matrix.data != next || !matrix.contiguous() || matrix.dtype != dtype ||
+          matrix.device != device) {
+        fail(Status::invalid_argument,
+             "layer: experts.{}[{}] is {}: for LayerOptions.in_place all must be {} on the layer's "
+             "device and lie one after the other{}",
+             list == first ? "gate" : name, e, matrix.describe(), to_string(dtype),
+             first != nullptr ? ", each up behind its gate" : "");
+      }
+      next += matrix.bytes();
+    }
+  }
+  const auto count = static_cast<std::int64_t>(second.size());
+  return view(base.data, dtype, {count, first != nullptr ? 2 * rows : rows, k}, device);
+}
+
 std::size_t total(const std::vector<Buffer>& buffers) {
   std::size_t bytes = 0;
   for (const Buffer& buffer : buffers) bytes += buffer.bytes();
@@ -192,19 +224,43 @@ HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
 std::size_t HeldWeights::bytes() const { return total(buffers_); }
 
 PreparedExperts::PreparedExperts(const Context& context, DType dtype,
-                                 const ActivationSpec& activation, const ExpertWeights& weights) {
+                                 const ActivationSpec& activation, const ExpertWeights& weights,
+                                 bool in_place) {
   const int groups = static_cast<int>(weights.up.size());
   const std::int64_t intermediate = weights.up[0].shape[0];
   const std::int64_t hidden = weights.up[0].shape[1];
   const bool gated = activation.gated;
   const std::int64_t columns = gated ? 2 * intermediate : intermediate;
-  buffers_.push_back(
-      context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
-  gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())
-                  : prepare(context, dtype, weights.up, buffers_.back());
-  buffers_.push_back(
-      context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
-  down = prepare(context, dtype, weights.down, buffers_.back());
+  if (in_place) {
+    const Device device = context.device();
+    const Tensor first = stacked("up", dtype, device, gated ? &weights.gate : nullptr, weights.up);
+    const Tensor second = stacked("down", dtype, device, nullptr, weights.down);
+    const auto scratch = static_cast<std::size_t>(std::max(first[0].bytes(), second[0].bytes()));
+    // Refused before anything is overwritten.
+    for (const Tensor& all : {first, second}) {
+      const bool pairs = gated && all.data == first.data;
+      const std::size_t needed =
+          shunt::prepared_bytes(context, dtype, groups, all.shape[1], all.shape[2], pairs);
+      if (needed != static_cast<std::size_t>(all.bytes())) {
+        fail(Status::unsupported,
+             "layer: LayerOptions.in_place: matrices [{}, {}] take {} bytes prepared, {} as they "
+             "are",
+             all.shape[1], all.shape[2], needed, all.bytes());
+      }
+    }
+    const Buffer copy = context.allocate(scratch);
+    gate_up = prepare_in_place(context, first, gated, copy);
+    down = prepare_in_place(context, second, false, copy);
+    context.synchronize();
+  } else {
+    buffers_.push_back(
+        context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
+    gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())
+                    : prepare(context, dtype, weights.up, buffers_.back());
+    buffers_.push_back(
+        context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
+    down = prepare(context, dtype, weights.down, buffers_.back());
+  }
   if (!weights.up_bias.empty()) {
     gate_up_bias =
         hold_bias(context, gated ? &weights.gate_bias : nullptr, weights.up_bias, buffers_);
@@ -215,5 +271,10 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
 }
 
 std::size_t PreparedExperts::bytes() const { return total(buffers_); }
+
+void* PreparedExperts::keep(Buffer memory) {
+  buffers_.push_back(std::move(memory));
+  return buffers_.back().data();
+}
 
 }  // namespace shunt

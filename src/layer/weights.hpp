@@ -11,6 +11,8 @@ namespace shunt {
 // Throws Error{invalid_argument} naming the first weight that is missing, superfluous, of the
 // wrong dtype or shape, or neither on the host nor on `device`.
 void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device);
+// The same for what HeldWeights holds.
+void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device);
 
 // Copies of everything but the experts, dense, on the context's device, in memory of this object.
 // Move only.
@@ -30,12 +32,14 @@ class PreparedExperts {
  public:
   PreparedExperts() = default;
   PreparedExperts(const Context& context, DType dtype, const ActivationSpec& activation,
-                  const ExpertWeights& weights);
+                  const ExpertWeights& weights, bool in_place = false);
   PreparedWeights gate_up;
   PreparedWeights down;
   Tensor gate_up_bias;  // [E, 2I] as mlp_gate_up wants it
   Tensor down_bias;     // [E, H]
   std::size_t bytes() const;
+  // Takes memory that one of these lies in, and says where it is.
+  void* keep(Buffer memory);
 
  private:
   std::vector<Buffer> buffers_;

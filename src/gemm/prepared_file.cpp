@@ -1,0 +1,135 @@
+// Prepared weights as files.
+#include "gemm/prepared_file.hpp"
+
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/json.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr const char* kind_key = "shunt.prepared_weights";
+constexpr const char* words_key = "weights";
+constexpr const char* tensor_name = "prepared";
+constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f16};
+
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : dtypes) {
+    if (name == to_string(dtype)) return dtype;
+  }
+  fail(Status::invalid_argument, "dtype is '{}': must be f32, bf16 or f16", name);
+}
+
+}  // namespace
+
+std::string layout_name(DeviceType device, DType dtype) {
+  if (device == DeviceType::cpu) return "cpu.panels64";
+  return dtype == DType::f32 ? "cuda.rows16" : "cuda.tiles128x64";
+}
+
+std::string saved_words(const PreparedWeights& weights) {
+  if (weights.format != FormatSpec{}) {
+    fail(Status::unsupported, "save_prepared: format is {}: only plain weights are saved yet",
+         to_string(weights.format));
+  }
+  return nlohmann::ordered_json{{"layout", layout_name(weights.device.type, weights.dtype)},
+                                {"dtype", to_string(weights.dtype)},
+                                {"groups", weights.groups},
+                                {"n", weights.n},
+                                {"k", weights.k},
+                                {"paired", weights.paired}}
+      .dump();
+}
+
+PreparedWeights read_saved_words(const Context& context, const std::string& where,
+                                 const std::string& words, const Tensor& bytes) {
+  PreparedWeights weights{.device = context.device()};
+  std::string layout, dtype;
+  try {
+    nlohmann::json json = parse_json("metadata", words);
+    const auto text = [&](const char* key) {
+      if (!json.is_object() || !json.contains(key) || !json[key].is_string()) {
+        fail(Status::invalid_argument, "metadata has no '{}'", key);
+      }
+      std::string value = json[key];
+      json.erase(key);
+      return value;
+    };
+    layout = text("layout");
+    dtype = text("dtype");
+    weights.dtype = dtype_named(dtype);
+    SpecReader reader("metadata", json);
+    for (const char* key : {"groups", "n", "k", "paired"}) reader.require(key);
+    reader.read("groups", weights.groups, 0, 1 << 24);
+    reader.read("n", weights.n, 0, std::int64_t{1} << 40);
+    reader.read("k", weights.k, 0, std::int64_t{1} << 40);
+    reader.read("paired", weights.paired);
+    reader.finish();
+    const std::string ours = layout_name(context.device().type, weights.dtype);
+    if (layout == ours) {
+      weights.bytes = prepared_bytes(context, weights.dtype, weights.groups, weights.n, weights.k,
+                                     weights.paired);
+    }
+  } catch (const Error& error) {
+    fail(Status::bad_file, "{}: {}", where, error.what());
+  }
+  const std::string ours = layout_name(context.device().type, weights.dtype);
+  if (layout != ours) {
+    fail(
+        Status::unsupported,
+        "{}: the layout is {}: this engine reads {} for {}; prepare the checkpoint's weights on it",
+        where, layout, ours, dtype);
+  }
+  if (bytes.dtype != DType::u8 || bytes.rank != 1 ||
+      bytes.shape[0] != static_cast<std::int64_t>(weights.bytes)) {
+    fail(Status::bad_file, "{}: the bytes are {}: must be u8 [{}] for {} [{}, {}, {}]", where,
+         bytes.describe(), weights.bytes, dtype, weights.groups, weights.n, weights.k);
+  }
+  return weights;
+}
+
+void save_prepared(const Context& context, const PreparedWeights& weights,
+                   const std::string& path) {
+  if (!weights && weights.bytes > 0) {
+    fail(Status::invalid_argument, "save_prepared: no weights are given");
+  }
+  if (weights.device != context.device()) {
+    fail(Status::invalid_argument, "save_prepared: weights are on another device than the context");
+  }
+  std::vector<char> copy;
+  const void* data = weights.data;
+  if (weights.device.type != DeviceType::cpu) {
+    copy.resize(weights.bytes);
+    context.copy(copy.data(), weights.data, weights.bytes);
+    data = copy.data();
+  }
+  write_safetensors(
+      path, {{tensor_name, view(data, DType::u8, {static_cast<std::int64_t>(weights.bytes)})}},
+      {{kind_key, std::string(saved_version)}, {words_key, saved_words(weights)}});
+}
+
+PreparedWeights load_prepared(const Context& context, const std::string& path, Buffer& memory) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  const auto& metadata = file.metadata();
+  const auto kind = metadata.find(kind_key), words = metadata.find(words_key);
+  if (kind == metadata.end() || words == metadata.end()) {
+    fail(Status::bad_file, "{}: holds no prepared weights: its metadata has no '{}'", path,
+         kind == metadata.end() ? kind_key : words_key);
+  }
+  if (kind->second != saved_version) {
+    fail(Status::unsupported, "{}: {} is '{}': this build reads version {}", path, kind_key,
+         kind->second, saved_version);
+  }
+  const Tensor bytes = file.get(tensor_name);
+  PreparedWeights weights = read_saved_words(context, path, words->second, bytes);
+  Buffer there = context.allocate(weights.bytes);
+  context.copy(there.data(), bytes.data, weights.bytes);
+  memory = std::move(there);
+  weights.data = memory.data();
+  return weights;
+}
+
+}  // namespace shunt

@@ -1,0 +1,26 @@
+// What a file says of prepared weights beside their bytes, and whether an engine reads them.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "shunt/gemm.hpp"
+
+namespace shunt {
+
+// The version of what is written here and of saved layers. A layout that changes gets another name,
+// not another version.
+inline constexpr std::string_view saved_version = "1";
+
+// The name of the layout that the engine of a device reads: "cpu.panels64", "cuda.tiles128x64".
+std::string layout_name(DeviceType device, DType dtype);
+
+// Layout, dtype and sizes as JSON: {"layout": "cuda.tiles128x64", "dtype": "bf16", ..}.
+std::string saved_words(const PreparedWeights& weights);
+// The inverse, for bytes [B] u8 of a file. `where` begins messages: "weights.safetensors: experts".
+// Throws Error{bad_file} for words that are damaged or do not fit the bytes, Error{unsupported} for
+// a layout that the context's engine does not read. The result has no data yet.
+PreparedWeights read_saved_words(const Context& context, const std::string& where,
+                                 const std::string& words, const Tensor& bytes);
+
+}  // namespace shunt

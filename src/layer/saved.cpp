@@ -1,0 +1,228 @@
+// A layer as a file, and back: prepared weights as they lie in memory, small ones dense.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/json.hpp"
+#include "gemm/prepared_file.hpp"
+#include "layer/impl.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr const char* kind_key = "shunt.layer";
+
+struct Small {
+  const char* name;
+  Tensor LayerWeights::*member;
+};
+constexpr std::array small = {Small{"router", &LayerWeights::router},
+                              Small{"router_bias", &LayerWeights::router_bias},
+                              Small{"selection_bias", &LayerWeights::selection_bias},
+                              Small{"per_expert_scale", &LayerWeights::per_expert_scale},
+                              Small{"hash_table", &LayerWeights::hash_table},
+                              Small{"shared_gate", &LayerWeights::shared_gate},
+                              Small{"output_bias", &LayerWeights::output_bias},
+                              Small{"router_norm", &LayerWeights::router_norm},
+                              Small{"input_norm", &LayerWeights::input_norm},
+                              Small{"output_norm", &LayerWeights::output_norm}};
+
+class Writer {
+ public:
+  explicit Writer(const Context& context) : context_(context) {}
+
+  void add(const std::string& name, const Tensor& dense) {
+    if (!dense) return;
+    Tensor here = dense;
+    here.device = Device{};
+    here.data = const_cast<void*>(on_host(dense.data, static_cast<std::size_t>(dense.bytes())));
+    tensors_.emplace_back(name, here);
+  }
+  void add(const std::string& name, const PreparedWeights& weights) {
+    if (!weights) return;
+    metadata_[name] = saved_words(weights);
+    tensors_.emplace_back(name, view(on_host(weights.data, weights.bytes), DType::u8,
+                                     {static_cast<std::int64_t>(weights.bytes)}));
+  }
+  void add(const std::string& name, const PreparedExperts& experts) {
+    add(name + ".gate_up", experts.gate_up);
+    add(name + ".down", experts.down);
+    add(name + ".gate_up_bias", experts.gate_up_bias);
+    add(name + ".down_bias", experts.down_bias);
+  }
+  void say(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
+  void write(const std::string& path) const { write_safetensors(path, tensors_, metadata_); }
+
+ private:
+  const void* on_host(const void* data, std::size_t bytes) {
+    if (context_.device().type == DeviceType::cpu) return data;
+    copies_.emplace_back(bytes);
+    context_.copy(copies_.back().data(), data, bytes);
+    return copies_.back().data();
+  }
+
+  Context context_;
+  std::vector<std::pair<std::string, Tensor>> tensors_;
+  std::map<std::string, std::string> metadata_;
+  std::vector<std::vector<char>> copies_;
+};
+
+class Reader {
+ public:
+  Reader(const Context& context, const std::string& path)
+      : context_(context), path_(path), file_(SafetensorsFile::open(path)) {}
+
+  std::string said(const char* key) const {
+    const auto found = file_.metadata().find(key);
+    if (found == file_.metadata().end()) {
+      fail(Status::bad_file, "{}: holds no prepared layer: its metadata has no '{}'", path_, key);
+    }
+    return found->second;
+  }
+  Tensor tensor(const std::string& name) const {
+    return file_.contains(name) ? file_.get(name) : Tensor{};
+  }
+  // [n, k] of each of `groups`, copied to the device.
+  PreparedWeights prepared(const std::string& name, const PreparedWeights& wanted,
+                           Buffer& memory) const {
+    const std::string where = path_ + ": " + name;
+    PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
+    if (read.dtype != wanted.dtype || read.groups != wanted.groups || read.n != wanted.n ||
+        read.k != wanted.k || read.paired != wanted.paired) {
+      fail(Status::bad_file, "{}: is {} [{}, {}, {}]: the layer's spec says {} [{}, {}, {}]", where,
+           to_string(read.dtype), read.groups, read.n, read.k, to_string(wanted.dtype),
+           wanted.groups, wanted.n, wanted.k);
+    }
+    memory = context_.allocate(read.bytes);
+    context_.copy(memory.data(), file_.get(name).data, read.bytes);
+    read.data = memory.data();
+    return read;
+  }
+  PreparedExperts experts(const std::string& name, DType dtype, int groups, std::int64_t hidden,
+                          std::int64_t intermediate, bool gated, bool gate_up_bias,
+                          bool down_bias) const {
+    PreparedExperts experts;
+    const std::int64_t columns = gated ? 2 * intermediate : intermediate;
+    const auto matrix = [&](const char* which, std::int64_t n, std::int64_t k, bool paired) {
+      Buffer memory;
+      const PreparedWeights read =
+          prepared(name + which,
+                   {.dtype = dtype, .groups = groups, .n = n, .k = k, .paired = paired}, memory);
+      experts.keep(std::move(memory));
+      return read;
+    };
+    experts.gate_up = matrix(".gate_up", columns, hidden, gated);
+    experts.down = matrix(".down", hidden, intermediate, false);
+    const auto bias = [&](const char* which, bool wanted, std::int64_t n) -> Tensor {
+      const std::string full = path_ + ": " + name + which;
+      const Tensor values = tensor(name + which);
+      if (!check_given(full, values, wanted, "the layer's spec")) return {};
+      check_tensor(full, values, {.dtypes = {DType::f32}, .shape = {groups, n}}, Device{});
+      Buffer memory = context_.allocate(static_cast<std::size_t>(values.bytes()));
+      context_.copy(memory.data(), values.data, memory.bytes());
+      return view(experts.keep(std::move(memory)), DType::f32, {groups, n}, context_.device());
+    };
+    experts.gate_up_bias = bias(".gate_up_bias", gate_up_bias, columns);
+    experts.down_bias = bias(".down_bias", down_bias, hidden);
+    return experts;
+  }
+
+ private:
+  Context context_;
+  std::string path_;
+  SafetensorsFile file_;
+};
+
+std::string options_words(const LayerOptions& options) {
+  return nlohmann::ordered_json{{"dtype", static_cast<int>(options.dtype)}}.dump();
+}
+LayerOptions options_of(const std::string& words) {
+  const nlohmann::json json = parse_json("options", words);
+  SpecReader reader("options", json);
+  reader.require("dtype");
+  int dtype = 0;
+  reader.read("dtype", dtype, 0, static_cast<int>(DType::f4_e2m1));
+  LayerOptions options{.dtype = static_cast<DType>(dtype)};
+  reader.finish();
+  return options;
+}
+
+}  // namespace
+
+void Layer::save_prepared(const std::string& path) const {
+  const Impl& layer = *impl_;
+  Writer writer(layer.context);
+  writer.say(kind_key, std::string(saved_version));
+  writer.say("spec", to_json(layer.spec));
+  writer.say("options", options_words(layer.options));
+  for (const Small& one : small) writer.add(one.name, layer.held.views.*one.member);
+  writer.add("experts", layer.experts);
+  writer.add("shared", layer.shared);
+  writer.add("latent_down", layer.latent_down);
+  writer.add("latent_up", layer.latent_up);
+  writer.write(path);
+}
+
+Layer Layer::load_prepared(const std::string& path, const Context& context) {
+  const Reader reader(context, path);
+  if (const std::string version = reader.said(kind_key); version != saved_version) {
+    fail(Status::unsupported, "{}: {} is '{}': this build reads version {}", path, kind_key,
+         version, saved_version);
+  }
+  auto layer = std::make_unique<Impl>();
+  layer->context = context;
+  LayerWeights weights;
+  for (const Small& one : small) weights.*one.member = reader.tensor(one.name);
+  try {
+    layer->spec = layer_spec_from_json(reader.said("spec"));
+    layer->options = options_of(reader.said("options"));
+    check_held(layer->spec, weights, Device{});
+  } catch (const Error& error) {
+    fail(Status::bad_file, "{}: {}", path, error.what());
+  }
+  const LayerSpec& spec = layer->spec;
+  const DType dtype = layer->options.dtype;
+  require(supports(spec, layer->options, context.device()), "load_prepared");
+  layer->held = HeldWeights(context, weights);
+  const ExpertSpec& e = spec.experts;
+  layer->experts = reader.experts("experts", dtype, e.experts, e.hidden, e.intermediate,
+                                  e.activation.gated, e.gate_up_bias, e.down_bias);
+  if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
+    layer->shared = reader.experts("shared", dtype, 1, spec.hidden, s.intermediate,
+                                   s.activation.gated, s.gate_up_bias, s.down_bias);
+  }
+  if (spec.latent > 0) {
+    const auto one = [&](const char* name, std::int64_t n, std::int64_t k) {
+      return reader.prepared(name, {.dtype = dtype, .groups = 1, .n = n, .k = k},
+                             layer->latent_memory.emplace_back());
+    };
+    layer->latent_down = one("latent_down", spec.latent, spec.hidden);
+    layer->latent_up = one("latent_up", spec.hidden, spec.latent);
+  }
+  return Layer(std::move(layer));
+}
+
+void Layer::unprepare() {
+  if (!impl_->options.in_place) {
+    fail(Status::invalid_argument,
+         "unprepare: the layer holds copies: nothing was overwritten (LayerOptions.in_place)");
+  }
+  const auto one = [](const PreparedWeights& weights) {
+    return weights.bytes / static_cast<std::size_t>(weights.groups);
+  };
+  PreparedExperts& experts = impl_->experts;
+  const Context& context = impl_->context;
+  const Buffer scratch = context.allocate(std::max(one(experts.gate_up), one(experts.down)));
+  unprepare_in_place(context, experts.gate_up, scratch);
+  unprepare_in_place(context, experts.down, scratch);
+  context.synchronize();
+  experts = {};
+}
+
+}  // namespace shunt
