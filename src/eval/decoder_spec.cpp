@@ -1,0 +1,94 @@
+#include "eval/decoder_spec.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/config.hpp"
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+constexpr std::size_t max_config_bytes = 64u << 20;
+constexpr std::int64_t widest = std::int64_t{1} << 24;
+
+// rope_parameters of transformers 5, or rope_theta and rope_scaling as published before.
+float read_rope_theta(Config& config) {
+  const nlohmann::json* parameters = config.object("rope_parameters");
+  if (parameters == nullptr) parameters = config.object("rope_scaling");
+  double theta = config.number_or({"rope_theta"}, 10000.0, 1.0, 1e12);
+  if (parameters != nullptr) {
+    Config rope(config.where() + ": rope_parameters", *parameters);
+    theta = rope.number_or({"rope_theta"}, theta, 1.0, 1e12);
+    const std::string type = rope.text_or({"rope_type", "type"}, "default");
+    if (type != "default") {
+      fail(Status::unsupported, "{}: rope_type is '{}': only 'default' is computed", config.where(),
+           clean(type));
+    }
+    if (rope.number_or({"partial_rotary_factor"}, 1.0, 0.0, 1.0) != 1.0) {
+      fail(Status::unsupported, "{}: partial_rotary_factor: only 1 is computed", config.where());
+    }
+  }
+  return static_cast<float>(theta);
+}
+
+}  // namespace
+
+std::vector<std::string> decoder_families() { return {"mixtral", "qwen2_moe", "qwen3_moe"}; }
+
+DecoderSpec decoder_spec(const Checkpoint& checkpoint) {
+  const std::string& family = checkpoint.family();
+  const std::vector<std::string> families = decoder_families();
+  if (std::find(families.begin(), families.end(), family) == families.end()) {
+    fail(Status::unsupported,
+         "{}: family is '{}': its attention is not computed, only that of {}; its MoE layers are "
+         "('shunt run')",
+         checkpoint.folder(), family, fmt::join(families, ", "));
+  }
+  const std::string where = checkpoint.folder() + "/config.json";
+  const nlohmann::json json = parse_object(where, read_text(where, max_config_bytes));
+  Config config(where, json);
+  DecoderSpec spec;
+  spec.vocabulary = config.integer({"vocab_size"}, 1, widest);
+  spec.hidden = config.integer({"hidden_size"}, 1, widest);
+  spec.layers = static_cast<int>(checkpoint.layers().size());
+  spec.heads = static_cast<int>(config.integer({"num_attention_heads"}, 1, 65536));
+  spec.key_heads =
+      static_cast<int>(config.integer_or({"num_key_value_heads"}, spec.heads, 1, 65536));
+  spec.head_dim = config.integer_or({"head_dim"}, spec.hidden / spec.heads, 1, widest);
+  if (spec.heads % spec.key_heads != 0) {
+    config.refuse("num_key_value_heads", "a divisor of num_attention_heads");
+  }
+  if (spec.head_dim % 2 != 0) config.refuse("head_dim", "even");
+  spec.epsilon = static_cast<float>(config.number_or({"rms_norm_eps"}, 1e-6, 0.0, 1.0));
+  spec.rope_theta = read_rope_theta(config);
+  spec.tied = config.flag_or({"tie_word_embeddings"}, false);
+  spec.max_positions = config.integer_or({"max_position_embeddings"}, 4096, 1, widest);
+  if (family == "qwen3_moe") {
+    spec.head_norm = true;
+    spec.qkv_bias = spec.output_bias = config.flag_or({"attention_bias"}, false);
+  } else if (family == "qwen2_moe") {
+    spec.qkv_bias = config.flag_or({"qkv_bias"}, true);
+  }
+  if (family == "mixtral") {
+    spec.sliding_window = config.integer_or({"sliding_window"}, 0, 0, widest);
+  } else {
+    config.expect_false({"use_sliding_window"});
+  }
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    if (!layer.moe) {
+      fail(Status::unsupported,
+           "{}: layer {} has a {}: only models whose layers all have experts "
+           "are evaluated",
+           checkpoint.folder(), layer.index, layer.note);
+    }
+  }
+  return spec;
+}
+
+}  // namespace shunt
