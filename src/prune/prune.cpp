@@ -1,0 +1,174 @@
+#include "prune/prune.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "core/check.hpp"
+#include "cpu/pool.hpp"
+#include "prune/factor.hpp"
+
+namespace shunt {
+
+namespace {
+
+// Rows that share one reading of the factor, and columns whose errors are applied together.
+constexpr std::int64_t rows_at_once = 16;
+constexpr std::int64_t columns_at_once = 128;
+static_assert(columns_at_once % 4 == 0);
+
+// Which of up to four scores stay: bits. Two at most, of equal ones the first.
+unsigned two_largest(const double* scores, std::int64_t count) {
+  if (count <= 2) return (1u << count) - 1;
+  unsigned kept = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    std::int64_t best = -1;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if ((kept >> i & 1) == 0 && (best < 0 || scores[i] > scores[best])) best = i;
+    }
+    kept |= 1u << best;
+  }
+  return kept;
+}
+
+// score(row, k) of every weight; zeroes what does not stay.
+template <class Score>
+void prune_by_score(const Context& context, float* w, std::int64_t n, std::int64_t k,
+                    const Score& score) {
+  context.pool().split(n, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      float* const values = w + row * k;
+      for (std::int64_t first = 0; first < k; first += 4) {
+        const std::int64_t count = std::min<std::int64_t>(4, k - first);
+        std::array<double, 4> scores{};
+        for (std::int64_t i = 0; i < count; ++i) {
+          scores[static_cast<std::size_t>(i)] =
+              score(static_cast<double>(values[first + i]), first + i);
+        }
+        const unsigned kept = two_largest(scores.data(), count);
+        for (std::int64_t i = 0; i < count; ++i) {
+          if ((kept >> i & 1) == 0) values[first + i] = 0;
+        }
+      }
+    }
+  });
+}
+
+// Rows [0, rows) of w, `width` wide, through all columns. u: the upper factor of H^-1. w_F's
+// inverse is u_F^T u_F, so that [H_F^-1]_k,F / [H_F^-1]_kk is u_k,F / u_kk, and [H_F^-1]_kk of the
+// first column of F is u_kk^2.
+void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, std::int64_t width) {
+  std::vector<double> values(static_cast<std::size_t>(rows * width));
+  std::copy_n(w, rows * width, values.begin());
+  std::vector<double> errors(static_cast<std::size_t>(rows * columns_at_once));
+  std::array<unsigned, rows_at_once> kept{};
+  for (std::int64_t begin = 0; begin < width; begin += columns_at_once) {
+    const std::int64_t end = std::min(begin + columns_at_once, width);
+    for (std::int64_t c = begin; c < end; ++c) {
+      const double* const factor = u.data() + c * width;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        double* const row = values.data() + r * width;
+        if (c % 4 == 0) {
+          const std::int64_t count = std::min<std::int64_t>(4, width - c);
+          std::array<double, 4> scores{};
+          for (std::int64_t i = 0; i < count; ++i) {
+            const double root = row[c + i] / u[static_cast<std::size_t>((c + i) * (width + 1))];
+            scores[static_cast<std::size_t>(i)] = root * root;
+          }
+          kept[static_cast<std::size_t>(r)] = two_largest(scores.data(), count);
+        }
+        double error = 0;
+        if ((kept[static_cast<std::size_t>(r)] >> (c % 4) & 1) == 0) {
+          error = row[c] / factor[c];
+          row[c] = 0;
+          for (std::int64_t j = c + 1; j < end; ++j) row[j] -= error * factor[j];
+        }
+        errors[static_cast<std::size_t>(r * columns_at_once + c - begin)] = error;
+      }
+    }
+    for (std::int64_t c = begin; c < end; ++c) {
+      const double* const factor = u.data() + c * width;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const double error = errors[static_cast<std::size_t>(r * columns_at_once + c - begin)];
+        if (error == 0) continue;
+        double* const row = values.data() + r * width;
+        for (std::int64_t j = end; j < width; ++j) row[j] -= error * factor[j];
+      }
+    }
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) w[i] = static_cast<float>(values[i]);
+}
+
+void check_statistics(const PruneSpec& spec, std::int64_t k, const InputStatistics* statistics) {
+  const std::string method = to_string(spec.method);
+  if (statistics == nullptr) {
+    fail(Status::invalid_argument, "prune: statistics are missing: {} needs those of the inputs",
+         method);
+  }
+  if (statistics->width() != k) {
+    fail(Status::invalid_argument, "prune: statistics are of {} columns: the matrix has {}",
+         statistics->width(), k);
+  }
+  if (spec.method == PruneMethod::obs && !statistics->has_products()) {
+    fail(Status::invalid_argument, "prune: statistics are without products: obs needs them");
+  }
+}
+
+}  // namespace
+
+std::string to_string(PruneMethod method) {
+  return method == PruneMethod::magnitude ? "magnitude"
+         : method == PruneMethod::wanda   ? "wanda"
+                                          : "obs";
+}
+
+PruneMethod prune_method_from_string(const std::string& text) {
+  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+    if (to_string(method) == text) return method;
+  }
+  fail(Status::invalid_argument, "pruning method is '{}': must be magnitude, wanda or obs", text);
+}
+
+PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
+                         std::int64_t k, const InputStatistics* statistics) {
+  if (spec.method != PruneMethod::magnitude) check_statistics(spec, k, statistics);
+  if (!(spec.damping >= 0 && spec.damping <= 1)) {
+    fail(Status::invalid_argument, "prune: damping is {}: must be 0 to 1", spec.damping);
+  }
+  for (std::int64_t i = 0; i < n * k; ++i) {
+    if (!std::isfinite(w[i])) {
+      fail(Status::invalid_argument, "prune: weight [{}, {}] is {}: must be finite", i / k, i % k,
+           w[i]);
+    }
+  }
+  PruneMethod method = spec.method;
+  if (method != PruneMethod::magnitude && statistics->rows() == 0) method = PruneMethod::magnitude;
+  if (method == PruneMethod::obs) {
+    const std::vector<double> u = inverse_factor(statistics->products(), k, spec.damping);
+    if (u.empty()) {
+      method = PruneMethod::magnitude;
+    } else {
+      context.pool().run([&](cpu_engine::Team& team) {
+        const std::int64_t tasks = (n + rows_at_once - 1) / rows_at_once;
+        team.for_each(static_cast<std::size_t>(tasks), [&](std::size_t task) {
+          const std::int64_t first = static_cast<std::int64_t>(task) * rows_at_once;
+          prune_rows_obs(u, w + first * k, std::min(rows_at_once, n - first), k);
+        });
+      });
+      return method;
+    }
+  }
+  if (method == PruneMethod::wanda) {
+    std::vector<double> norms(static_cast<std::size_t>(k));
+    for (std::size_t i = 0; i < norms.size(); ++i) norms[i] = std::sqrt(statistics->squares()[i]);
+    prune_by_score(context, w, n, k, [&](double value, std::int64_t column) {
+      return std::fabs(value) * norms[static_cast<std::size_t>(column)];
+    });
+  } else {
+    prune_by_score(context, w, n, k, [](double value, std::int64_t) { return std::fabs(value); });
+  }
+  return method;
+}
+
+}  // namespace shunt

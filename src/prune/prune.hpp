@@ -1,0 +1,44 @@
+// Pruning to 2:4: of every four neighbours along K at most two stay, as sparse tensor cores want
+// it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "prune/statistics.hpp"
+#include "shunt/context.hpp"
+
+namespace shunt {
+
+enum class PruneMethod : std::int32_t {
+  magnitude = 0,  // keeps the largest |w|
+  wanda = 1,      // keeps the largest |w| * |x_k|, x_k the column of inputs that w multiplies
+  obs = 2,        // keeps the largest w^2 / [H^-1]_kk, and lets later columns make up for the rest
+};
+std::string to_string(PruneMethod method);
+// Throws Error{invalid_argument} naming the text and the methods that there are.
+PruneMethod prune_method_from_string(const std::string& text);
+
+struct PruneSpec {
+  PruneMethod method = PruneMethod::magnitude;
+  double damping = 0.01;  // obs: this share of H's mean diagonal is added to its diagonal
+  bool operator==(const PruneSpec&) const = default;
+};
+
+// Zeroes in place all but two of every four of w [n, k] f32, dense: of groups k = 0..3, 4..7, ..,
+// of which K may cut the last short. Of equal scores the lower k stays.
+//
+// wanda: M. Sun et al., A Simple and Effective Pruning Approach for Large Language Models.
+// obs: E. Frantar, D. Alistarh, SparseGPT. With H = X^T X + damping, columns go from left to right;
+// at the first of a group the two of least w_k^2 / [H_F^-1]_kk are chosen in each row, F being the
+// columns from here on, and when column k is zeroed all w_F -= w_k [H_F^-1]_k,F / [H_F^-1]_kk.
+// Everything in double; the same for any number of threads.
+//
+// Throws Error{invalid_argument} for wanda and obs without statistics of K columns (obs: with their
+// products), and for weights that are not finite. Statistics of no rows at all say nothing: then,
+// and where H is not positive definite for all its damping, magnitude is what is done. Returns the
+// method that was.
+PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
+                         std::int64_t k, const InputStatistics* statistics = nullptr);
+
+}  // namespace shunt
