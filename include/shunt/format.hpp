@@ -19,18 +19,23 @@ namespace shunt {
 // two to a byte, the even k in the low nibble; a row takes ceil(K / 2) bytes, and the nibble past
 // an odd K is 0. A group that K cuts short has a scale as any other.
 enum class Format : std::int32_t {
-  plain = 0,          // f32 | bf16 | f16: what a Tensor says, no PackedMatrix
-  fp8_tensor = 1,     // e4m3 [N, K] * global_scale
-  fp8_channel = 2,    // e4m3 [N, K] * scales f32 [N]
-  fp8_block = 3,      // e4m3 [N, K] * scales f32 [ceil(N / 128), ceil(K / 128)]
-  mxfp8 = 4,          // e4m3 [N, K] * scales e8m0 [N, ceil(K / 32)]
-  nvfp4 = 5,          // e2m1 [N, K] * scales e4m3 [N, ceil(K / 16)] * global_scale
-  mxfp4 = 6,          // e2m1 [N, K] * scales e8m0 [N, ceil(K / 32)]
-  int8 = 7,           // i8 [N, K] * scales f32 [N]
-  int4 = 8,           // (u4 [N, K] - zero) * scales [N, groups]; zero 8, or zeros u4 [N, groups]
-  dense3 = 9,         // a 3-bit code and a scale per 32: Shunt's own, 3.25 bits a weight
+  plain = 0,        // f32 | bf16 | f16: what a Tensor says, no PackedMatrix
+  fp8_tensor = 1,   // e4m3 [N, K] * global_scale
+  fp8_channel = 2,  // e4m3 [N, K] * scales f32 [N]
+  fp8_block = 3,    // e4m3 [N, K] * scales f32 [ceil(N / 128), ceil(K / 128)]
+  mxfp8 = 4,        // e4m3 [N, K] * scales e8m0 [N, ceil(K / 32)]
+  nvfp4 = 5,        // e2m1 [N, K] * scales e4m3 [N, ceil(K / 16)] * global_scale
+  mxfp4 = 6,        // e2m1 [N, K] * scales e8m0 [N, ceil(K / 32)]
+  int8 = 7,         // i8 [N, K] * scales f32 [N]
+  int4 = 8,         // (u4 [N, K] - zero) * scales [N, groups]; zero 8, or zeros u4 [N, groups]
+  dense3 = 9,  // 3-bit codes * scales e4m3 [N, ceil(K / 32)] * global_scale: Shunt's own, below
   sparse_nvfp4 = 10,  // nvfp4 of which two of every four along K are kept, 3.5 bits a weight
 };
+
+// dense3: `values` has 12 bytes for 32 of k, little endian. Weight i of them is the number of its
+// window, bits 3 (i - 1) to 3 i + 2 (before the first stand zeros): its own three bits over those
+// of the weight before. The 64 numbers, exact in bf16, and how codes are chosen stand in
+// docs/formats.md.
 
 // What the rows that a grouped GEMM multiplies are rounded to.
 enum class RowFormat : std::int32_t {

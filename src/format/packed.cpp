@@ -14,9 +14,9 @@ namespace shunt {
 
 namespace {
 
-constexpr std::array all_rules = {&fp8_tensor_rules, &fp8_channel_rules, &fp8_block_rules,
-                                  &mxfp8_rules,      &nvfp4_rules,       &mxfp4_rules,
-                                  &int8_rules,       &int4_rules,        &sparse_nvfp4_rules};
+constexpr std::array all_rules = {
+    &fp8_tensor_rules, &fp8_channel_rules, &fp8_block_rules, &mxfp8_rules,  &nvfp4_rules,
+    &mxfp4_rules,      &int8_rules,        &int4_rules,      &dense3_rules, &sparse_nvfp4_rules};
 
 const FormatRules* find_rules(Format format) {
   for (const FormatRules* rules : all_rules) {
