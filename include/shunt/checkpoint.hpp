@@ -35,7 +35,9 @@ class Checkpoint {
   // Throws Error{invalid_argument} for a layer out of range or without MoE.
   LayerSpec spec(int layer) const;
   // Views of the mapped files; they live as long as any copy of this object. Every shape is checked
-  // against the spec.
+  // against the spec. Quantised experts are in ExpertWeights.packed_*, whatever dialect they are
+  // stored in (docs/formats.md); what has to be put in another order for that lies in memory of its
+  // own. Throws Error{unsupported} for a dialect that is not read.
   LayerWeights weights(int layer) const;
 
   // All tensors, over all shards.

@@ -82,6 +82,8 @@ struct ExpertWeights {
   // The same three in a format (format.hpp): either these or those above, never both. Gate and up
   // keep a global scale each.
   std::vector<PackedMatrix> packed_gate, packed_up, packed_down;
+  // Of what a checkpoint does not store as a PackedMatrix has it: kept as long as any copy of this.
+  std::shared_ptr<const void> memory{};
 };
 
 // On the host, or on the device of the layer's context.

@@ -110,7 +110,7 @@ LayerSpec Checkpoint::spec(int layer) const { return impl_->model.spec(layer); }
 
 LayerWeights Checkpoint::weights(int layer) const {
   const TensorNames& names = impl_->model.plan.names;
-  return read_weights(impl_->store, names, impl_->model.spec(layer),
+  return read_weights(impl_->store, names, impl_->model.quantised, impl_->model.spec(layer),
                       layer_name(impl_->prefix, names, layer));
 }
 

@@ -30,17 +30,16 @@ std::string model_type(const std::string& where, const nlohmann::json& object) {
   return type->get<std::string>();
 }
 
-void refuse_quantised(const std::string& where, const nlohmann::json& object) {
-  // transformers' field, its older name, and that of MLX.
-  for (const char* field : {"quantization_config", "compression_config", "quantization"}) {
+// transformers' field and its older name; MLX's is another format.
+void read_quantised_field(const std::string& where, const nlohmann::json& object,
+                          QuantisedConfig& out) {
+  for (const char* field : {"quantization_config", "compression_config"}) {
     const nlohmann::json* quantised = child(object, field);
-    if (quantised == nullptr) continue;
-    const nlohmann::json* method =
-        quantised->is_object() ? child(*quantised, "quant_method") : nullptr;
-    fail(Status::unsupported,
-         "{}: {} has the quant_method {}: quantised checkpoints are not read yet, only f32, bf16 "
-         "and f16",
-         where, field, method == nullptr ? "(none)" : shown(*method));
+    if (quantised != nullptr) out = read_quantised(fmt::format("{}: {}", where, field), *quantised);
+  }
+  if (const nlohmann::json* mlx = child(object, "quantization")) {
+    fail(Status::unsupported, "{}: quantization is {}: MLX's formats are not read", where,
+         shown(*mlx));
   }
 }
 
@@ -58,7 +57,8 @@ Model read_model(const std::string& where, const std::string& text) {
   const nlohmann::json* object = &root;
   std::string path = where;
   std::string type = model_type(path, root);
-  refuse_quantised(path, root);
+  Model model;
+  read_quantised_field(path, root, model.quantised);
   for (bool descended = true; descended;) {
     descended = false;
     for (const std::string_view key : nested_keys) {
@@ -69,7 +69,7 @@ Model read_model(const std::string& where, const std::string& text) {
         fail(Status::bad_file, "{} is {}: must be an object", path, shown(*inner));
       }
       object = inner;
-      refuse_quantised(path, *object);
+      read_quantised_field(path, *object, model.quantised);
       const std::string inner_type = model_type(path, *object);
       if (!inner_type.empty()) {
         type = inner_type;
@@ -89,7 +89,6 @@ Model read_model(const std::string& where, const std::string& text) {
            refusal.reason);
     }
   }
-  Model model;
   model.family = find_family(type);
   if (model.family == nullptr) {
     std::string list;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "checkpoint/family.hpp"
+#include "checkpoint/quantised.hpp"
 
 namespace shunt {
 
@@ -11,6 +12,7 @@ struct Model {
   const Family* family = nullptr;
   std::string name;  // the architecture
   Plan plan;
+  QuantisedConfig quantised;
 
   bool moe(int layer) const;
   LayerSpec spec(int layer) const;  // throws Error{invalid_argument} for a layer without experts

@@ -22,8 +22,8 @@ bool has_shape(const Tensor& tensor, const Shape& shape) {
 
 class Reader {
  public:
-  Reader(const TensorStore& store, std::string prefix)
-      : store_(store), prefix_(std::move(prefix)) {}
+  Reader(const TensorStore& store, const QuantisedReader& quantised, std::string prefix)
+      : store_(store), quantised_(quantised), prefix_(std::move(prefix)) {}
 
   // The first of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
   Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
@@ -79,10 +79,9 @@ class Reader {
                std::int64_t intermediate, bool gated, bool biased, std::int64_t zero, bool single,
                ExpertWeights& out) const {
     for (const ExpertNames& names : alternatives) {
-      if (!store_.contains(prefix_ + numbered(names.up, 0))) continue;
+      if (!has(names.up)) continue;
       const bool last = &names == &alternatives.back();
-      if (gated && !names.gate.empty() && !last &&
-          !store_.contains(prefix_ + numbered(names.gate, 0))) {
+      if (gated && !names.gate.empty() && !last && !has(names.gate)) {
         continue;
       }
       switch (names.form) {
@@ -109,11 +108,16 @@ class Reader {
     return name.substr(0, at) + std::to_string(expert) + name.substr(at + 2);
   }
 
+  // The matrix of expert 0, plain or quantised.
+  bool has(const std::string& name) const {
+    const std::string full = prefix_ + numbered(name, 0);
+    return store_.contains(full) || quantised_.has(full) || quantised_.has_blocks(full);
+  }
+
   Tensor floats(const std::string& name) const {
     const Tensor tensor = store_.get(name);
     if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
-      fail(Status::unsupported,
-           "{}: tensor '{}' is {}: only f32, bf16 and f16 weights are read yet",
+      fail(Status::unsupported, "{}: tensor '{}' is {}: only f32, bf16 and f16 are read here",
            store_.file_of(name), name, tensor.describe());
     }
     return tensor;
@@ -144,11 +148,20 @@ class Reader {
 
   void each(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
             bool gated, ExpertWeights& out) const {
-    for (int e = 0; e < count; ++e) {
-      if (gated) out.gate.push_back(exact(numbered(names.gate, e), {intermediate, hidden}));
-      out.up.push_back(exact(numbered(names.up, e), {intermediate, hidden}));
-      out.down.push_back(exact(numbered(names.down, e), {hidden, intermediate}));
-    }
+    const auto read = [&](const std::string& name, std::int64_t n, std::int64_t k,
+                          std::vector<Tensor>& plain, std::vector<PackedMatrix>& packed) {
+      const bool quantised = quantised_.has(prefix_ + numbered(name, 0));
+      for (int e = 0; e < count; ++e) {
+        if (quantised) {
+          packed.push_back(quantised_.matrix(prefix_ + numbered(name, e), n, k));
+        } else {
+          plain.push_back(exact(numbered(name, e), {n, k}));
+        }
+      }
+    };
+    if (gated) read(names.gate, intermediate, hidden, out.gate, out.packed_gate);
+    read(names.up, intermediate, hidden, out.up, out.packed_up);
+    read(names.down, hidden, intermediate, out.down, out.packed_down);
   }
 
   // gate and up of a matrix [2I, W], or of a vector [2I].
@@ -166,6 +179,20 @@ class Reader {
               bool biased, std::int64_t zero, bool single, ExpertWeights& out) const {
     const std::string up_name = prefix_ + names.up;
     const std::string down_name = prefix_ + names.down;
+    if (biased) biases(names, count, hidden, intermediate, out);
+    if (quantised_.has_blocks(up_name)) {
+      const std::int64_t step = names.interleaved ? 2 : 1;
+      const std::int64_t rows = 2 * intermediate, up_first = names.interleaved ? 1 : intermediate;
+      for (int e = 0; e < count; ++e) {
+        out.packed_gate.push_back(
+            quantised_.blocks(up_name, e, count, rows, 0, step, intermediate, hidden));
+        out.packed_up.push_back(
+            quantised_.blocks(up_name, e, count, rows, up_first, step, intermediate, hidden));
+        out.packed_down.push_back(
+            quantised_.blocks(down_name, e, count, hidden, 0, 1, hidden, intermediate));
+      }
+      return;
+    }
     if (!store_.contains(down_name)) missing({{names.down}});
     Tensor up = floats(up_name);
     Tensor down = floats(down_name);
@@ -192,15 +219,20 @@ class Reader {
     if (!has_shape(down, first ? down_first : down_last)) {
       mismatch(down_name, down, words(first ? down_first : down_last));
     }
-    const bool up_bias = biased && !names.up_bias.empty();
-    const bool down_bias = biased && !names.down_bias.empty();
-    const Tensor up_biases = up_bias ? exact(names.up_bias, {count, 2 * intermediate}) : Tensor{};
-    const Tensor down_biases = down_bias ? exact(names.down_bias, {count, hidden}) : Tensor{};
     for (int e = 0; e < count; ++e) {
       const auto [gate, up_part] = split(first ? up[e].transposed() : up[e], names.interleaved);
       out.gate.push_back(gate);
       out.up.push_back(up_part);
       out.down.push_back(first ? down[e].transposed() : down[e]);
+    }
+  }
+
+  void biases(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+              ExpertWeights& out) const {
+    const bool up_bias = !names.up_bias.empty(), down_bias = !names.down_bias.empty();
+    const Tensor up_biases = up_bias ? exact(names.up_bias, {count, 2 * intermediate}) : Tensor{};
+    const Tensor down_biases = down_bias ? exact(names.down_bias, {count, hidden}) : Tensor{};
+    for (int e = 0; e < count; ++e) {
       if (up_bias) {
         const auto [gate_bias, up_bias_part] = split(up_biases[e], names.interleaved);
         out.gate_bias.push_back(gate_bias);
@@ -237,14 +269,18 @@ class Reader {
   }
 
   const TensorStore& store_;
+  const QuantisedReader& quantised_;
   std::string prefix_;
 };
 
 }  // namespace
 
-LayerWeights read_weights(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
+LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
+                          const QuantisedConfig& quantised, const LayerSpec& spec,
                           const std::string& prefix) {
-  const Reader reader(store, prefix);
+  Repacking repacking;
+  const QuantisedReader packed(store, quantised, repacking);
+  const Reader reader(store, packed, prefix);
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   LayerWeights out;
@@ -283,6 +319,7 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names, co
   out.router_norm = norm(spec.router_norm, names.router_norm);
   out.input_norm = norm(spec.input_norm, names.input_norm);
   out.output_norm = norm(spec.output_norm, names.output_norm);
+  out.experts.memory = out.shared.memory = repacking.finish();
   return out;
 }
 

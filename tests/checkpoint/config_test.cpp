@@ -130,9 +130,9 @@ TEST(Config, BadFieldsOfAModelAreNamed) {
       {"moe_layer_freq", "2", "moe_layer_freq is 2: not understood"},
       {"num_dense_layers", "1", "num_dense_layers is 1: not understood"},
       {"mlp_bias", "true", "mlp_bias is true: only false is understood"},
-      {"quantization_config", R"({"quant_method": "fp8"})",
-       "quantization_config has the quant_method \"fp8\""},
-      {"quantization", R"({"bits": 4})", "quantised checkpoints are not read yet"},
+      {"quantization_config", R"({"quant_method": "hqq"})", "quant_method is \"hqq\": not read"},
+      {"quantization_config", R"({})", "quant_method is missing"},
+      {"quantization", R"({"bits": 4})", "MLX's formats are not read"},
       {"text_config", "[]", "text_config is []: must be an object"},
   };
   EXPECT_EQ(error_of([] { layer_spec_from_config(mixtral("hidden_size", "64"), 0); }), "");

@@ -282,7 +282,7 @@ Plan deepseek_v4(Config& c) {
   c.expect("n_shared_experts", {1});
   c.expect("norm_topk_prob", {true});
   c.expect("topk_method", {"noaux_tc"});
-  c.expect("expert_dtype", {"bf16", "bfloat16"});
+  c.expect("expert_dtype", {"bf16", "bfloat16", "fp4", "fp8"});  // tensors say which
   add_shared(plan, plan.spec.experts.intermediate, "mlp.shared_experts");
 
   std::vector<bool> hashed(plan.layers.size());

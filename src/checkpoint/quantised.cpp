@@ -1,0 +1,505 @@
+#include "checkpoint/quantised.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+#include "core/convert.hpp"
+#include "cpu/pool.hpp"
+
+namespace shunt {
+
+namespace {
+
+std::int64_t parts(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
+
+bool has_shape(const Tensor& t, std::initializer_list<std::int64_t> shape) {
+  return t.rank == static_cast<int>(shape.size()) &&
+         std::equal(shape.begin(), shape.end(), t.shape.begin());
+}
+
+std::string base_of(const std::string& name) {
+  constexpr std::string_view ending = ".weight";
+  return name.ends_with(ending) ? name.substr(0, name.size() - ending.size()) : name;
+}
+
+bool plain(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+// Power-of-two scales are stored under either.
+bool exponents(DType dtype) { return dtype == DType::u8 || dtype == DType::f8_e8m0; }
+
+// to[c, r] = from[r, c] of 32-bit words, in tiles that stay in the L1.
+void transpose_words(const std::uint32_t* from, std::int64_t rows, std::int64_t columns,
+                     std::uint32_t* to) {
+  constexpr std::int64_t tile = 16;
+  for (std::int64_t c0 = 0; c0 < columns; c0 += tile) {
+    for (std::int64_t r0 = 0; r0 < rows; r0 += tile) {
+      for (std::int64_t c = c0; c < std::min(c0 + tile, columns); ++c) {
+        for (std::int64_t r = r0; r < std::min(r0 + tile, rows); ++r) {
+          to[c * rows + r] = from[r * columns + c];
+        }
+      }
+    }
+  }
+}
+
+// Which nibble of a word AWQ keeps column c of eight in.
+constexpr std::array<int, 8> awq_nibble = {0, 4, 1, 5, 2, 6, 3, 7};
+
+// The dense transpose of a matrix of 16-bit or 32-bit elements.
+template <class T>
+void transpose(const Tensor& from, T* to) {
+  for (std::int64_t r = 0; r < from.shape[0]; ++r) {
+    for (std::int64_t c = 0; c < from.shape[1]; ++c) {
+      to[c * from.shape[0] + r] = from.as<const T>()[r * from.shape[1] + c];
+    }
+  }
+}
+
+}  // namespace
+
+void* Repacking::take(std::size_t bytes) {
+  if (!memory_) memory_ = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
+  memory_->push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
+  std::byte* const data = memory_->back().get();
+  return data + (64 - reinterpret_cast<std::uintptr_t>(data) % 64) % 64;
+}
+
+std::shared_ptr<const void> Repacking::finish() {
+  const auto one = [&](std::size_t i) { work_[i](); };
+  if (work_.size() > 3 && cpu_engine::available_cores() > 1) {
+    cpu_engine::Pool pool(cpu_engine::available_cores(), cpu_engine::Isa::scalar);
+    pool.run([&](cpu_engine::Team& team) { team.for_each(work_.size(), one); });
+  } else {
+    for (std::size_t i = 0; i < work_.size(); ++i) one(i);
+  }
+  work_.clear();
+  return std::exchange(memory_, nullptr);
+}
+
+void QuantisedReader::mismatch(const std::string& name, const std::string& wanted) const {
+  if (!store_.contains(name)) {
+    fail(Status::bad_file, "{}: has no tensor '{}': must be {}", store_.folder(), clean(name),
+         wanted);
+  }
+  fail(Status::bad_file, "{}: tensor '{}' is {}: must be {}", store_.file_of(name), clean(name),
+       tensor(name).describe(), wanted);
+}
+
+// What would change the values and is not read.
+void QuantisedReader::refuse_extras(const std::string& base) const {
+  for (const char* extra : {".pre_quant_scale", ".weight_zero_point", ".bitmask", ".row_offsets",
+                            ".weight_scale_offset"}) {
+    if (!store_.contains(base + extra)) continue;
+    fail(Status::unsupported, "{}: tensor '{}' is there: not read with this format",
+         store_.file_of(base + extra), clean(base + extra));
+  }
+}
+
+float QuantisedReader::number(const std::string& name) const {
+  if (!store_.contains(name)) mismatch(name, "one f32");
+  const Tensor t = tensor(name);
+  if (!plain(t.dtype) || t.elements() != 1) mismatch(name, "one f32");
+  return load_f32(t.data, t.dtype, 0);
+}
+
+// `count` scales of any float type, as f32; one stands for all of them.
+Tensor QuantisedReader::floats(const std::string& name, std::int64_t count) const {
+  const Tensor t = tensor(name);
+  const bool single = t.elements() == 1;
+  if ((!plain(t.dtype) && !exponents(t.dtype)) || (!single && t.elements() != count)) {
+    mismatch(name, fmt::format("{} f32, bf16, f16 or e8m0", count));
+  }
+  if (t.dtype == DType::f32 && t.elements() == count &&
+      reinterpret_cast<std::uintptr_t>(t.data) % alignof(float) == 0) {
+    return view(t.data, DType::f32, {count});
+  }
+  auto* const to = static_cast<float*>(repacking_.take(static_cast<std::size_t>(count) * 4));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t at = single ? 0 : i;
+    to[i] = exponents(t.dtype) ? std::ldexp(1.0F, t.as<const std::uint8_t>()[at] - 127)
+                               : load_f32(t.data, t.dtype, at);
+  }
+  return view(to, DType::f32, {count});
+}
+
+bool QuantisedReader::has(const std::string& name) const {
+  const std::string base = base_of(name);
+  for (const char* part : {".weight_packed", ".qweight"}) {
+    if (store_.contains(base + part)) return true;
+  }
+  if (!store_.contains(name)) return false;
+  return !plain(tensor(name).dtype);
+}
+
+PackedMatrix QuantisedReader::matrix(const std::string& name, std::int64_t n,
+                                     std::int64_t k) const {
+  const std::string base = base_of(name);
+  PackedMatrix m;
+  if (store_.contains(base + ".qweight")) {
+    if (config_.method == "gptq") {
+      m = gptq(base, n, k);
+    } else if (config_.method == "awq") {
+      m = awq(base, n, k);
+    } else {
+      fail(Status::unsupported, "{}: tensor '{}' is there: must come with quant_method gptq or awq",
+           store_.file_of(base + ".qweight"), clean(base + ".qweight"));
+    }
+  } else if (const std::string packed = base + ".weight_packed"; store_.contains(packed)) {
+    m = tensor(packed).dtype == DType::i32 ? integers(base, n, k) : four_bits(base, packed, n, k);
+  } else {
+    const Tensor values = tensor(name);
+    if (values.dtype == DType::f8_e4m3 ||
+        (values.dtype == DType::i8 && has_shape(values, {n, k}))) {
+      m = eight_bits(base, n, k);
+    } else if (values.dtype == DType::u8 || values.dtype == DType::i8) {
+      m = four_bits(base, name, n, k);
+    } else {
+      fail(Status::unsupported,
+           "{}: tensor '{}' is {}: read are f32, bf16, f16, f8_e4m3, i8 and 4 bits",
+           store_.file_of(name), clean(name), values.describe());
+    }
+  }
+  m.n = n;
+  m.k = k;
+  return m;
+}
+
+// e4m3 or i8 [n, k]; what its scales mean, their shape says.
+PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n,
+                                         std::int64_t k) const {
+  refuse_extras(base);
+  const std::string values = base + ".weight";
+  PackedMatrix m{.values = tensor(values)};
+  if (!has_shape(m.values, {n, k})) mismatch(values, fmt::format("[{}, {}]", n, k));
+  std::string name = base + ".weight_scale_inv";
+  for (const char* other : {".weight_scale", ".scale"}) {
+    if (!store_.contains(name)) name = base + other;
+  }
+  if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
+  const Tensor scales = tensor(name);
+  if (m.values.dtype == DType::i8) {
+    m.format = {Format::int8};
+    m.scales = floats(name, n);
+  } else if (scales.elements() == 1) {
+    m.format = {Format::fp8_tensor};
+    m.global_scale = floats(name, 1).as<const float>()[0];
+  } else if (exponents(scales.dtype) && has_shape(scales, {n, parts(k, 32)})) {
+    m.format = {Format::mxfp8};
+    m.scales = view(scales.data, DType::f8_e8m0, {n, parts(k, 32)});
+  } else if (has_shape(scales, {parts(n, 128), parts(k, 128)})) {
+    m.format = {Format::fp8_block};
+    m.scales = floats(name, scales.elements());
+    m.scales = view(m.scales.data, DType::f32, {parts(n, 128), parts(k, 128)});
+  } else if (has_shape(scales, {n, 1}) || has_shape(scales, {n})) {
+    m.format = {Format::fp8_channel};
+    m.scales = floats(name, n);
+  } else {
+    mismatch(name, fmt::format("one number, [{}, 1], [{}, {}] or e8m0 [{}, {}]", n, parts(n, 128),
+                               parts(k, 128), n, parts(k, 32)));
+  }
+  return m;
+}
+
+// e2m1 [n, k / 2]: with e8m0 scales MXFP4, with e4m3 NVFP4, whose second scale multiplies under one
+// name and divides under the other.
+PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::string& values,
+                                        std::int64_t n, std::int64_t k) const {
+  refuse_extras(base);
+  PackedMatrix m{.values = tensor(values)};
+  if (!has_shape(m.values, {n, parts(k, 2)})) {
+    mismatch(values, fmt::format("[{}, {}]", n, parts(k, 2)));
+  }
+  m.values.dtype = DType::u8;
+  const std::string name =
+      store_.contains(base + ".weight_scale") ? base + ".weight_scale" : base + ".scale";
+  if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
+  m.scales = tensor(name);
+  if (exponents(m.scales.dtype)) {
+    if (!has_shape(m.scales, {n, parts(k, 32)})) {
+      mismatch(name, fmt::format("[{}, {}]", n, parts(k, 32)));
+    }
+    m.scales.dtype = DType::f8_e8m0;
+    m.format = {Format::mxfp4};
+    return m;
+  }
+  if (m.scales.dtype != DType::f8_e4m3 || !has_shape(m.scales, {n, parts(k, 16)})) {
+    mismatch(name,
+             fmt::format("f8_e4m3 [{}, {}] or e8m0 [{}, {}]", n, parts(k, 16), n, parts(k, 32)));
+  }
+  m.format = {Format::nvfp4};
+  if (const std::string divides = base + ".weight_global_scale"; store_.contains(divides)) {
+    m.global_scale = 1 / number(divides);
+    if (!std::isfinite(m.global_scale)) mismatch(divides, "a number that 1 can be divided by");
+  } else {
+    m.global_scale = number(base + ".weight_scale_2");
+  }
+  return m;
+}
+
+// The group that makes `groups` of k, of those that the config names.
+FormatSpec QuantisedReader::int4(const std::string& name, std::int64_t k,
+                                 std::int64_t groups) const {
+  for (const int group : config_.groups) {
+    const std::int64_t size = group == -1 ? parts(k, 16) * 16 : group;
+    if (groups == parts(k, size)) return {Format::int4, static_cast<int>(size)};
+  }
+  std::string list;
+  for (const int group : config_.groups) {
+    list += fmt::format("{}{}", list.empty() ? "" : " or ", parts(k, group == -1 ? k : group));
+  }
+  mismatch(name, list.empty() ? "described by quantization_config, which names no group size"
+                              : fmt::format("{} groups a row", list));
+}
+
+// GPTQ's order of activations: nothing where it is the plain one, or not set.
+Tensor QuantisedReader::order(const std::string& name, std::int64_t k, int group,
+                              std::int64_t groups) const {
+  if (!store_.contains(name)) return {};
+  const Tensor t = tensor(name);
+  if (t.dtype != DType::i32 || t.elements() != k) mismatch(name, fmt::format("i32 [{}]", k));
+  const auto* const of = t.as<const std::int32_t>();
+  bool usual = true, unset = true;
+  for (std::int64_t i = 0; i < k; ++i) {
+    usual = usual && of[i] == i / group;
+    unset = unset && of[i] == -1;
+  }
+  if (usual || unset) return {};
+  for (std::int64_t i = 0; i < k; ++i) {
+    if (of[i] < 0 || of[i] >= groups) {
+      fail(Status::bad_file, "{}: tensor '{}' holds {} at {}: must be 0 to {}",
+           store_.file_of(name), clean(name), of[i], i, groups - 1);
+    }
+  }
+  return view(t.data, DType::i32, {k});
+}
+
+// compressed-tensors' pack-quantized: 32-bit words along k, of eight nibbles or four bytes, each
+// with half its range added.
+PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
+                                       std::int64_t k) const {
+  const std::string values = base + ".weight_packed", scales = base + ".weight_scale";
+  const Tensor words = tensor(values);
+  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  PackedMatrix m;
+  m.scales = tensor(scales);
+  if (has_shape(words, {n, parts(k, 4)}) && !has_shape(words, {n, parts(k, 8)})) {
+    refuse_extras(base);
+    if (m.scales.elements() != n && m.scales.elements() != 1) {
+      fail(Status::unsupported, "{}: tensor '{}' is {}: of 8-bit integers one scale a row is read",
+           store_.file_of(scales), clean(scales), m.scales.describe());
+    }
+    m.format = {Format::int8};
+    m.scales = floats(scales, n);
+    auto* const to = static_cast<std::int8_t*>(repacking_.take(static_cast<std::size_t>(n * k)));
+    m.values = view(to, DType::i8, {n, k});
+    repacking_.later([words, to, n, k] {
+      for (std::int64_t row = 0; row < n; ++row) {
+        const auto* const from = words.as<const std::uint8_t>() + row * parts(k, 4) * 4;
+        for (std::int64_t i = 0; i < k; ++i) {
+          to[row * k + i] = static_cast<std::int8_t>(from[i] - 128);
+        }
+      }
+    });
+    return m;
+  }
+  if (!has_shape(words, {n, parts(k, 8)})) {
+    mismatch(values, fmt::format("i32 [{}, {}]", n, parts(k, 8)));
+  }
+  if (!plain(m.scales.dtype) || m.scales.rank != 2 || m.scales.shape[0] != n) {
+    mismatch(scales, fmt::format("f32, bf16 or f16 [{}, groups]", n));
+  }
+  const std::int64_t groups = m.scales.shape[1], row_bytes = parts(k, 2);
+  m.format = int4(scales, k, groups);
+  m.group_of = order(base + ".weight_g_idx", k, m.format.group, groups);
+  if (k % 8 == 0) {
+    m.values = view(words.data, DType::u8, {n, row_bytes});
+  } else {
+    auto* const to =
+        static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * row_bytes)));
+    m.values = view(to, DType::u8, {n, row_bytes});
+    repacking_.later([words, to, n, k, row_bytes] {
+      for (std::int64_t row = 0; row < n; ++row) {
+        std::memcpy(to + row * row_bytes, words.as<const char>() + row * parts(k, 8) * 4,
+                    static_cast<std::size_t>(row_bytes));
+        if (k % 2 != 0) to[(row + 1) * row_bytes - 1] &= 15;
+      }
+    });
+  }
+  const std::string zeros = base + ".weight_zero_point";
+  if (store_.contains(zeros)) {
+    // Packed along n: nibble n % 8 of word [n / 8, group].
+    const Tensor packed = tensor(zeros);
+    if (packed.dtype != DType::i32 || !has_shape(packed, {parts(n, 8), groups})) {
+      mismatch(zeros, fmt::format("i32 [{}, {}]", parts(n, 8), groups));
+    }
+    auto* const to =
+        static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
+    m.zeros = view(to, DType::u8, {n, groups});
+    repacking_.later([packed, to, n, groups] {
+      for (std::int64_t row = 0; row < n; ++row) {
+        for (std::int64_t g = 0; g < groups; ++g) {
+          const std::uint32_t word = packed.as<const std::uint32_t>()[row / 8 * groups + g];
+          to[row * groups + g] = static_cast<std::uint8_t>(word >> (row % 8 * 4) & 15);
+        }
+      }
+    });
+  }
+  return m;
+}
+
+// qweight i32 [k / 8, n], eight k to a word; scales [groups, n]; qzeros i32 [groups, n / 8]; g_idx.
+PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std::int64_t k) const {
+  const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
+  const Tensor words = tensor(values);
+  if (k % 8 != 0 || n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k / 8, n})) {
+    mismatch(values, fmt::format("i32 [{}, {}], both sizes multiples of 8", k / 8, n));
+  }
+  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  const Tensor s = tensor(scales);
+  if (!plain(s.dtype) || s.rank != 2 || s.shape[1] != n) {
+    mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
+  }
+  const std::int64_t groups = s.shape[0];
+  PackedMatrix m{.format = int4(scales, k, groups)};
+  m.group_of = order(base + ".g_idx", k, m.format.group, groups);
+  auto* const to =
+      static_cast<std::uint32_t*>(repacking_.take(static_cast<std::size_t>(n * k / 2)));
+  m.values = view(to, DType::u8, {n, k / 2});
+  repacking_.later(
+      [words, to, n, k] { transpose_words(words.as<const std::uint32_t>(), k / 8, n, to); });
+  void* const across = repacking_.take(static_cast<std::size_t>(s.bytes()));
+  m.scales = view(across, s.dtype, {n, groups});
+  repacking_.later([s, across] {
+    s.dtype == DType::f32 ? transpose(s, static_cast<std::uint32_t*>(across))
+                          : transpose(s, static_cast<std::uint16_t*>(across));
+  });
+  if (!store_.contains(zeros)) return m;
+  const Tensor packed = tensor(zeros);
+  if (packed.dtype != DType::i32 || !has_shape(packed, {groups, n / 8})) {
+    mismatch(zeros, fmt::format("i32 [{}, {}]", groups, n / 8));
+  }
+  // The usual zero point, 8, is none.
+  const std::uint32_t usual = config_.next_zero ? 0x77777777U : 0x88888888U;
+  const auto* const from = packed.as<const std::uint32_t>();
+  if (std::all_of(from, from + groups * n / 8, [&](std::uint32_t w) { return w == usual; })) {
+    return m;
+  }
+  auto* const z = static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
+  m.zeros = view(z, DType::u8, {n, groups});
+  const int next = config_.next_zero ? 1 : 0;
+  repacking_.later([from, z, n, groups, next] {
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const std::uint32_t word = from[g * n / 8 + row / 8];
+        z[row * groups + g] = static_cast<std::uint8_t>((word >> (row % 8 * 4) & 15) +
+                                                        static_cast<std::uint32_t>(next));
+      }
+    }
+  });
+  return m;
+}
+
+// qweight i32 [k, n / 8], eight n to a word in AWQ's order; scales [groups, n]; qzeros i32 [groups,
+// n / 8] in the same order.
+PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::int64_t k) const {
+  const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
+  const Tensor words = tensor(values);
+  if (n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k, n / 8})) {
+    mismatch(values, fmt::format("i32 [{}, {}], {} a multiple of 8", k, n / 8, n));
+  }
+  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  const Tensor s = tensor(scales);
+  if (!plain(s.dtype) || s.rank != 2 || s.shape[1] != n) {
+    mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
+  }
+  const std::int64_t groups = s.shape[0];
+  PackedMatrix m{.format = int4(scales, k, groups)};
+  const std::int64_t row_bytes = parts(k, 2);
+  auto* const to =
+      static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * row_bytes)));
+  m.values = view(to, DType::u8, {n, row_bytes});
+  repacking_.later([words, to, n, k, row_bytes] {
+    const auto* const from = words.as<const std::uint32_t>();
+    // Tiles of 128 k by 8 n: as many lines are written as stay in the L1.
+    for (std::int64_t k0 = 0; k0 < k; k0 += 128) {
+      for (std::int64_t block = 0; block < n / 8; ++block) {
+        for (std::int64_t i = k0; i < std::min(k0 + 128, k); ++i) {
+          const std::uint32_t word = from[i * (n / 8) + block];
+          for (std::int64_t c = 0; c < 8; ++c) {
+            const auto code = static_cast<std::uint8_t>(
+                word >> (4 * awq_nibble[static_cast<std::size_t>(c)]) & 15);
+            std::uint8_t& byte = to[(block * 8 + c) * row_bytes + i / 2];
+            byte = static_cast<std::uint8_t>(i % 2 == 0 ? code : byte | code << 4);
+          }
+        }
+      }
+    }
+  });
+  void* const across = repacking_.take(static_cast<std::size_t>(s.bytes()));
+  m.scales = view(across, s.dtype, {n, groups});
+  repacking_.later([s, across] {
+    s.dtype == DType::f32 ? transpose(s, static_cast<std::uint32_t*>(across))
+                          : transpose(s, static_cast<std::uint16_t*>(across));
+  });
+  if (!store_.contains(zeros)) return m;
+  const Tensor packed = tensor(zeros);
+  if (packed.dtype != DType::i32 || !has_shape(packed, {groups, n / 8})) {
+    mismatch(zeros, fmt::format("i32 [{}, {}]", groups, n / 8));
+  }
+  auto* const z = static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
+  m.zeros = view(z, DType::u8, {n, groups});
+  repacking_.later([packed, z, n, groups] {
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const std::uint32_t word = packed.as<const std::uint32_t>()[g * (n / 8) + row / 8];
+        const int shift = 4 * awq_nibble[static_cast<std::size_t>(row % 8)];
+        z[row * groups + g] = static_cast<std::uint8_t>(word >> shift & 15);
+      }
+    }
+  });
+  return m;
+}
+
+bool QuantisedReader::has_blocks(const std::string& name) const {
+  return store_.contains(name + "_blocks");
+}
+
+PackedMatrix QuantisedReader::blocks(const std::string& name, std::int64_t expert,
+                                     std::int64_t experts, std::int64_t rows, std::int64_t first,
+                                     std::int64_t step, std::int64_t n, std::int64_t k) const {
+  const std::string values = name + "_blocks", scales = name + "_scales";
+  const std::int64_t groups = parts(k, 32);
+  const Tensor v = tensor(values);
+  if (k % 32 != 0 || v.dtype != DType::u8 || !has_shape(v, {experts, rows, groups, 16})) {
+    mismatch(values, fmt::format("u8 [{}, {}, {}, 16], 32 k to a block", experts, rows, groups));
+  }
+  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  const Tensor s = tensor(scales);
+  if (!exponents(s.dtype) || !has_shape(s, {experts, rows, groups})) {
+    mismatch(scales, fmt::format("u8 [{}, {}, {}]", experts, rows, groups));
+  }
+  // Rows first, first + step, .. of `rows` rows of `bytes` bytes.
+  const auto take = [&](const Tensor& from, std::int64_t bytes, DType dtype) {
+    const char* const data = from.as<const char>() + (expert * rows + first) * bytes;
+    if (step == 1) return view(data, dtype, {n, bytes});
+    auto* const to = static_cast<char*>(repacking_.take(static_cast<std::size_t>(n * bytes)));
+    repacking_.later([data, to, n, bytes, step] {
+      for (std::int64_t row = 0; row < n; ++row) {
+        std::memcpy(to + row * bytes, data + row * step * bytes, static_cast<std::size_t>(bytes));
+      }
+    });
+    return view(to, dtype, {n, bytes});
+  };
+  return {.format = {Format::mxfp4},
+          .n = n,
+          .k = k,
+          .values = take(v, groups * 16, DType::u8),
+          .scales = take(s, groups, DType::f8_e8m0)};
+}
+
+}  // namespace shunt

@@ -1,0 +1,84 @@
+// How the linear layers of a checkpoint are quantised: what config.json says of it, and a module's
+// tensors as a PackedMatrix.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_store.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt {
+
+// quantization_config, as far as tensors do not say it themselves. Which modules stay plain
+// (ignore, modules_to_not_convert) is not read: a plain module has plain tensors.
+struct QuantisedConfig {
+  std::string method;       // quant_method; empty: none is given
+  std::vector<int> groups;  // group sizes that it names, -1 for a whole row
+  bool next_zero = false;   // GPTQ's first format stores a zero point less 1
+};
+
+// Throws Error{unsupported} naming the method, format or field that is not read. `where` begins
+// every message.
+QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& object);
+
+// Memory for what a dialect does not store as a PackedMatrix wants it, and the work of filling it:
+// all at once, on all cores, when everything has been checked.
+class Repacking {
+ public:
+  void* take(std::size_t bytes);
+  void later(std::function<void()> work) { work_.push_back(std::move(work)); }
+  // Does it. The memory; null when none was taken.
+  std::shared_ptr<const void> finish();
+
+ private:
+  std::shared_ptr<std::vector<std::unique_ptr<std::byte[]>>> memory_;
+  std::vector<std::function<void()>> work_;
+};
+
+// The linear layers of one checkpoint.
+class QuantisedReader {
+ public:
+  QuantisedReader(const TensorStore& store, const QuantisedConfig& config, Repacking& repacking)
+      : store_(store), config_(config), repacking_(repacking) {}
+
+  // Whether the matrix that would be called `name` ("..gate_proj.weight" or "..gate_up_proj") is
+  // there in a quantised form.
+  bool has(const std::string& name) const;
+  // That matrix, [n, k]. Throws Error{bad_file} naming the tensor that is missing or of a wrong
+  // shape, Error{unsupported} for a form that is not read.
+  PackedMatrix matrix(const std::string& name, std::int64_t n, std::int64_t k) const;
+
+  // gpt-oss: NAME_blocks [E, rows, k / 32, 16] and NAME_scales [E, rows, k / 32]. Expert e's rows
+  // first, first + step, ..: n of them.
+  bool has_blocks(const std::string& name) const;
+  PackedMatrix blocks(const std::string& name, std::int64_t expert, std::int64_t experts,
+                      std::int64_t rows, std::int64_t first, std::int64_t step, std::int64_t n,
+                      std::int64_t k) const;
+
+ private:
+  struct Names;
+  Tensor tensor(const std::string& name) const { return store_.get(name); }
+  [[noreturn]] void mismatch(const std::string& name, const std::string& wanted) const;
+  void refuse_extras(const std::string& base) const;
+  float number(const std::string& name) const;
+  Tensor floats(const std::string& name, std::int64_t count) const;
+  PackedMatrix eight_bits(const std::string& base, std::int64_t n, std::int64_t k) const;
+  PackedMatrix four_bits(const std::string& base, const std::string& values, std::int64_t n,
+                         std::int64_t k) const;
+  PackedMatrix integers(const std::string& base, std::int64_t n, std::int64_t k) const;
+  PackedMatrix gptq(const std::string& base, std::int64_t n, std::int64_t k) const;
+  PackedMatrix awq(const std::string& base, std::int64_t n, std::int64_t k) const;
+  FormatSpec int4(const std::string& name, std::int64_t k, std::int64_t groups) const;
+  Tensor order(const std::string& name, std::int64_t k, int group, std::int64_t groups) const;
+
+  const TensorStore& store_;
+  const QuantisedConfig& config_;
+  Repacking& repacking_;
+};
+
+}  // namespace shunt
