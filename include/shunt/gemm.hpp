@@ -87,6 +87,8 @@ struct GroupedGemmSpec {
   bool prepared = true;  // false: plain weights [groups, n, k], laid out panel by panel on the way
   FormatSpec format{};   // of prepared weights that are packed
   RowFormat rows = RowFormat::as_dtype;
+  // On a GPU a row's bits do not depend on the number of others: k is never shared out.
+  bool batch_invariant = false;
   bool operator==(const GroupedGemmSpec&) const = default;
 };
 struct GroupedGemmInputs {
@@ -101,7 +103,8 @@ Support supports(const GroupedGemmSpec& spec, Device device);
 std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
                                          std::int64_t rows);
 // out [R, n] f32 | bf16 | f16: out[r] = W[g] rows[r] + bias[g]. Every element's sum runs over k in
-// one fixed order, so its bits depend on neither the batch nor the number of threads. Rows at or
+// one fixed order, so its bits depend on neither the number of threads nor which rows there are; on
+// a GPU the order may follow from how many there are, unless spec.batch_invariant. Rows at or
 // past offsets[groups] are left alone. Throws Error for bad shapes and (CPU) offsets.
 void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                   Tensor out, Workspace workspace);

@@ -117,6 +117,10 @@ struct LayerOptions {
   // up's, of sizes as prepare_in_place() takes them. They stay the caller's, who keeps them as long
   // as the layer, and Layer::unprepare() restores them.
   bool in_place = false;
+  // A token's bits do not depend on how many others there are, nor on which: on a GPU the router
+  // takes one form for any number of tokens, and no product's k is shared out. Costs what
+  // Layer::explain() says. (On the CPU it is always so.)
+  bool batch_invariant = false;
 };
 
 // A row a stage: what it took and the least it could have taken.

@@ -90,6 +90,8 @@ struct RouteSpec {
   float jitter = 0;               // sparsemixer's
   SharedSlots shared{};
   bool weight_on_input = false;  // the weight multiplies x, not the expert's output: Llama 4
+  // A token's bits do not depend on the number of others: a GPU takes one form for all.
+  bool batch_invariant = false;
 
   bool operator==(const RouteSpec&) const = default;
   int slots() const { return top_k + shared.count; }  // ids a token gets

@@ -90,6 +90,25 @@ shunt_status shunt_layer_create_from_checkpoint(const shunt_context* context,
 
 void shunt_layer_destroy(shunt_layer* layer) { delete layer; }
 
+shunt_status shunt_layer_save_prepared(const shunt_layer* layer, const char* path) {
+  return run(__func__, [&](const Call& call) {
+    call.not_null("layer", layer).layer.save_prepared(&call.not_null("path", path));
+  });
+}
+
+shunt_status shunt_layer_load_prepared(const shunt_context* context, const char* path,
+                                       shunt_layer** layer) {
+  return run(__func__, [&](const Call& call) {
+    shunt_layer*& out = call.not_null("layer", layer);
+    const shunt::Context& on = call.not_null("context", context).context;
+    out = new shunt_layer{shunt::Layer::load_prepared(&call.not_null("path", path), on)};
+  });
+}
+
+shunt_status shunt_layer_unprepare(shunt_layer* layer) {
+  return run(__func__, [&](const Call& call) { call.not_null("layer", layer).layer.unprepare(); });
+}
+
 shunt_status shunt_layer_spec(const shunt_layer* layer, char* text, size_t capacity,
                               size_t* length) {
   return run(__func__, [&](const Call& call) {

@@ -19,7 +19,6 @@ static_assert(static_cast<int>(LimitOn::output) == SHUNT_LIMIT_ON_OUTPUT);
 RouteSpec to_spec(const Call& call, const shunt_route_spec* spec) {
   const shunt_route_spec defaults = SHUNT_ROUTE_SPEC_INIT;
   const shunt_route_spec s = call.read("spec", spec, defaults);
-  call.reserved("spec.reserved", s.reserved);
   return {
       .experts = s.experts,
       .top_k = s.top_k,
@@ -42,6 +41,7 @@ RouteSpec to_spec(const Call& call, const shunt_route_spec* spec) {
       .shared = {.count = s.shared_count,
                  .weight = call.choice("spec.shared_weight", s.shared_weight, SharedWeight::joint)},
       .weight_on_input = call.flag("spec.weight_on_input", s.weight_on_input),
+      .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant),
   };
 }
 
@@ -73,12 +73,14 @@ GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec) {
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {
   const shunt_grouped_gemm_spec defaults = SHUNT_GROUPED_GEMM_SPEC_INIT;
   const shunt_grouped_gemm_spec s = call.read("spec", spec, defaults);
+  call.reserved("spec.reserved", s.reserved);
   return {.groups = s.groups,
           .n = s.n,
           .k = s.k,
           .dtype = call.choice("spec.dtype", s.dtype, DType::f4_e2m1),
           .bias = call.flag("spec.bias", s.bias),
-          .prepared = call.flag("spec.prepared", s.prepared)};
+          .prepared = call.flag("spec.prepared", s.prepared),
+          .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant)};
 }
 
 ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec) {
@@ -126,7 +128,9 @@ LayerOptions to_options(const Call& call, const shunt_layer_options* options) {
   const shunt_layer_options o =
       options == nullptr ? defaults : call.read("options", options, defaults);
   call.reserved("options.reserved", o.reserved);
-  return {.dtype = call.choice("options.dtype", o.dtype, DType::f4_e2m1)};
+  return {.dtype = call.choice("options.dtype", o.dtype, DType::f4_e2m1),
+          .in_place = call.flag("options.in_place", o.in_place),
+          .batch_invariant = call.flag("options.batch_invariant", o.batch_invariant)};
 }
 
 }  // namespace shunt::capi

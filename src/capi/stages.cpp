@@ -1,6 +1,7 @@
 // The stages of the C ABI.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -320,6 +321,51 @@ shunt_status shunt_unprepare(const shunt_context* context, const shunt_prepared_
     const shunt::Context& on = call.not_null("context", context).context;
     call.not_null("prepared", prepared);
     shunt::unprepare(on, to_prepared(call, "prepared", prepared), group, call.tensor("out", out));
+  });
+}
+
+shunt_status shunt_prepare_in_place(const shunt_context* context, const shunt_tensor* matrices,
+                                    int32_t paired, void* scratch, size_t scratch_bytes,
+                                    shunt_prepared_weights* prepared) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    call.read("prepared", prepared);
+    write_prepared(call, prepared,
+                   shunt::prepare_in_place(on, call.tensor("matrices", matrices),
+                                           call.flag("paired", paired), {scratch, scratch_bytes}));
+  });
+}
+
+shunt_status shunt_unprepare_in_place(const shunt_context* context,
+                                      const shunt_prepared_weights* prepared, void* scratch,
+                                      size_t scratch_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    call.not_null("prepared", prepared);
+    shunt::unprepare_in_place(on, to_prepared(call, "prepared", prepared),
+                              {scratch, scratch_bytes});
+  });
+}
+
+shunt_status shunt_prepared_save(const shunt_context* context,
+                                 const shunt_prepared_weights* prepared, const char* path) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    call.not_null("prepared", prepared);
+    shunt::save_prepared(on, to_prepared(call, "prepared", prepared), &call.not_null("path", path));
+  });
+}
+
+shunt_status shunt_prepared_load(const shunt_context* context, const char* path,
+                                 shunt_buffer** memory, shunt_prepared_weights* prepared) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    shunt_buffer*& out = call.not_null("memory", memory);
+    call.read("prepared", prepared);
+    auto made = std::make_unique<shunt_buffer>();
+    write_prepared(call, prepared,
+                   shunt::load_prepared(on, &call.not_null("path", path), made->buffer));
+    out = made.release();
   });
 }
 

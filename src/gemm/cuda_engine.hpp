@@ -22,6 +22,7 @@ struct GroupedProduct {
   // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
   const std::int32_t* offsets = nullptr;
   const std::int32_t* valid = nullptr;
+  bool whole_k = false;  // k is not shared out: a row's bits do not depend on how many there are
 
   Tensor rows{};                              // [T, k], rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
@@ -41,8 +42,11 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
 // another dtype, or to be scaled.
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                     bool other);
-// The kernel for `rows` rows that need no conversion, in words.
-std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows);
+// The kernel for `rows` rows that need no conversion, in words; and its predicted time.
+std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                          bool whole_k);
+double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                  bool whole_k);
 
 // One group of prepared weights from its matrix, or its two; device memory, any strides. Enqueued.
 void write_group(const Gpu& gpu, const RowLayout& layout, const Tensor& gate, const Tensor& up,

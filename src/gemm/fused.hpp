@@ -16,6 +16,8 @@ struct MlpInput {
   const std::int32_t* offsets = nullptr;  // [groups + 1]; null: one group of all rows
   // With null offsets, on a GPU: rows at or past *valid are left alone; may be null.
   const std::int32_t* valid = nullptr;
+  // On a GPU: k is not shared out, so that a row's bits do not depend on how many there are.
+  bool whole_k = false;
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;
@@ -42,6 +44,9 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
                                 std::int64_t rows, std::int64_t source_rows = -1);
 // The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit);
+                        int hit, bool whole_k = false);
+// On a GPU: the predicted time of the product. On the CPU 0.
+double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+              bool whole_k);
 
 }  // namespace shunt

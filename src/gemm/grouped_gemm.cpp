@@ -137,6 +137,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .prepared = in.prepared.data,
                                            .matrices = in.weights,
                                            .offsets = offsets,
+                                           .whole_k = spec.batch_invariant,
                                            .rows = in.rows,
                                            .bias = in.bias,
                                            .out = out});
@@ -175,6 +176,7 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .prepared = weights.data,
            .offsets = in.offsets,
            .valid = in.valid,
+           .whole_k = in.whole_k,
            .rows = in.rows,
            .permutation = in.permutation,
            .slots = in.slots,
@@ -233,13 +235,25 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
                                              rows, source_rows < 0 ? rows : source_rows, true);
 }
 
+double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+              bool whole_k) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      return cuda_engine::product_us(context.gpu(),
+                                     {weights.dtype, weights.n, weights.k, weights.paired},
+                                     weights.groups, rows, whole_k);
+    }
+  }
+  return 0;
+}
+
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit) {
+                        int hit, bool whole_k) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(),
                                         {weights.dtype, weights.n, weights.k, weights.paired},
-                                        weights.groups, rows);
+                                        weights.groups, rows, whole_k);
     }
   }
   const PanelLayout layout(weights);

@@ -16,9 +16,9 @@ bool aligned(const void* data, std::int64_t stride) {
 }
 
 // Rows of 16-bit numbers that begin at multiples of 16 bytes.
-bool readable(const Tensor& rows, DType dtype) {
+bool readable(const Tensor& rows, DType dtype, bool whole_k) {
   if (rows.dtype != dtype) return false;
-  const bool one = rows.shape[0] <= 1;
+  const bool one = rows.shape[0] <= 1 && !whole_k;  // or one row were read where many are not
   return aligned(rows.data, one ? 0 : rows.strides[0]) && (one || rows.strides[0] > 0);
 }
 
@@ -48,7 +48,8 @@ ProductSizes sizes_of(const GroupedProduct& p) {
           .k = p.layout.k,
           .gathered = p.permutation != nullptr,
           .in_place = p.row_scale == nullptr && p.layout.k % 8 == 0 &&
-                      readable(p.rows, p.layout.dtype) && weights_readable(p)};
+                      readable(p.rows, p.layout.dtype, p.whole_k) && weights_readable(p),
+          .whole_k = p.whole_k};
 }
 
 bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
@@ -121,12 +122,22 @@ bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::in
   return gathered.us + gather_us < plan_product(sizes_for(layout, groups, rows, true), f).us;
 }
 
-std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows) {
-  const ProductPlan plan = plan_product(sizes_for(layout, groups, rows, false), figures(gpu));
+std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                          bool whole_k) {
+  ProductSizes sizes = sizes_for(layout, groups, rows, false);
+  sizes.whole_k = whole_k;
+  const ProductPlan plan = plan_product(sizes, figures(gpu));
   const char* const words = plan.kernel != ProductPlan::portable ? ""
                             : layout.dtype == DType::f32         ? "f32 FMA, "
                                                                  : "mma.sync m16n8k16, ";
   return words + describe(plan);
+}
+
+double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
+                  bool whole_k) {
+  ProductSizes sizes = sizes_for(layout, groups, rows, false);
+  sizes.whole_k = whole_k;
+  return plan_product(sizes, figures(gpu)).us;
 }
 
 }  // namespace shunt::cuda_engine

@@ -124,7 +124,7 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
   if (hopper && fits) {
     for (const int split : {1, 2, 4}) {
       for (const int tokens : {8, 16, 32, 64}) {
-        if (split > 1 && model.steps < std::int64_t{4} * split) continue;
+        if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{4} * split)) continue;
         plans.add(model.few(tokens, split));
       }
     }

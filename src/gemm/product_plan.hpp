@@ -31,6 +31,8 @@ struct ProductSizes {
   bool gathered = false;
   // Rows and weights can be read in whole pieces of 16 bytes, in the type that they are stored in.
   bool in_place = true;
+  // Not to be shared out along k, so that a row's bits are the same for any number of rows.
+  bool whole_k = false;
 };
 
 struct ProductPlan {

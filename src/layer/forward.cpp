@@ -102,7 +102,12 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const std::int64_t pairs = tokens * slots;
   const std::int64_t inner = spec.experts.hidden;
   const LayerScratch s = carve(spec, options, tokens, stage_bytes(given), workspace);
-  const Workspace stage{s.stage, s.stage_bytes};
+  // Stage by stage, the shared expert has its turn as well.
+  const bool beside = side != nullptr && times == nullptr && shared_plan(tokens).beside;
+  const std::size_t side_size = side_bytes(given);
+  const Workspace stage{s.stage, s.stage_bytes - side_size};
+  const Workspace side_stage{static_cast<char*>(s.stage) + stage.bytes, side_size};
+  const bool whole_k = options.batch_invariant;
   const LayerWeights& w = held.views;
   StageClock clock(context, times);
   const auto load = [&] { return Load(context, s.offsets, spec.experts.experts); };
@@ -118,6 +123,29 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                        .inverse = inverse};
   if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
   const bool at_once = routes_and_orders_at_once(spec, context.device(), tokens);
+  const auto* const valid_count = valid.as<const std::int32_t>();
+  Tensor shared_rows, shared_logits;
+  const auto shared_expert = [&](const Context& on, Workspace memory) {
+    const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
+    mlp_gate_up(on, shared.gate_up, spec.shared.activation,
+                {.rows = x,
+                 .valid = valid_count,
+                 .whole_k = whole_k,
+                 .bias = shared.gate_up_bias.as<float>()},
+                shared_h, memory);
+    mlp_gemm(on, shared.down,
+             {.rows = shared_h,
+              .valid = valid_count,
+              .whole_k = whole_k,
+              .bias = shared.down_bias.as<float>()},
+             shared_rows, memory);
+    if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);
+  };
+  if (spec.shared.intermediate > 0) {
+    shared_rows = at(s.shared, f32, {tokens, spec.hidden});
+    if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
+  }
+  if (beside) side->fork();
   clock(
       at_once ? "route+order" : "route",
       [&] {
@@ -134,10 +162,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
         }
         const RouteOutputs chosen{.ids = ids, .weights = weights};
+        const RouteSpec rule = routing();
         if (at_once) {
-          route_and_order(context, spec.route, routed, chosen, order_spec(spec), ordered, stage);
+          route_and_order(context, rule, routed, chosen, order_spec(spec), ordered, stage);
         } else {
-          route(context, spec.route, routed, chosen, stage);
+          route(context, rule, routed, chosen, stage);
         }
         if (own_routing && (out.ids || out.weights)) {
           copy_columns(context, s.ids, s.weights, slots, cut(out.ids), cut(out.weights));
@@ -169,12 +198,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         });
     u = at(s.normed, f32, {tokens, spec.hidden});
   }
-  const auto* const valid_count = valid.as<const std::int32_t>();
+  // Enqueued behind routing, so that routing's few blocks are there first.
+  if (beside) shared_expert(side->side(), side_stage);
   if (spec.latent > 0) {
     clock(
         "latent_down",
         [&] {
-          mlp_gemm(context, latent_down, {.rows = u, .valid = valid_count},
+          mlp_gemm(context, latent_down, {.rows = u, .valid = valid_count, .whole_k = whole_k},
                    at(s.latent, f32, {tokens, inner}), stage);
         },
         [&] { return latent_cost(spec, options.dtype, tokens); });
@@ -189,6 +219,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       [&] {
         MlpInput rows{.rows = u,
                       .offsets = s.offsets,
+                      .whole_k = whole_k,
                       .permutation = s.permutation,
                       .slots = slots,
                       .row_scale = s.row_weights,
@@ -216,7 +247,10 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       "down",
       [&] {
         mlp_gemm(context, experts.down,
-                 {.rows = h, .offsets = s.offsets, .bias = experts.down_bias.as<float>()},
+                 {.rows = h,
+                  .offsets = s.offsets,
+                  .whole_k = whole_k,
+                  .bias = experts.down_bias.as<float>()},
                  expert_rows, stage);
       },
       [&] {
@@ -224,24 +258,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         return down_cost(spec, options.dtype, now.rows, now.hit);
       });
 
-  Tensor shared_rows, shared_logits;
-  if (spec.shared.intermediate > 0) {
-    shared_rows = at(s.shared, f32, {tokens, spec.hidden});
-    if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
+  if (spec.shared.intermediate > 0 && !beside) {
     clock(
-        "shared",
-        [&] {
-          const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
-          mlp_gate_up(context, shared.gate_up, spec.shared.activation,
-                      {.rows = x, .valid = valid_count, .bias = shared.gate_up_bias.as<float>()},
-                      shared_h, stage);
-          mlp_gemm(context, shared.down,
-                   {.rows = shared_h, .valid = valid_count, .bias = shared.down_bias.as<float>()},
-                   shared_rows, stage);
-          if (shared_logits) gate_logits(context, x, w.shared_gate, s.shared_logits, valid);
-        },
+        "shared", [&] { shared_expert(context, stage); },
         [&] { return shared_cost(spec, options.dtype, tokens, x.dtype); });
   }
+  if (beside) side->join();
+  const Context& joined = beside ? side->joined() : context;
 
   // Where the sum goes on (latent projection, bias, norm) it stays in f32 until then. The shared
   // expert joins where the sum is as wide as the layer.
@@ -260,7 +283,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (!latent) parts.shared = shared_rows;
         if (with.shared_gate) parts.shared_gate = shared_logits;
         if (!more) parts.residual = residual;
-        combine(context, with, parts,
+        combine(joined, with, parts,
                 latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y));
       },
       [&] { return combine_cost(spec, tokens, load().rows, y.dtype); });
@@ -268,8 +291,10 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "latent_up",
         [&] {
-          mlp_gemm(context, latent_up,
-                   {.rows = at(s.inner, f32, {tokens, inner}), .valid = valid_count}, wide, stage);
+          mlp_gemm(
+              context, latent_up,
+              {.rows = at(s.inner, f32, {tokens, inner}), .valid = valid_count, .whole_k = whole_k},
+              wide, stage);
         },
         [&] { return latent_cost(spec, options.dtype, tokens); });
   }

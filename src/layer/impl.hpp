@@ -1,8 +1,11 @@
 // What a Layer holds.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "layer/plan.hpp"
+#include "layer/side_stream.hpp"
 #include "layer/weights.hpp"
 #include "shunt/layer.hpp"
 
@@ -17,9 +20,21 @@ struct Layer::Impl {
   PreparedExperts shared;
   std::vector<Buffer> latent_memory;
   PreparedWeights latent_down, latent_up;
+  std::shared_ptr<SideStream> side;  // on a GPU, of a layer with a shared expert
+
+  // Of the spec and options that were given: the side stream.
+  void set_up();
 
   bool on_gpu() const { return context.device().type == DeviceType::cuda; }
+  RouteSpec routing() const {
+    RouteSpec route = spec.route;
+    route.batch_invariant = route.batch_invariant || options.batch_invariant;
+    return route;
+  }
+  SharedPlan shared_plan(std::int64_t tokens) const;
   std::size_t stage_bytes(std::int64_t tokens) const;
+  // Of that, what a shared expert beside the others has to itself, behind the rest.
+  std::size_t side_bytes(std::int64_t tokens) const;
   void check_call(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
   void run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
            std::vector<StageTime>* times) const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "cuda/runtime.hpp"
 #include "gemm/fused.hpp"
 #include "layer/impl.hpp"
 #include "layer/plan.hpp"
@@ -38,6 +39,7 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
     impl_->latent_down = prepare_one(weights.latent_down);
     impl_->latent_up = prepare_one(weights.latent_up);
   }
+  impl_->set_up();
 }
 
 Layer::Layer(const Checkpoint& checkpoint, int layer, const Context& context,
@@ -59,15 +61,37 @@ std::size_t Layer::prepared_bytes() const {
   return total;
 }
 
+void Layer::Impl::set_up() {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu() && spec.shared.intermediate > 0) side = std::make_shared<SideStream>(context);
+  }
+}
+
+SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
+  if (spec.shared.intermediate == 0 || !on_gpu()) return {};
+  const bool whole_k = options.batch_invariant;
+  return plan_shared(context.device(), tokens,
+                     mlp_us(context, shared.gate_up, tokens, whole_k) +
+                         mlp_us(context, shared.down, tokens, whole_k));
+}
+
+std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
+  if (side == nullptr) return 0;
+  const std::size_t most = std::max(mlp_workspace_bytes(context, shared.gate_up, tokens),
+                                    mlp_workspace_bytes(context, shared.down, tokens));
+  return (most + 255) / 256 * 256;
+}
+
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
-  std::size_t most = route_workspace_bytes(context, spec.route, tokens, spec.hidden);
+  const RouteSpec rule = routing();
+  std::size_t most = route_workspace_bytes(context, rule, tokens, spec.hidden);
   most = std::max(most, order_workspace_bytes(context, order_spec(spec), tokens));
   if (on_gpu()) {
     // Of the most tokens that may be routed and ordered at once: never less for more tokens.
     const std::int64_t few = std::min(tokens, most_pairs_at_once / spec.route.slots());
-    most = std::max(most, route_and_order_workspace_bytes(context, spec.route, order_spec(spec),
-                                                          few, spec.hidden));
+    most = std::max(
+        most, route_and_order_workspace_bytes(context, rule, order_spec(spec), few, spec.hidden));
   }
   // Scaled rows are converted one a pair, others one a token.
   most = std::max(most, mlp_workspace_bytes(context, experts.gate_up, pairs,
@@ -81,7 +105,7 @@ std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
     most = std::max(most, mlp_workspace_bytes(context, latent_down, tokens));
     most = std::max(most, mlp_workspace_bytes(context, latent_up, tokens));
   }
-  return most;
+  return (most + 255) / 256 * 256 + side_bytes(tokens);
 }
 
 std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
@@ -107,6 +131,7 @@ std::string Layer::explain(std::int64_t tokens) const {
   const LayerSpec& spec = impl_->spec;
   const double hit = expected_hit(spec, tokens);
   const std::int64_t pairs = tokens * spec.route.slots();
+  const bool whole_k = impl_->options.batch_invariant;
   const StageCost gate_up =
       gate_up_cost(spec, impl_->options.dtype, tokens, pairs, static_cast<int>(hit), DType::f32);
   const std::string where = impl_->on_gpu() ? fmt::format("GPU {}", impl_->context.device().index)
@@ -127,18 +152,47 @@ std::string Layer::explain(std::int64_t tokens) const {
   text += fmt::format(
       "  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit)));
-  text += fmt::format("  down     f32 rows; {}\n", mlp_explain(impl_->context, impl_->experts.down,
-                                                               pairs, static_cast<int>(hit)));
+      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit), whole_k));
+  text += fmt::format(
+      "  down     f32 rows; {}\n",
+      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit), whole_k));
   if (spec.shared.intermediate > 0) {
-    text += fmt::format("  shared   {}\n",
-                        mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1));
+    const SharedPlan plan = impl_->shared_plan(tokens);
+    text += fmt::format(
+        "  shared   {}{}\n",
+        !impl_->on_gpu() ? ""
+        : plan.beside    ? fmt::format("on a stream of its own beside routing, which hides about "
+                                          "{:.0f} of its {:.0f} us; ",
+                                       plan.hidden, plan.us)
+                         : "after the experts: a fork would cost more than it hides; ",
+        mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, whole_k));
   }
   text += "  combine  per token, slots in order of selection, then the shared expert\n";
   text += fmt::format(
       "  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
+  if (whole_k) {
+    double more = 0;
+    const auto count = [&](const PreparedWeights& weights, std::int64_t rows) {
+      if (!weights) return;
+      more += mlp_us(impl_->context, weights, rows, true) -
+              mlp_us(impl_->context, weights, rows, false);
+    };
+    for (const auto* two : {&impl_->experts, &impl_->shared}) {
+      const std::int64_t rows = two == &impl_->experts ? pairs : tokens;
+      count(two->gate_up, rows);
+      count(two->down, rows);
+    }
+    count(impl_->latent_down, tokens);
+    count(impl_->latent_up, tokens);
+    text += impl_->on_gpu()
+                ? fmt::format(
+                      "  batch-invariant: one router for any number of tokens, products "
+                      "about {:.0f} us longer than with k shared out\n",
+                      more)
+                : std::string("  batch-invariant, as ever on the CPU\n");
+  }
   return text;
 }
 

@@ -1,5 +1,6 @@
 #include "layer/plan.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace shunt {
@@ -56,6 +57,14 @@ OrderSpec order_spec(const LayerSpec& spec) {
 
 bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens) {
   return device.type == DeviceType::cuda && tokens * spec.route.slots() <= most_pairs_at_once;
+}
+
+SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {
+  if (device.type != DeviceType::cuda) return {};
+  constexpr double fork_and_join_us = 3;
+  const double routing_us = 5 + static_cast<double>(tokens) / 400;
+  const double hidden = std::min(us, routing_us);
+  return {.beside = hidden > fork_and_join_us, .us = us, .hidden = hidden};
 }
 
 CombineSpec combine_spec(const LayerSpec& spec) {

@@ -48,6 +48,18 @@ OrderSpec order_spec(const LayerSpec& spec);
 inline constexpr std::int64_t most_pairs_at_once = 1024;
 bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens);
 
+// Where the shared expert runs on a GPU. On a stream of its own beside routing and ordering, which
+// leave most of the GPU idle; or after the experts. In the same grouped launch it would be one more
+// group, of all tokens: tiles for an expert's few rows would read its weights T / 8 times.
+struct SharedPlan {
+  bool beside = false;
+  double us = 0;      // that its products take by themselves
+  double hidden = 0;  // of them while routing runs
+};
+// `us`: of the shared expert's products. Routing and ordering take about 5 us and 1 us more for 400
+// tokens, a fork and a join 3 us.
+SharedPlan plan_shared(Device device, std::int64_t tokens, double us);
+
 // The combine stage: with the shared expert, unless a latent projection comes in between.
 CombineSpec combine_spec(const LayerSpec& spec);
 

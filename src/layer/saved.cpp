@@ -140,7 +140,9 @@ class Reader {
 };
 
 std::string options_words(const LayerOptions& options) {
-  return nlohmann::ordered_json{{"dtype", static_cast<int>(options.dtype)}}.dump();
+  return nlohmann::ordered_json{{"dtype", static_cast<int>(options.dtype)},
+                                {"batch_invariant", options.batch_invariant}}
+      .dump();
 }
 LayerOptions options_of(const std::string& words) {
   const nlohmann::json json = parse_json("options", words);
@@ -149,6 +151,7 @@ LayerOptions options_of(const std::string& words) {
   int dtype = 0;
   reader.read("dtype", dtype, 0, static_cast<int>(DType::f4_e2m1));
   LayerOptions options{.dtype = static_cast<DType>(dtype)};
+  reader.read("batch_invariant", options.batch_invariant);
   reader.finish();
   return options;
 }
@@ -205,6 +208,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
     layer->latent_down = one("latent_down", spec.latent, spec.hidden);
     layer->latent_up = one("latent_up", spec.hidden, spec.latent);
   }
+  layer->set_up();
   return Layer(std::move(layer));
 }
 

@@ -377,14 +377,15 @@ void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Opera
 }
 
 // Rows in order, and coordinates that an int holds.
-bool fits_tensor_map(const Tensor& tensor) {
+// `one`: the stride of a single row does not count.
+bool fits_tensor_map(const Tensor& tensor, bool one) {
   const std::int64_t rows = tensor.shape[0], stride = tensor.strides[0];
   return rows < (std::int64_t{1} << 31) - 256 &&
-         (rows == 1 || (stride >= tensor.shape[1] && stride < std::int64_t{1} << 38));
+         ((one && rows == 1) || (stride >= tensor.shape[1] && stride < std::int64_t{1} << 38));
 }
-bool aligned(const Tensor& tensor) {
+bool aligned(const Tensor& tensor, bool one) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
-         (tensor.shape[0] <= 1 || tensor.strides[0] % 8 == 0);
+         ((one && tensor.shape[0] <= 1) || tensor.strides[0] % 8 == 0);
 }
 
 }  // namespace
@@ -403,10 +404,13 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
              .x_stride = x.strides[0],
              .w_stride = w.strides[0],
              .hidden = static_cast<int>(call.hidden)};
-  const bool whole = x.dtype == w.dtype && x.dtype != DType::f32 && aligned(x) && aligned(w);
-  const bool boxes = whole && fits_tensor_map(x) && fits_tensor_map(w);
+  const bool one = !call.spec.batch_invariant;  // else one token were read where many are not
+  const bool whole =
+      x.dtype == w.dtype && x.dtype != DType::f32 && aligned(x, one) && aligned(w, true);
+  const bool boxes = whole && fits_tensor_map(x, one) && fits_tensor_map(w, true);
   const auto plan = [&](RouterOperands operands) {
-    return plan_router(gpu, call.tokens, r.rule.columns, o.hidden, operands);
+    return plan_router(gpu, call.tokens, r.rule.columns, o.hidden, operands,
+                       call.spec.batch_invariant);
   };
   RouterPlan p = plan(!whole  ? RouterOperands::any
                       : boxes ? RouterOperands::boxes

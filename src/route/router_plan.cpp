@@ -93,8 +93,13 @@ double many_us(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
   return 0.7 + static_cast<double>(whole_waves) * wave;
 }
 
-// Of all layouts the one that should end first; of equals the first.
-RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
+// Parts of H where they may not follow from T: between what few tokens would take and what many.
+constexpr int fixed_parts = 4;
+
+// Of all layouts the one that should end first; of equals the first. `fixed`: of those with
+// fixed_parts.
+RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+                     bool fixed) {
   const int steps = (hidden + 63) / 64;
   RouterPlan best;
   double best_us = 0;
@@ -111,13 +116,14 @@ RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int colum
   p.columns = columns > most_columns ? 256 : tile_of(columns);
   for (p.rows = p.columns == 512 ? 64 : 128; p.rows >= 64; p.rows /= 2) {
     for (const int ranks : rank_choices) {
+      if (fixed && ranks != std::min(fixed_parts, power_of_two(steps))) continue;
       p.ranks = p.parts = ranks;
       for (p.pair = 1; p.pair <= (tokens > p.rows ? 2 : 1); ++p.pair) consider(p);
     }
   }
   // Tiles of 64 columns, so that all multiprocessors read W and x; a ticket a rank.
   const auto tiles = static_cast<int>(std::min<std::int64_t>((tokens + 63) / 64, 3));
-  if (columns > 64 && columns <= most_columns && tiles <= meeting_tokens / 64) {
+  if (!fixed && columns > 64 && columns <= most_columns && tiles <= meeting_tokens / 64) {
     p = {RouterKernel::many, 64, 64};
     p.meets = true;
     for (const int ranks : rank_choices) {
@@ -134,12 +140,18 @@ RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int colum
 
 // router.cu. Few tokens: 16 rows a cluster, H over as many blocks as a cluster may have. Many: 64
 // rows, and H shared out only as far as multiprocessors are left over.
-RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden) {
+RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
+                    bool fixed) {
   const int steps = (hidden + 63) / 64;
   RouterPlan p;
   p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
   p.columns = tile_of(columns);
   const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
+  if (fixed) {
+    p.parts = power_of_two(std::max(1, std::min({fixed_parts, gpu.widest_cluster, steps})));
+    p.ranks = p.parts;
+    return p;
+  }
   while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
          tiles * p.parts * 2 <= gpu.multiprocessors) {
     p.parts *= 2;
@@ -151,22 +163,23 @@ RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int column
 }  // namespace
 
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
-                       RouterOperands operands) {
-  if (operands == RouterOperands::any) return plan_any(gpu, tokens, columns, hidden);
+                       RouterOperands operands, bool invariant) {
+  if (operands == RouterOperands::any) return plan_any(gpu, tokens, columns, hidden, invariant);
   // Clusters, and whole vectors of 8 along H.
-  if (columns <= most_columns && gpu.compute >= 90 && gpu.largest_cluster > 1 && hidden % 8 == 0) {
+  if (!invariant && columns <= most_columns && gpu.compute >= 90 && gpu.largest_cluster > 1 &&
+      hidden % 8 == 0) {
     RouterPlan p;
     if (plan_rows(gpu, tokens, columns, hidden, p)) return p;
     if (tokens <= few_tokens) return plan_few(gpu, static_cast<int>(tokens), columns, hidden);
   }
   if (operands == RouterOperands::boxes && gpu.compute == 90 && gpu.largest_cluster == 8) {
-    return plan_many(gpu, tokens, columns, hidden);
+    return plan_many(gpu, tokens, columns, hidden, invariant);
   }
   // Its code is for 10.0 alone, not for the 10.3 that follows.
   if (operands == RouterOperands::boxes && gpu.compute == 100 && columns <= most_columns) {
     return {.kernel = RouterKernel::blackwell, .rows = 128, .columns = tile_of(columns)};
   }
-  return plan_any(gpu, tokens, columns, hidden);
+  return plan_any(gpu, tokens, columns, hidden, invariant);
 }
 
 std::size_t router_workspace_bytes(std::int64_t tokens, int columns) {

@@ -34,8 +34,9 @@ enum class RouterOperands {
   whole,  // x and W are of one 16-bit type and their rows begin at multiples of 16 bytes
   boxes,  // so that a tensor map can say it: strides of at least H, places below 2^31
 };
+// `invariant`: kernel and parts, and so the order of a sum, are the same for any T.
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
-                       RouterOperands operands);
+                       RouterOperands operands, bool invariant = false);
 
 // Bytes of memory that the kernels need for up to so many tokens, whatever the plan.
 std::size_t router_workspace_bytes(std::int64_t tokens, int columns);

@@ -274,7 +274,8 @@ std::string to_json(const RouteSpec& spec) {
       {"jitter", shortest(spec.jitter)},
       {"shared",
        {{"count", spec.shared.count}, {"weight", name_of(spec.shared.weight, shared_names)}}},
-      {"weight_on_input", spec.weight_on_input}};
+      {"weight_on_input", spec.weight_on_input},
+      {"batch_invariant", spec.batch_invariant}};
   return json.dump();
 }
 
@@ -313,6 +314,7 @@ RouteSpec route_spec_from_json(const std::string& text) {
     shared.finish();
   }
   reader.read("weight_on_input", spec.weight_on_input);
+  reader.read("batch_invariant", spec.batch_invariant);
   reader.finish();
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "{}", support.reason);
@@ -341,6 +343,7 @@ std::string describe(const RouteSpec& spec) {
   if (spec.per_expert_scale) text += "; times a scale per expert";
   if (spec.shared.count > 0) text += "; " + words_of_shared(spec);
   if (spec.weight_on_input) text += "; weights multiply the input";
+  if (spec.batch_invariant) text += "; the same bits in any batch";
   return text;
 }
 

@@ -84,7 +84,7 @@ TEST(CApi, DefaultsAreThoseOfCpp) {
 TEST(CApi, EveryFieldIsWithinReach) {
   const Call call("test");
   const shunt_route_spec route = {sizeof route, 7, 3,    2, 1, 1, 30,    1, 2, 2, 1, 1,
-                                  0.5F,         1, 2.5F, 0, 1, 1, 0.25F, 2, 3, 1, 0};
+                                  0.5F,         1, 2.5F, 0, 1, 1, 0.25F, 2, 3, 1, 1};
   EXPECT_EQ(to_spec(call, &route), (RouteSpec{7,
                                               3,
                                               Score::sigmoid,
@@ -102,6 +102,7 @@ TEST(CApi, EveryFieldIsWithinReach) {
                                               true,
                                               0.25F,
                                               {2, SharedWeight::sigmoid_gate},
+                                              true,
                                               true}));
   const shunt_order_spec order = {sizeof order, 8, 2, 1, 4, 1, 16, 99, 0};
   EXPECT_EQ(to_spec(call, &order), (OrderSpec{8, 2, 1, 4, true, 16, 99, false}));
@@ -110,8 +111,18 @@ TEST(CApi, EveryFieldIsWithinReach) {
   // A caller's whose header has no quantisation.
   shunt_gather_spec older = {16, 2, 1, 77, 77, 77, 77};
   EXPECT_EQ(to_spec(call, &older), (GatherSpec{2, true}));
-  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16, 3, 4, 1, 0};
-  EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{2, 3, 4, bf16, true, false}));
+  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16, 3, 4, 1, 0, 1, 0};
+  EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{.groups = 2,
+                                                   .n = 3,
+                                                   .k = 4,
+                                                   .dtype = bf16,
+                                                   .bias = true,
+                                                   .prepared = false,
+                                                   .batch_invariant = true}));
+  const shunt_layer_options layer = {sizeof layer, SHUNT_F16, 1, 1, 0};
+  EXPECT_EQ(capi::to_options(call, &layer).dtype, f16);
+  EXPECT_TRUE(capi::to_options(call, &layer).in_place);
+  EXPECT_TRUE(capi::to_options(call, &layer).batch_invariant);
   const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};
   EXPECT_EQ(to_spec(call, &activation),
             (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));

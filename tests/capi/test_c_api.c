@@ -208,8 +208,9 @@ static void test_route(const shunt_context* context) {
   spec.top_k = 5;
   CHECK_FAILS(SHUNT_UNSUPPORTED, "top_k", shunt_route_supports(context, &spec));
   spec.top_k = 2;
-  spec.reserved = 1;
-  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 1", shunt_route_supports(context, &spec));
+  spec.batch_invariant = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.batch_invariant is 2: must be 0 or 1",
+              shunt_route_supports(context, &spec));
   shunt_buffer_destroy(workspace);
 }
 
@@ -463,6 +464,8 @@ static void test_gemm(const shunt_context* context) {
   const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, 2, 3);
   shunt_tensor matrices[2];
   shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  shunt_prepared_weights again = {.struct_size = sizeof again};
+  shunt_buffer* loaded = NULL;
   shunt_grouped_gemm_spec spec = SHUNT_GROUPED_GEMM_SPEC_INIT;
   shunt_grouped_gemm_inputs in = {
       .struct_size = sizeof in, .rows = &t_x, .offsets = &t_offsets, .weights = &t_w};
@@ -480,6 +483,16 @@ static void test_gemm(const shunt_context* context) {
   CHECK(prepared.groups == 2 && prepared.n == 2 && prepared.k == 3 && prepared.paired == 0);
   CHECK(prepared.data == shunt_buffer_data(memory) && prepared.struct_size == sizeof prepared);
   CHECK_OK(shunt_unprepare(context, &prepared, 1, &t_back));
+  CHECK_OK(shunt_prepared_save(context, &prepared, "test_c_api.prepared"));
+  CHECK_OK(shunt_prepared_load(context, "test_c_api.prepared", &loaded, &again));
+  CHECK(again.bytes == prepared.bytes && again.data == shunt_buffer_data(loaded) &&
+        memcmp(again.data, prepared.data, (size_t)again.bytes) == 0);
+  shunt_buffer_destroy(loaded);
+  CHECK(remove("test_c_api.prepared") == 0);
+  CHECK_FAILS(SHUNT_IO, "test_c_api.prepared",
+              shunt_prepared_load(context, "test_c_api.prepared", &loaded, &again));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "path is NULL",
+              shunt_prepared_save(context, &prepared, NULL));
   CHECK_FLOATS(back, 1, 1, 1, 0, 0, -1);
   CHECK_FAILS(
       SHUNT_INVALID_ARGUMENT, "matrices is NULL",

@@ -32,7 +32,7 @@ static void test_own_weights(const shunt_context* context) {
   const shunt_layer_outputs out = {
       .struct_size = sizeof out, .output = &t_y, .ids = &t_ids, .weights = &t_weights};
   shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
-  shunt_layer* layer = NULL;
+  shunt_layer *layer = NULL, *loaded = NULL;
   shunt_buffer* workspace = NULL;
   size_t bytes = 0;
   char text[16];
@@ -60,6 +60,16 @@ static void test_own_weights(const shunt_context* context) {
   CHECK_OK(shunt_layer_spec(layer, NULL, 0, &length));
   CHECK_OK(shunt_layer_explain(layer, 1, NULL, 0, &length));
   CHECK(length > 0);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "nothing was overwritten", shunt_layer_unprepare(layer));
+  CHECK_OK(shunt_layer_save_prepared(layer, "test_c_layers.saved"));
+  CHECK_OK(shunt_layer_load_prepared(context, "test_c_layers.saved", &loaded));
+  y[0] = y[1] = 0;
+  CHECK_OK(shunt_layer_forward(loaded, &in, &out, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 2 * 6 * 0.731058578630005, -6 * 0.731058578630005);
+  shunt_layer_destroy(loaded);
+  CHECK(remove("test_c_layers.saved") == 0);
+  CHECK_FAILS(SHUNT_IO, "test_c_layers.saved",
+              shunt_layer_load_prepared(context, "test_c_layers.saved", &loaded));
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "text is NULL", shunt_layer_spec(layer, NULL, 1, &length));
   shunt_buffer_destroy(workspace);
   shunt_layer_destroy(layer);

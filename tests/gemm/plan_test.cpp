@@ -54,6 +54,13 @@ TEST(ProductPlan, TooFewTilesAreSplitAlongK) {
 }
 
 // Every plan of every size can be launched: whole clusters, a split that k has steps for.
+TEST(ProductPlan, KStaysWholeWhereItMust) {
+  ProductSizes s = sizes(1, 1, 4096, 7168);
+  ASSERT_GT(plan_product(s, h200).split, 1);
+  s.whole_k = true;
+  for (const ProductPlan& plan : candidates(s, h200)) EXPECT_EQ(plan.split, 1) << describe(plan);
+}
+
 TEST(ProductPlan, EveryCandidateIsLegal) {
   for (const int groups : {1, 7, 128, 1024}) {
     for (const std::int64_t rows : {1, 5, 64, 1000, 65536}) {

@@ -39,6 +39,28 @@ TEST(RouterPlan, FewTokensOccupyTheGpu) {
   }
 }
 
+// What fixes the order of a sum follows from C and H alone where it must.
+TEST(RouterPlan, BatchInvariantRoutersSumAlikeForAnyNumberOfTokens) {
+  for (const cuda_engine::Gpu& gpu : {h200(), b200(), l4()}) {
+    for (const auto operands :
+         {RouterOperands::boxes, RouterOperands::whole, RouterOperands::any}) {
+      for (const int columns : {8, 64, 128, 256, 512, 600}) {
+        for (const int hidden : {32, 128, 2048, 7168}) {
+          const RouterPlan first = plan_router(gpu, 1, columns, hidden, operands, true);
+          for (const int tokens : {2, 7, 16, 17, 64, 100, 128, 1000, 4096, 100000}) {
+            const RouterPlan p = plan_router(gpu, tokens, columns, hidden, operands, true);
+            EXPECT_EQ(p.kernel, first.kernel) << tokens << " x " << columns << " x " << hidden;
+            EXPECT_EQ(p.parts, first.parts) << tokens << " x " << columns << " x " << hidden;
+            EXPECT_EQ(p.ranks, first.ranks) << tokens << " x " << columns << " x " << hidden;
+            EXPECT_FALSE(p.meets);
+            EXPECT_GE(p.parts, 1);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(RouterPlan, SmallRoutersRouteWholeRowsInABlock) {
   for (const auto& [tokens, columns, hidden] :
        {std::array{512, 8, 128}, std::array{512, 16, 128}, std::array{1024, 64, 512}}) {

@@ -33,6 +33,7 @@ struct BenchOptions {
   int tile = 0;
   bool grid = false;
   bool dependent_launch = false;
+  bool batch_invariant = false;
   double wait = 3;
   DeviceOptions device;
   JsonOption json;
@@ -198,6 +199,10 @@ BenchPlan make_plan(const BenchOptions& options) {
     override_with(spec.experts.intermediate, options.intermediate, "intermediate");
   }
   apply_rule(options, plan.spec.route);
+  if (options.batch_invariant) {
+    plan.spec.route.batch_invariant = true;
+    plan.title += ", batch-invariant";
+  }
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
@@ -481,6 +486,8 @@ void add_bench(CLI::App& app, Action& action) {
                     "on a GPU: the shapes of docs/performance.md, of one stage or all");
   command->add_flag("--dependent-launch", options->dependent_launch,
                     "on a GPU: a kernel may start before its predecessor has ended");
+  command->add_flag("--batch-invariant", options->batch_invariant,
+                    "route and layer: a token's bits do not depend on the others");
   command
       ->add_option("--seconds", options->seconds, "about this long a case (default: 1, GPU 0.06)")
       ->option_text("S")

@@ -97,7 +97,7 @@ class Weights {
 StageCase layer_case(const Context& context, const bench::StageShape& shape,
                      std::int64_t rotate_bytes) {
   const LayerSpec& spec = *shape.layer;
-  const LayerOptions options{.dtype = shape.dtype};
+  const LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
   require(supports(spec, options, context.device()));
   auto made = std::make_shared<Layers>(Layers{.context = context});
   const std::int64_t tokens = shape.tokens;

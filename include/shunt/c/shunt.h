@@ -243,7 +243,7 @@ typedef struct shunt_route_spec {
   int32_t shared_count;  /* ids E, E + 1, .. appended to each row */
   int32_t shared_weight; /* SHUNT_SHARED_* */
   int32_t weight_on_input;
-  int32_t reserved;
+  int32_t batch_invariant; /* flag: the same bits whatever the other tokens are */
 } shunt_route_spec;
 #define SHUNT_ROUTE_SPEC_INIT                                                                     \
   {                                                                                               \
@@ -440,6 +440,24 @@ SHUNT_API shunt_status shunt_prepare_paired(const shunt_context* context, int32_
 SHUNT_API shunt_status shunt_unprepare(const shunt_context* context,
                                        const shunt_prepared_weights* prepared, int32_t group,
                                        const shunt_tensor* out);
+/* In place: matrices, one tensor [groups, n, k], dense, on the context's device, become their own
+ * prepared form. paired: each has gate's n / 2 rows before up's. scratch: room for one matrix. */
+SHUNT_API shunt_status shunt_prepare_in_place(const shunt_context* context,
+                                              const shunt_tensor* matrices, int32_t paired,
+                                              void* scratch, size_t scratch_bytes,
+                                              shunt_prepared_weights* prepared);
+/* The inverse: the bytes become the matrices [groups, n, k] again. */
+SHUNT_API shunt_status shunt_unprepare_in_place(const shunt_context* context,
+                                                const shunt_prepared_weights* prepared,
+                                                void* scratch, size_t scratch_bytes);
+/* A safetensors file of prepared weights. */
+SHUNT_API shunt_status shunt_prepared_save(const shunt_context* context,
+                                           const shunt_prepared_weights* prepared,
+                                           const char* path);
+/* Its weights in new memory, *memory, which the caller destroys. SHUNT_BAD_FILE for any other file,
+ * SHUNT_UNSUPPORTED for a layout that the context's engine does not read. */
+SHUNT_API shunt_status shunt_prepared_load(const shunt_context* context, const char* path,
+                                           shunt_buffer** memory, shunt_prepared_weights* prepared);
 
 typedef struct shunt_grouped_gemm_spec {
   uint64_t struct_size;
@@ -447,11 +465,13 @@ typedef struct shunt_grouped_gemm_spec {
   int32_t dtype; /* of the weights: SHUNT_F32, SHUNT_BF16, SHUNT_F16; rows are rounded to it */
   int64_t n;
   int64_t k;
-  int32_t bias;     /* flag */
-  int32_t prepared; /* flag: 0 for plain weights */
+  int32_t bias;            /* flag */
+  int32_t prepared;        /* flag: 0 for plain weights */
+  int32_t batch_invariant; /* flag: a row's bits do not depend on the number of others */
+  int32_t reserved;
 } shunt_grouped_gemm_spec;
 #define SHUNT_GROUPED_GEMM_SPEC_INIT \
-  { sizeof(shunt_grouped_gemm_spec), 0, SHUNT_F32, 0, 0, 0, 1 }
+  { sizeof(shunt_grouped_gemm_spec), 0, SHUNT_F32, 0, 0, 0, 1, 0, 0 }
 
 typedef struct shunt_grouped_gemm_inputs {
   uint64_t struct_size;
@@ -677,10 +697,14 @@ typedef struct shunt_layer shunt_layer;
 typedef struct shunt_layer_options {
   uint64_t struct_size;
   int32_t dtype; /* of the expert weights and of rows between stages: SHUNT_F32, _BF16, _F16 */
+  /* flag: the experts' matrices become their prepared form where they lie; LayerOptions of
+   * shunt/layer.hpp says how they must lie. They stay the caller's, and the layer needs them. */
+  int32_t in_place;
+  int32_t batch_invariant; /* flag: a token's bits do not depend on the others */
   int32_t reserved;
 } shunt_layer_options;
 #define SHUNT_LAYER_OPTIONS_INIT \
-  { sizeof(shunt_layer_options), SHUNT_BF16, 0 }
+  { sizeof(shunt_layer_options), SHUNT_BF16, 0, 0, 0 }
 
 /* `count` experts. Each array has a tensor an expert, with any strides, or is NULL. */
 typedef struct shunt_expert_weights {
@@ -743,6 +767,14 @@ SHUNT_API shunt_status shunt_layer_create_from_checkpoint(const shunt_context* c
                                                           const shunt_layer_options* options,
                                                           shunt_layer** layer);
 SHUNT_API void shunt_layer_destroy(shunt_layer* layer);
+/* The layer with its prepared weights as a safetensors file, and such a file as a layer, without
+ * preparing anything. SHUNT_BAD_FILE for any other file, SHUNT_UNSUPPORTED for a layout that the
+ * context's engine does not read. */
+SHUNT_API shunt_status shunt_layer_save_prepared(const shunt_layer* layer, const char* path);
+SHUNT_API shunt_status shunt_layer_load_prepared(const shunt_context* context, const char* path,
+                                                 shunt_layer** layer);
+/* Of a layer made in_place: its matrices as they were. Only destroy may follow. */
+SHUNT_API shunt_status shunt_layer_unprepare(shunt_layer* layer);
 SHUNT_API shunt_status shunt_layer_spec(const shunt_layer* layer, char* text, size_t capacity,
                                         size_t* length);
 /* Bytes of the prepared copy; 0 for NULL. */

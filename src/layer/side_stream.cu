@@ -1,0 +1,51 @@
+#include "layer/side_stream.hpp"
+
+#include "cuda/launch.hpp"
+
+namespace shunt {
+
+namespace {
+
+using cuda_engine::check;
+
+cudaStream_t stream(void* of) { return static_cast<cudaStream_t>(of); }
+cudaEvent_t event(void* of) { return static_cast<cudaEvent_t>(of); }
+
+}  // namespace
+
+SideStream::SideStream(const Context& main)
+    : index_(main.device().index), main_(main.gpu().stream) {
+  int before = 0;
+  check(cudaGetDevice(&before), "cudaGetDevice");
+  check(cudaSetDevice(index_), "cudaSetDevice");
+  cudaStream_t made = nullptr;
+  cudaEvent_t forked = nullptr, ended = nullptr;
+  check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
+  stream_ = made;
+  check(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming), "cudaEventCreate");
+  forked_ = forked;
+  ended_ = ended;
+  side_ = cuda({.stream = stream_, .index = index_});
+  joined_ = cuda({.stream = main_, .index = index_});
+  check(cudaSetDevice(before), "cudaSetDevice");
+}
+
+SideStream::~SideStream() {
+  // What is still enqueued ends first: the events and the stream are given back after that.
+  cudaEventDestroy(event(forked_));
+  cudaEventDestroy(event(ended_));
+  cudaStreamDestroy(stream(stream_));
+}
+
+void SideStream::fork() const {
+  check(cudaEventRecord(event(forked_), stream(main_)), "cudaEventRecord");
+  check(cudaStreamWaitEvent(stream(stream_), event(forked_), 0), "cudaStreamWaitEvent");
+}
+
+void SideStream::join() const {
+  check(cudaEventRecord(event(ended_), stream(stream_)), "cudaEventRecord");
+  check(cudaStreamWaitEvent(stream(main_), event(ended_), 0), "cudaStreamWaitEvent");
+}
+
+}  // namespace shunt
