@@ -2,9 +2,15 @@
 #include "gemm/hopper_product.hpp"
 
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string>
 
 #ifndef SHUNT_BUILT_FOR_SM_90A
 #define SHUNT_BUILT_FOR_SM_90A 0
+#endif
+#ifndef SHUNT_BUILT_FOR_SM_100A
+#define SHUNT_BUILT_FOR_SM_100A 0
 #endif
 
 namespace shunt::cuda_engine {
@@ -29,10 +35,27 @@ bool weights_readable(const GroupedProduct& p) {
          m.strides[0] == m.shape[1] * m.strides[1] && aligned(m.data, m.strides[1]);
 }
 
+// The environment variable SHUNT_CUDA_GEMM=portable: what every GPU can run, so that it can be
+// tested and timed on any.
+bool only_portable() {
+  static const bool only = [] {
+    const char* const wanted = std::getenv("SHUNT_CUDA_GEMM");
+    if (wanted == nullptr || *wanted == 0) return false;
+    if (std::strcmp(wanted, "portable") == 0) return true;
+    throw Error(Status::invalid_argument,
+                std::string("SHUNT_CUDA_GEMM is '") + wanted + "': must be portable, or not set");
+  }();
+  return only;
+}
+
+bool has_kernels(int compute) {
+  return compute == 100 ? SHUNT_BUILT_FOR_SM_100A != 0 : SHUNT_BUILT_FOR_SM_90A != 0;
+}
+
 }  // namespace
 
 GpuFigures figures(const Gpu& gpu) {
-  return {.compute = SHUNT_BUILT_FOR_SM_90A ? gpu.compute : 0,
+  return {.compute = has_kernels(gpu.compute) && !only_portable() ? gpu.compute : 0,
           .multiprocessors = gpu.multiprocessors,
           .shared_bytes = gpu.shared_bytes,
           .largest_cluster = gpu.largest_cluster,
@@ -90,6 +113,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
     args.finish.bias_group_stride = p.bias.strides[0];
     args.finish.bias_stride = p.bias.strides[1];
   }
+  if (plan.kernel == ProductPlan::blackwell) return blackwell_rows(gpu, plan, p, args);
   const bool bf16 = layout.dtype == DType::bf16;
   if (plan.kernel == ProductPlan::many_rows) {
     return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);

@@ -60,4 +60,8 @@ bool few_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct
 bool few_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                   HopperArgs args);
 
+// On a B200, for prepared weights (blackwell_rows.cu). Likewise.
+bool blackwell_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                    HopperArgs args);
+
 }  // namespace shunt::cuda_engine

@@ -97,6 +97,22 @@ struct Model {
     return plan;
   }
 
+  // blackwell_rows.cu as its contract predicts it.
+  ProductPlan blackwell() const {
+    ProductPlan plan{.kernel = ProductPlan::blackwell, .tile_tokens = 256, .tile_rows = 128};
+    const std::int64_t columns = ceil_div(sizes.group_rows, 128);
+    const double tiles = static_cast<double>(hit * columns) * std::max(1.0, mean / 256);
+    const double rounds = std::ceil(tiles / gpu.multiprocessors);
+    const double wide = std::min<double>(256, std::ceil(planned() / 64) * 64);
+    plan.us =
+        many_start_us +
+        std::max(memory_us(), rounds * us(static_cast<double>(steps) * (16384 + wide * 128) / 64));
+    const std::int64_t most =
+        columns * (ceil_div(sizes.rows, 256) + std::min<std::int64_t>(sizes.groups, sizes.rows));
+    plan.blocks = static_cast<int>(std::min<std::int64_t>(gpu.multiprocessors, most));
+    return plan;
+  }
+
   ProductPlan plain() const {
     ProductPlan plan;
     const double operations = 2.0 * static_cast<double>(sizes.rows) *
@@ -133,6 +149,9 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
       plans.add(model.many(2, 128));
     }
   }
+  if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered) {
+    plans.add(model.blackwell());
+  }
   plans.add(model.plain());
   return plans;
 }
@@ -149,10 +168,10 @@ std::string describe(const ProductPlan& plan) {
   if (plan.kernel == ProductPlan::portable) {
     return fmt::format("tiles of 64 x 64, four stages, about {:.0f} us", plan.us);
   }
-  return fmt::format("wgmma, tiles of {} weights x {} rows{}, {} blocks, about {:.0f} us",
-                     plan.tile_rows, plan.tile_tokens,
-                     plan.split > 1 ? fmt::format(", k over {} blocks", plan.split) : "",
-                     plan.blocks, plan.us);
+  return fmt::format(
+      "{}, tiles of {} weights x {} rows{}, {} blocks, about {:.0f} us",
+      plan.kernel == ProductPlan::blackwell ? "tcgen05" : "wgmma", plan.tile_rows, plan.tile_tokens,
+      plan.split > 1 ? fmt::format(", k over {} blocks", plan.split) : "", plan.blocks, plan.us);
 }
 
 }  // namespace shunt::cuda_engine

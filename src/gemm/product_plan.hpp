@@ -36,7 +36,7 @@ struct ProductSizes {
 };
 
 struct ProductPlan {
-  enum Kernel { portable, few_rows, many_rows };
+  enum Kernel { portable, few_rows, many_rows, blackwell };
   Kernel kernel = portable;
   int tile_tokens = 64;  // rows of a tile
   int tile_rows = 64;    // rows of weights of a tile, a block's

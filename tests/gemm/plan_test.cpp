@@ -61,6 +61,19 @@ TEST(ProductPlan, KStaysWholeWhereItMust) {
   for (const ProductPlan& plan : candidates(s, h200)) EXPECT_EQ(plan.split, 1) << describe(plan);
 }
 
+TEST(ProductPlan, ABlackwellTakesItsOwnKernelForRowsThatLieInGroups) {
+  GpuFigures b200 = h200;
+  b200.compute = 100;
+  b200.multiprocessors = 148;
+  const ProductPlan plan = plan_product(sizes(16, 16384, 2048, 5120), b200);
+  EXPECT_EQ(plan.kernel, ProductPlan::blackwell);
+  EXPECT_EQ(plan.blocks, 148);
+  EXPECT_EQ(plan_product(sizes(16, 16384, 2048, 5120, true), b200).kernel, ProductPlan::portable);
+  for (const ProductPlan& other : candidates(sizes(16, 16384, 2048, 5120), h200)) {
+    EXPECT_NE(other.kernel, ProductPlan::blackwell);
+  }
+}
+
 TEST(ProductPlan, EveryCandidateIsLegal) {
   for (const int groups : {1, 7, 128, 1024}) {
     for (const std::int64_t rows : {1, 5, 64, 1000, 65536}) {
