@@ -65,6 +65,22 @@ def table(rows, best):
     return '\n'.join(lines)
 
 
+def megabytes(value):
+    """Three significant digits at least, of 10^6 bytes."""
+    return '' if value is None else f'{value / 1e6:.0f}' if value >= 1e8 else f'{value / 1e6:.3g}'
+
+
+def memory_table(rows):
+    """What calls take beside inputs, outputs and weights."""
+    names = list(dict.fromkeys(name for row in rows for name in row.get('peer_workspace_bytes', {})))
+    lines = ['| ' + ' | '.join(['case', 'dtype', 'Shunt, MB'] + [f'{name}, MB' for name in names]) + ' |', '|' + '---|' * (3 + len(names))]
+    for row in rows:
+        cells = [row['case'], row['dtype'], megabytes(row.get('workspace_bytes'))]
+        cells += [megabytes(row['peer_workspace_bytes'].get(name)) for name in names]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
 def summary(report):
     """The machine and its ceilings, one line."""
     machine, limits = report['machine'], report['ceilings']
@@ -93,6 +109,7 @@ def render(arguments):
     parser.add_argument('file')
     parser.add_argument('--op', default='', help='operations, with commas between')
     parser.add_argument('--best', action='store_true', help='only the fastest peer of each case')
+    parser.add_argument('--memory', action='store_true', help='the memory that calls take, instead of times')
     wanted = parser.parse_args(arguments)
     with open(wanted.file, encoding='utf-8') as file:
         report = json.load(file)
@@ -102,7 +119,10 @@ def render(arguments):
         if ops and op not in ops:
             continue
         parts += [f'**{HEADINGS.get(op, op)}**'] if len(ops) != 1 else []
-        parts += [table(rows, wanted.best) for rows in kinds]
+        if wanted.memory:
+            parts.append(memory_table([row for rows in kinds for row in rows if row.get('workspace_bytes')]))
+        else:
+            parts += [table(rows, wanted.best) for rows in kinds]
     return '\n\n'.join(parts)
 
 
