@@ -161,7 +161,10 @@ TEST(InPlaceLayer, GivesTheSameBitsAndTheMatricesAgain) {
       EXPECT_EQ(output(context, placed, in), output(context, copied, in));
       std::vector<char> now(stacked.first.size());
       context.copy(now.data(), stacked.gate_up.data(), now.size());
-      EXPECT_NE(now, stacked.first);
+      // In f32 a GPU's layout of rows that are no pairs is the matrix itself.
+      if (gated || dtype != DType::f32) {
+        EXPECT_NE(now, stacked.first);
+      }
       placed.unprepare();
       context.copy(now.data(), stacked.gate_up.data(), now.size());
       EXPECT_EQ(now, stacked.first);
@@ -182,7 +185,9 @@ TEST(InPlaceLayer, RefusesOtherArrangements) {
     return error_of([&] { Layer(spec, weights, context, {.dtype = dtype, .in_place = true}); },
                     &status);
   };
-  EXPECT_NE(refused(random.weights, DType::bf16).find("experts.up[0]"), std::string::npos);
+  EXPECT_NE(refused(random.weights, DType::bf16)
+                .find(test::on_gpu() ? "experts.gate[0]" : "experts.up[0]"),
+            std::string::npos);
   EXPECT_EQ(status, Status::invalid_argument);
   Stacked stacked(context, random, DType::bf16);
   EXPECT_NE(refused(stacked.weights, DType::f16).find("experts.gate[0]"), std::string::npos);
