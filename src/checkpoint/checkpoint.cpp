@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "checkpoint/access.hpp"
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/model.hpp"
 #include "checkpoint/read_weights.hpp"
@@ -117,5 +118,15 @@ LayerWeights Checkpoint::weights(int layer) const {
 std::vector<std::string> Checkpoint::tensor_names() const { return impl_->store.names(); }
 bool Checkpoint::contains(const std::string& name) const { return impl_->store.contains(name); }
 Tensor Checkpoint::tensor(const std::string& name) const { return impl_->store.get(name); }
+
+const Model& CheckpointAccess::model(const Checkpoint& checkpoint) {
+  return checkpoint.impl_->model;
+}
+const TensorStore& CheckpointAccess::store(const Checkpoint& checkpoint) {
+  return checkpoint.impl_->store;
+}
+std::string CheckpointAccess::layer_prefix(const Checkpoint& checkpoint, int layer) {
+  return layer_name(checkpoint.impl_->prefix, checkpoint.impl_->model.plan.names, layer);
+}
 
 }  // namespace shunt

@@ -18,6 +18,24 @@ double surprise(std::span<const float> logits, std::size_t target) {
   return (std::log(sum) + largest - static_cast<double>(logits[target])) / std::log(2.0);
 }
 
+// The rows of windows that are no repetition: of bytes from `scored` on, and of the first byte.
+// They are gathered into `rows`.
+Tensor view_once(const Tensor& hidden, const std::vector<std::int64_t>& begins,
+                 const std::vector<std::int64_t>& lengths, std::int64_t scored,
+                 std::vector<float>& rows) {
+  const std::int64_t width = hidden.shape[1];
+  rows.clear();
+  std::int64_t first = 0, reached = scored == 1 ? 0 : scored;
+  for (std::size_t w = 0; w < begins.size(); ++w) {
+    const std::int64_t end = begins[w] + lengths[w];
+    const float* from = hidden.as<const float>() + (first + reached - begins[w]) * width;
+    rows.insert(rows.end(), from, from + (end - reached) * width);
+    reached = end;
+    first += lengths[w];
+  }
+  return view(rows.data(), {static_cast<std::int64_t>(rows.size()) / width, width});
+}
+
 }  // namespace
 
 BitsPerByte bits_per_byte(LanguageModel& model, std::span<const std::uint8_t> text,
@@ -46,7 +64,7 @@ BitsPerByte bits_per_byte(LanguageModel& model, std::span<const std::uint8_t> te
   std::int64_t scored = 1;  // bytes before this one are done
   std::vector<std::int32_t> tokens;
   std::vector<std::int64_t> begins, lengths;
-  std::vector<float> logits;
+  std::vector<float> logits, rows;
   while (scored < size) {
     tokens.clear();
     begins.clear();
@@ -64,7 +82,13 @@ BitsPerByte bits_per_byte(LanguageModel& model, std::span<const std::uint8_t> te
       begin += windows.stride;
     }
     logits.resize(tokens.size() * static_cast<std::size_t>(vocabulary));
-    model.forward(tokens, lengths, logits, hook);
+    HiddenHook once;
+    if (hook) {
+      once = [&](int layer, const Tensor& hidden) {
+        hook(layer, view_once(hidden, begins, lengths, scored, rows));
+      };
+    }
+    model.forward(tokens, lengths, logits, once);
     std::int64_t row = 0;
     for (std::size_t w = 0; w < begins.size(); ++w) {
       const std::int64_t end = begins[w] + lengths[w];

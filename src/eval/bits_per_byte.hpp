@@ -26,7 +26,8 @@ struct BitsPerByte {
 };
 
 // Computed batch by batch of about `batch` tokens, summed in double in the order of the text: the
-// same for any number of threads. `progress` gets the bytes scored so far. Throws
+// same for any number of threads. `progress` gets the bytes scored so far, `hook` the hidden states
+// of each byte once, in the order of the text, from the window that scores it. Throws
 // Error{unsupported} for a model whose tokens are not the 256 bytes, Error{invalid_argument} for
 // windows out of range or a text shorter than two bytes.
 BitsPerByte bits_per_byte(LanguageModel& model, std::span<const std::uint8_t> text,

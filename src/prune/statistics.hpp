@@ -12,7 +12,8 @@ namespace shunt {
 // Of rows x [R, K]: sums of squares a column, and of products of columns, in double.
 class InputStatistics {
  public:
-  explicit InputStatistics(std::int64_t width = 0, bool products = false);
+  InputStatistics() : InputStatistics(0) {}
+  explicit InputStatistics(std::int64_t width, bool products = false);
 
   // rows [R, K] f32, dense. Sums run over rows in their order, whatever the number of threads.
   void add(const Context& context, const Tensor& rows);

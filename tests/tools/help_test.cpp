@@ -10,13 +10,14 @@ TEST(Help, NamesEverySubcommandAndTheExitCodes) {
   const Outcome help = shunt({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_EQ(help.err, "");
-  for (const char* word : {"run", "inspect", "bench", "info", "Exit codes", "Example"}) {
+  for (const char* word :
+       {"run", "inspect", "convert", "eval", "bench", "info", "Exit codes", "Example"}) {
     EXPECT_TRUE(contains(help.out, word)) << word;
   }
 }
 
 TEST(Help, OfEachSubcommandEndsWithAnExample) {
-  for (const std::string name : {"run", "inspect", "bench", "info"}) {
+  for (const std::string name : {"run", "inspect", "convert", "eval", "bench", "info"}) {
     const Outcome help = shunt({name, "--help"});
     EXPECT_EQ(help.code, 0) << name;
     EXPECT_EQ(help.err, "") << name;

@@ -59,6 +59,8 @@ int main_of(int argc, char** argv) {
   Action action;
   add_run(app, action);
   add_inspect(app, action);
+  add_convert(app, action);
+  add_eval(app, action);
   add_bench(app, action);
   add_info(app, action);
 
@@ -72,8 +74,8 @@ int main_of(int argc, char** argv) {
   if (first[0] != '-' && std::none_of(known.begin(), known.end(), [&](const CLI::App* one) {
         return one->get_name() == first;
       })) {
-    complain("shunt", fmt::format("'{}' is no subcommand; run, inspect, bench and info are "
-                                  "(see shunt --help)",
+    complain("shunt", fmt::format("'{}' is no subcommand; run, inspect, convert, eval, bench "
+                                  "and info are (see shunt --help)",
                                   first));
     return exit_usage;
   }

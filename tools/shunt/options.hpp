@@ -32,6 +32,8 @@ using Action = std::function<int()>;
 void add_run(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 
 // Where the computation runs.

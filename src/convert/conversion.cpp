@@ -1,0 +1,484 @@
+#include "convert/conversion.hpp"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "checkpoint/access.hpp"
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "convert/dialect.hpp"
+#include "convert/journal.hpp"
+#include "convert/shard_writer.hpp"
+#include "convert/source.hpp"
+#include "core/check.hpp"
+#include "core/convert.hpp"
+
+namespace shunt {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t max_config_bytes = 64u << 20;
+constexpr const char* index_name = "model.safetensors.index.json";
+
+// How the experts of the new checkpoint are stored.
+enum class Naming {
+  as_source,  // a plain format: the same tensors, another dtype
+  each,       // a matrix an expert, in a dialect's tensors
+  gpt_oss,    // blocks and scales of all experts together, gate and up row by row
+};
+
+const char* dtype_name(DType dtype) {
+  return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+}
+
+class Conversion {
+ public:
+  Conversion(const Context& context, const std::string& in, const std::string& out,
+             const ConversionOptions& options, const ConversionProgress& progress);
+  ConversionReport run();
+
+ private:
+  Naming naming() const;
+  Json settings() const;
+  std::vector<PlannedTensor> plan(const SourceFile& file) const;
+  void check_space(const PartialFolder& folder) const;
+  void make(const SourceFile& file, PartialFolder& folder);
+  void write_plain(ShardWriter& writer, const ConvertedExpert& expert,
+                   const std::vector<SourceMatrix>& matrices) const;
+  void write_each(ShardWriter& writer, const ConvertedExpert& expert,
+                  const SourceMatrix& matrix) const;
+  void write_gpt_oss(ShardWriter& writer, const ConvertedExpert& expert,
+                     const SourceMatrix& matrix) const;
+  void write_beside(const PartialFolder& folder) const;
+  std::string config_text() const;
+  // What the tensors of these files hold, by tensor.
+  std::map<std::string, std::string> weight_map() const;
+  const LayerCalibration* calibration(int layer);
+  Tensor recorded(int layer) const;
+  void remember(const Json& rows);
+  bool converts(const std::string& tensor) const { return expert_tensors_.contains(tensor); }
+
+  Context context_;
+  std::string in_, out_;
+  ConversionOptions options_;
+  ConversionProgress progress_;
+  Checkpoint checkpoint_;
+  std::vector<SourceFile> files_;
+  std::set<std::string> expert_tensors_;
+  Naming naming_ = Naming::as_source;
+  std::optional<SafetensorsFile> recordings_;
+  std::int64_t done_ = 0, total_ = 0;  // weights
+
+  // Of the layer at work.
+  int layer_ = -1;
+  LayerSpec spec_;
+  LayerWeights weights_;
+  std::unique_ptr<LayerCalibration> calibration_;
+
+  std::map<std::pair<int, int>, ConvertedExpertReport> reports_;
+};
+
+Conversion::Conversion(const Context& context, const std::string& in, const std::string& out,
+                       const ConversionOptions& options, const ConversionProgress& progress)
+    : context_(context), in_(in), out_(out), options_(options), progress_(progress) {
+  while (out_.size() > 1 && out_.back() == '/') out_.pop_back();
+  std::error_code ignored;
+  if (fs::equivalent(in_, out_, ignored)) {
+    fail(Status::invalid_argument, "convert: {} is to become itself: name another folder", out_);
+  }
+  if (fs::exists(fs::symlink_status(out_))) {
+    fail(Status::invalid_argument, "convert: {} exists: nothing is overwritten", out_);
+  }
+  const fs::path parent = fs::absolute(out_).parent_path();
+  if (!fs::is_directory(parent, ignored)) {
+    fail(Status::io, "convert: {} is no folder", parent.string());
+  }
+  if (options_.spec.prune && options_.spec.pruning.method != PruneMethod::magnitude &&
+      options_.calibrate.empty()) {
+    fail(Status::invalid_argument,
+         "convert: {} needs recorded hidden states to calibrate by, which are not given",
+         to_string(options_.spec.pruning.method));
+  }
+  checkpoint_ = Checkpoint::open(in_);
+  if (checkpoint_.first_moe_layer() < 0) {
+    fail(Status::invalid_argument, "convert: {} has no MoE layer: {}", in_, checkpoint_.summary());
+  }
+  naming_ = naming();
+  files_ = source_files(checkpoint_);
+  for (const SourceFile& file : files_) {
+    for (const SourceMatrix& matrix : file.matrices) {
+      expert_tensors_.insert(matrix.tensor);
+      total_ += matrix.view.elements();
+    }
+  }
+  if (!options_.calibrate.empty()) {
+    recordings_ = SafetensorsFile::open(options_.calibrate);
+    for (const CheckpointLayer& layer : checkpoint_.layers()) {
+      if (!layer.moe) continue;
+      require(supports_calibration(checkpoint_.spec(layer.index)), "calibration");
+      recorded(layer.index);
+    }
+  }
+  for (const SourceFile& file : files_) plan(file);  // refuses before anything is written
+}
+
+Naming Conversion::naming() const {
+  const FormatSpec& format = options_.spec.format;
+  if (format.format == Format::plain) return Naming::as_source;
+  const int layer = checkpoint_.first_moe_layer();
+  if (checkpoint_.family() == "gpt_oss" && format.format == Format::mxfp4) return Naming::gpt_oss;
+  const ExpertSpec experts = checkpoint_.spec(layer).experts;
+  if (expert_module(checkpoint_, layer, 0, ExpertMatrix::up).empty() || experts.gate_up_bias ||
+      experts.down_bias) {
+    fail(Status::unsupported,
+         "convert: checkpoints of the family '{}' have no names for single experts without biases, "
+         "which {} needs: only f32, bf16{} are written",
+         checkpoint_.family(), to_string(format),
+         checkpoint_.family() == "gpt_oss" ? ", f16 and mxfp4" : " and f16");
+  }
+  return Naming::each;
+}
+
+Json Conversion::settings() const {
+  Json source = Json::object();
+  source["config.json"] = fingerprint(in_ + "/config.json");
+  for (const SourceFile& file : files_) source[file.name] = fingerprint(in_ + "/" + file.name);
+  Json json = {{"made_by", "shunt convert"},
+               {"to", to_string(options_.spec)},
+               {"damping", options_.spec.pruning.damping},
+               {"source", source}};
+  if (recordings_) json["calibrate"] = fingerprint(options_.calibrate);
+  return json;
+}
+
+std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
+  std::vector<PlannedTensor> planned;
+  for (const std::string& name : file.tensors) {
+    const Tensor tensor = checkpoint_.tensor(name);
+    std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
+    if (!converts(name)) {
+      planned.push_back({name, tensor.dtype, std::move(shape)});
+    } else if (naming_ == Naming::as_source) {
+      planned.push_back({name, options_.spec.dtype, std::move(shape)});
+    }
+  }
+  if (naming_ == Naming::as_source) return planned;
+  std::set<std::string> fused;
+  for (const SourceMatrix& matrix : file.matrices) {
+    const std::int64_t n = matrix.view.shape[0], k = matrix.view.shape[1];
+    if (naming_ == Naming::each) {
+      const std::string module =
+          expert_module(checkpoint_, matrix.layer, matrix.expert, matrix.which);
+      for (PlannedTensor& tensor : dialect_plan(options_.spec.format, n, k)) {
+        tensor.name = module + "." + tensor.name;
+        planned.push_back(std::move(tensor));
+      }
+    } else if (fused.insert(matrix.tensor).second) {
+      if (k % 32 != 0) {
+        fail(Status::unsupported,
+             "convert: {} has rows of {}: gpt-oss's mxfp4 takes multiples of 32", matrix.tensor, k);
+      }
+      const std::int64_t rows = matrix.which == ExpertMatrix::down ? n : 2 * n;
+      const std::int64_t experts = checkpoint_.spec(matrix.layer).experts.experts;
+      planned.push_back({matrix.tensor + "_blocks", DType::u8, {experts, rows, k / 32, 16}});
+      planned.push_back({matrix.tensor + "_scales", DType::u8, {experts, rows, k / 32}});
+    }
+  }
+  return planned;
+}
+
+void Conversion::check_space(const PartialFolder& folder) const {
+  std::int64_t wanted = 0;
+  for (const SourceFile& file : files_) {
+    if (folder.finished(file.name).is_null()) {
+      wanted += ShardWriter::planned_bytes(plan(file));
+      // Of a file that was begun, what it has is there again.
+      std::error_code none;
+      const auto begun = fs::file_size(folder.file(file.name), none);
+      if (!none) wanted -= static_cast<std::int64_t>(begun);
+    }
+  }
+  struct statvfs system {};
+  if (::statvfs(folder.path().c_str(), &system) != 0) return;
+  const double free = static_cast<double>(system.f_bavail) * static_cast<double>(system.f_frsize);
+  if (static_cast<double>(wanted) > free) {
+    fail(Status::io, "convert: {} needs {:.3f} GB more: the disk has {:.3f} GB free", folder.path(),
+         static_cast<double>(wanted) / 1e9, free / 1e9);
+  }
+}
+
+Tensor Conversion::recorded(int layer) const {
+  const std::string& module = checkpoint_.layers()[static_cast<std::size_t>(layer)].module;
+  const std::string plain = fmt::format("layers.{}.input", layer);
+  for (const std::string& name : {module + ".input", plain}) {
+    if (!recordings_->contains(name)) continue;
+    const Tensor tensor = recordings_->get(name);
+    const std::int64_t hidden = checkpoint_.spec(layer).hidden;
+    const bool plain_float =
+        tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+    if (tensor.rank != 2 || tensor.shape[1] != hidden || !plain_float) {
+      fail(Status::bad_file, "{}: tensor '{}' is {}: must be f32, bf16 or f16 [T, {}]",
+           recordings_->path(), name, tensor.describe(), hidden);
+    }
+    return tensor;
+  }
+  fail(Status::bad_file, "{}: has no tensor '{}.input' or '{}': every MoE layer is calibrated",
+       recordings_->path(), module, plain);
+}
+
+const LayerCalibration* Conversion::calibration(int layer) {
+  if (layer_ != layer) {
+    layer_ = layer;
+    spec_ = checkpoint_.spec(layer);
+    weights_ = checkpoint_.weights(layer);
+    calibration_.reset();
+    if (recordings_) {
+      calibration_ = std::make_unique<LayerCalibration>(context_, spec_, weights_, recorded(layer));
+    }
+  }
+  return calibration_.get();
+}
+
+// A tensor's part that belongs to one expert is filled and written at once: whatever the order of
+// its elements, gate and up together leave no gap in it.
+void Conversion::write_plain(ShardWriter& writer, const ConvertedExpert& expert,
+                             const std::vector<SourceMatrix>& matrices) const {
+  std::map<std::string, std::vector<const SourceMatrix*>> by_tensor;
+  for (const SourceMatrix& matrix : matrices) by_tensor[matrix.tensor].push_back(&matrix);
+  const DType dtype = options_.spec.dtype;
+  const auto width = static_cast<std::size_t>(bits(dtype) / 8);
+  for (const auto& [tensor, parts] : by_tensor) {
+    std::int64_t begin = parts[0]->offset, end = begin, covered = 0;
+    for (const SourceMatrix* part : parts) {
+      const Tensor& view = part->view;
+      begin = std::min(begin, part->offset);
+      covered += view.elements();
+      end = std::max(end, part->offset + (view.shape[0] - 1) * view.strides[0] +
+                              (view.shape[1] - 1) * view.strides[1] + 1);
+    }
+    if (end - begin != covered) {
+      fail(Status::internal, "convert: an expert's part of {} has gaps", tensor);
+    }
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(covered) * width);
+    for (const SourceMatrix* part : parts) {
+      const ConvertedMatrix& from = expert.matrices[static_cast<std::size_t>(part->which)];
+      const Tensor& view = part->view;
+      for (std::int64_t n = 0; n < view.shape[0]; ++n) {
+        const std::int64_t row = part->offset - begin + n * view.strides[0];
+        for (std::int64_t k = 0; k < view.shape[1]; ++k) {
+          store_f32(bytes.data(), dtype, row + k * view.strides[1],
+                    from.values[static_cast<std::size_t>(n * view.shape[1] + k)]);
+        }
+      }
+    }
+    writer.write(tensor, bytes.data(), bytes.size(), static_cast<std::size_t>(begin) * width);
+  }
+}
+
+void Conversion::write_each(ShardWriter& writer, const ConvertedExpert& expert,
+                            const SourceMatrix& matrix) const {
+  const std::string module = expert_module(checkpoint_, matrix.layer, matrix.expert, matrix.which);
+  const ConvertedMatrix& from = expert.matrices[static_cast<std::size_t>(matrix.which)];
+  for (const DialectTensor& tensor : dialect_tensors(from.packed)) {
+    writer.write(module + "." + tensor.plan.name, tensor.bytes.data(), tensor.bytes.size());
+  }
+}
+
+void Conversion::write_gpt_oss(ShardWriter& writer, const ConvertedExpert& expert,
+                               const SourceMatrix& matrix) const {
+  const PackedMatrix& from = expert.matrices[static_cast<std::size_t>(matrix.which)].packed;
+  const bool down = matrix.which == ExpertMatrix::down;
+  const std::int64_t step = down ? 1 : 2;  // rows 2j and 2j + 1 are gate j and up j
+  const std::int64_t first =
+      matrix.expert * from.n * step + (matrix.which == ExpertMatrix::up ? 1 : 0);
+  for (const auto& [suffix, rows] :
+       {std::pair<const char*, const Tensor&>{"_blocks", from.values}, {"_scales", from.scales}}) {
+    const auto width = static_cast<std::size_t>(rows.shape[1]);
+    for (std::int64_t n = 0; n < from.n; ++n) {
+      writer.write(matrix.tensor + suffix,
+                   rows.as<const std::uint8_t>() + static_cast<std::size_t>(n) * width, width,
+                   static_cast<std::size_t>(first + n * step) * width);
+    }
+  }
+}
+
+void Conversion::make(const SourceFile& file, PartialFolder& folder) {
+  ShardWriter writer(folder.file(file.name), plan(file));
+  for (const std::string& name : file.tensors) {
+    if (converts(name)) continue;
+    const Tensor tensor = checkpoint_.tensor(name);
+    writer.write(name, tensor.data, static_cast<std::size_t>(tensor.bytes()));
+  }
+  Json rows = Json::array();
+  for (std::size_t begin = 0; begin < file.matrices.size();) {
+    const SourceMatrix& first = file.matrices[begin];
+    std::size_t end = begin;
+    std::vector<SourceMatrix> matrices;
+    std::int64_t weights = 0;
+    for (; end < file.matrices.size() && file.matrices[end].layer == first.layer &&
+           file.matrices[end].expert == first.expert;
+         ++end) {
+      matrices.push_back(file.matrices[end]);
+      weights += file.matrices[end].view.elements();
+    }
+    const LayerCalibration* const inputs = calibration(first.layer);
+    const ConvertedExpert expert =
+        convert_expert(context_, options_.spec, spec_, weights_, first.expert, inputs);
+    if (naming_ == Naming::as_source) write_plain(writer, expert, matrices);
+    for (const SourceMatrix& matrix : matrices) {
+      if (naming_ == Naming::each) write_each(writer, expert, matrix);
+      if (naming_ == Naming::gpt_oss) write_gpt_oss(writer, expert, matrix);
+      const ConvertedMatrix& made = expert.matrices[static_cast<std::size_t>(matrix.which)];
+      rows.push_back({matrix.layer, matrix.expert, static_cast<int>(matrix.which),
+                      made.error.difference, made.error.magnitude, expert.tokens,
+                      options_.spec.prune && made.pruned_by != options_.spec.pruning.method});
+    }
+    done_ += weights;
+    if (progress_) progress_(file.name, done_, total_);
+    begin = end;
+  }
+  writer.finish();
+  folder.finish(file.name, {{"experts", rows}});
+  remember(rows);
+}
+
+void Conversion::remember(const Json& rows) {
+  for (const Json& row : rows) {
+    ConvertedExpertReport& report = reports_[{row[0].get<int>(), row[1].get<int>()}];
+    report.layer = row[0];
+    report.expert = row[1];
+    report.errors[row[2].get<std::size_t>()] = {row[3].get<double>(), row[4].get<double>()};
+    report.tokens = row[5];
+    report.fell_back = report.fell_back || row[6].get<bool>();
+  }
+}
+
+std::map<std::string, std::string> Conversion::weight_map() const {
+  std::map<std::string, std::string> map;
+  for (const SourceFile& file : files_) {
+    for (const PlannedTensor& tensor : plan(file)) map[tensor.name] = file.name;
+  }
+  return map;
+}
+
+std::string Conversion::config_text() const {
+  const std::string path = in_ + "/config.json";
+  const std::string text = read_text(path, max_config_bytes);
+  parse_object(path, text);  // strictly
+  Json config = Json::parse(text);
+  if (naming_ == Naming::as_source) {
+    for (const char* field : {"dtype", "torch_dtype"}) {
+      if (config.contains(field)) config[field] = dtype_name(options_.spec.dtype);
+    }
+  } else {
+    // Modules whose matrix stays, as those who read quantised checkpoints have to be told.
+    constexpr std::string_view ending = ".weight";
+    std::vector<std::string> others;
+    for (const SourceFile& file : files_) {
+      for (const std::string& name : file.tensors) {
+        if (converts(name) || !name.ends_with(ending) || checkpoint_.tensor(name).rank != 2 ||
+            name.find("embed") != std::string::npos) {
+          continue;
+        }
+        others.push_back(name.substr(0, name.size() - ending.size()));
+      }
+    }
+    if (std::find(others.begin(), others.end(), "lm_head") == others.end()) {
+      others.emplace_back("lm_head");  // tied to the embedding
+    }
+    std::sort(others.begin(), others.end());
+    config["quantization_config"] =
+        naming_ == Naming::gpt_oss
+            ? Json{{"quant_method", "mxfp4"}, {"modules_to_not_convert", others}}
+            : dialect_config(options_.spec.format, others);
+  }
+  return config.dump(2) + "\n";
+}
+
+void Conversion::write_beside(const PartialFolder& folder) const {
+  write_whole(folder.file("config.json"), config_text());
+  if (fs::exists(in_ + "/" + index_name)) {
+    std::int64_t total = 0;
+    for (const SourceFile& file : files_) {
+      for (const PlannedTensor& tensor : plan(file)) total += tensor.bytes();
+    }
+    write_whole(
+        folder.file(index_name),
+        Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map()}}.dump(2) + "\n");
+  }
+  // The tokenizer, the text of a small model, .. What another precision recorded stays behind.
+  for (const fs::directory_entry& entry : fs::directory_iterator(in_)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_regular_file() || name == "config.json" || name == index_name ||
+        name == "hf_quant_config.json" || name.ends_with(".safetensors")) {
+      continue;
+    }
+    std::error_code code;
+    fs::copy_file(entry.path(), folder.file(name), fs::copy_options::overwrite_existing, code);
+    if (code) {
+      fail(Status::io, "{}: cannot be copied to {}: {}", entry.path().string(), folder.path(),
+           code.message());
+    }
+  }
+}
+
+ConversionReport Conversion::run() {
+  ConversionReport report;
+  PartialFolder folder(out_, settings());
+  check_space(folder);
+  for (const SourceFile& file : files_) {
+    const Json finished = folder.finished(file.name);
+    if (finished.is_null()) {
+      try {
+        make(file, folder);
+      } catch (const Error& error) {
+        if (error.status() != Status::io) throw;
+        fail(Status::io, "{}; what is finished stays in {}: the same command goes on from there",
+             error.what(), folder.path());
+      }
+    } else {
+      remember(finished["experts"]);
+      for (const SourceMatrix& matrix : file.matrices) done_ += matrix.view.elements();
+      ++report.shards_resumed;
+    }
+    ++report.shards;
+    report.bytes_before += file.bytes;
+    report.bytes_after += static_cast<std::int64_t>(fs::file_size(folder.file(file.name)));
+    std::set<std::string> kept;
+    for (const std::string& name : file.tensors) {
+      if (converts(name)) {
+        report.experts_before += checkpoint_.tensor(name).bytes();
+      } else {
+        kept.insert(name);
+      }
+    }
+    for (const PlannedTensor& tensor : plan(file)) {
+      if (!kept.contains(tensor.name)) report.experts_after += tensor.bytes();
+    }
+  }
+  write_beside(folder);
+  folder.publish(out_);
+  for (const auto& [place, expert] : reports_) report.experts.push_back(expert);
+  return report;
+}
+
+}  // namespace
+
+ConversionReport convert_checkpoint(const Context& context, const std::string& in,
+                                    const std::string& out, const ConversionOptions& options,
+                                    const ConversionProgress& progress) {
+  return Conversion(context, in, out, options, progress).run();
+}
+
+}  // namespace shunt

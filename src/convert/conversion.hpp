@@ -1,0 +1,56 @@
+// A whole checkpoint with its routed experts in another format: shard by shard, in memory of one
+// expert, and never half written.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "convert/expert.hpp"
+#include "shunt/context.hpp"
+
+namespace shunt {
+
+struct ConvertedExpertReport {
+  int layer = 0, expert = 0;
+  std::array<WeightError, expert_matrices> errors{};
+  std::int64_t tokens = -1;  // that calibration routed to it; -1: not calibrated
+  bool fell_back = false;    // some matrix was pruned by magnitude, for want of inputs
+};
+
+struct ConversionReport {
+  std::vector<ConvertedExpertReport> experts;          // by layer, then expert
+  std::int64_t bytes_before = 0, bytes_after = 0;      // of all files of tensors
+  std::int64_t experts_before = 0, experts_after = 0;  // of the routed experts' matrices in them
+  int shards = 0, shards_resumed = 0;                  // resumed: found finished
+};
+
+struct ConversionOptions {
+  ConversionSpec spec;
+  // Safetensors with hidden states [T, H] that entered each MoE block, named "<module>.input" or
+  // "layers.<N>.input"; for wanda and obs.
+  std::string calibrate;
+};
+
+// done and total: weights of experts.
+using ConversionProgress =
+    std::function<void(const std::string& file, std::int64_t done, std::int64_t total)>;
+
+// Reads the checkpoint `in` and makes the folder `out`. Everything is first written to
+// "<out>.partial", which is renamed when whole; a call with the same settings goes on where another
+// was interrupted, and what comes out has the same bytes.
+//
+// Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
+// names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
+// routed experts change; everything else, and every other small file of the folder, is copied.
+//
+// Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
+// names for; hidden states missing or of another shape; a full disk, before anything is written
+// where the system tells, with what is finished kept; a partial folder of other settings or in use.
+ConversionReport convert_checkpoint(const Context& context, const std::string& in,
+                                    const std::string& out, const ConversionOptions& options,
+                                    const ConversionProgress& progress = nullptr);
+
+}  // namespace shunt

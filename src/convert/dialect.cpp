@@ -1,0 +1,180 @@
+#include "convert/dialect.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Bytes = std::vector<std::uint8_t>;
+
+std::int64_t up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+Bytes bytes_of(const void* data, std::size_t size) {
+  const auto* first = static_cast<const std::uint8_t*>(data);
+  return {first, first + size};
+}
+Bytes bytes_of(const Tensor& tensor) {
+  return bytes_of(tensor.data, static_cast<std::size_t>(tensor.bytes()));
+}
+
+// Rows of `row` bytes, each padded with zeros to `padded`.
+Bytes padded_rows(const Tensor& tensor, std::int64_t row, std::int64_t padded) {
+  Bytes result(static_cast<std::size_t>(tensor.shape[0] * padded), 0);
+  for (std::int64_t n = 0; n < tensor.shape[0]; ++n) {
+    std::memcpy(result.data() + n * padded, tensor.as<const std::uint8_t>() + n * row,
+                static_cast<std::size_t>(row));
+  }
+  return result;
+}
+
+// weights of config_groups; activations as they come.
+Json group_of(int bits_of, const char* type, const char* strategy, Json group_size,
+              Json activations = nullptr) {
+  Json weights = {{"num_bits", bits_of},
+                  {"type", type},
+                  {"symmetric", true},
+                  {"strategy", strategy},
+                  {"group_size", std::move(group_size)},
+                  {"dynamic", false}};
+  return {{"targets", {"Linear"}},
+          {"weights", std::move(weights)},
+          {"input_activations", std::move(activations)},
+          {"output_activations", nullptr}};
+}
+
+Json compressed_tensors(const char* format, Json group, const std::vector<std::string>& ignore) {
+  group["format"] = format;
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"quantization_status", "compressed"},
+          {"config_groups", {{"group_0", std::move(group)}}},
+          {"ignore", ignore},
+          {"kv_cache_scheme", nullptr}};
+}
+
+}  // namespace
+
+std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n, std::int64_t k) {
+  const FormatSpec format = resolved(given);
+  const PlannedTensor global = {"weight_global_scale", DType::f32, {1}};
+  switch (format.format) {
+    case Format::fp8_tensor:
+      return {{"weight", DType::f8_e4m3, {n, k}}, {"weight_scale", DType::f32, {1}}};
+    case Format::fp8_channel:
+      return {{"weight", DType::f8_e4m3, {n, k}}, {"weight_scale", DType::f32, {n, 1}}};
+    case Format::fp8_block:
+      return {{"weight", DType::f8_e4m3, {n, k}},
+              {"weight_scale_inv", DType::f32, {up(n, 128), up(k, 128)}}};
+    case Format::mxfp8:
+      return {{"weight", DType::f8_e4m3, {n, k}}, {"weight_scale", DType::u8, {n, up(k, 32)}}};
+    case Format::int8:
+      return {{"weight", DType::i8, {n, k}}, {"weight_scale", DType::f32, {n, 1}}};
+    case Format::nvfp4:
+      return {{"weight_packed", DType::u8, {n, up(k, 2)}},
+              {"weight_scale", DType::f8_e4m3, {n, up(k, 16)}},
+              global};
+    case Format::mxfp4:
+      return {{"weight_packed", DType::u8, {n, up(k, 2)}},
+              {"weight_scale", DType::u8, {n, up(k, 32)}}};
+    case Format::int4:
+      return {{"weight_packed", DType::i32, {n, up(k, 8)}},
+              {"weight_scale", DType::bf16, {n, up(k, format.group)}},
+              {"weight_shape", DType::i64, {2}}};
+    case Format::sparse_nvfp4:
+      return {{"weight_packed", DType::u8, {n, up(k, 4)}},
+              {"weight_positions", DType::u8, {n, up(k, 8)}},
+              {"weight_scale", DType::f8_e4m3, {n, up(k, 16)}},
+              {"weight_scale_2", DType::f32, {1}}};
+    default:
+      fail(Status::unsupported, "convert: {} has no form in checkpoints yet", to_string(format));
+  }
+}
+
+std::vector<DialectTensor> dialect_tensors(const PackedMatrix& matrix) {
+  std::vector<DialectTensor> result;
+  for (PlannedTensor& plan : dialect_plan(matrix.format, matrix.n, matrix.k)) {
+    result.push_back({std::move(plan), {}});
+  }
+  for (DialectTensor& tensor : result) {
+    const std::string& name = tensor.plan.name;
+    if (name == "weight") {
+      tensor.bytes = bytes_of(matrix.values);
+    } else if (name == "weight_packed") {
+      tensor.bytes = padded_rows(matrix.values, matrix.values.shape[1],
+                                 tensor.plan.bytes() / std::max<std::int64_t>(matrix.n, 1));
+    } else if (name == "weight_positions") {
+      tensor.bytes = bytes_of(matrix.positions);
+    } else if (name == "weight_shape") {
+      const std::array<std::int64_t, 2> shape = {matrix.n, matrix.k};
+      tensor.bytes = bytes_of(shape.data(), sizeof shape);
+    } else if (name == "weight_global_scale") {
+      const float divisor = 1 / matrix.global_scale;
+      tensor.bytes = bytes_of(&divisor, sizeof divisor);
+    } else if (name == "weight_scale_2" || !matrix.scales) {
+      tensor.bytes = bytes_of(&matrix.global_scale, sizeof matrix.global_scale);
+    } else {
+      tensor.bytes = bytes_of(matrix.scales);
+    }
+    if (static_cast<std::int64_t>(tensor.bytes.size()) != tensor.plan.bytes()) {
+      fail(Status::internal, "convert: tensor {} of {} takes {} bytes: planned were {}", name,
+           to_string(matrix.format), tensor.bytes.size(), tensor.plan.bytes());
+    }
+  }
+  return result;
+}
+
+Json dialect_config(const FormatSpec& given, const std::vector<std::string>& ignore) {
+  const FormatSpec format = resolved(given);
+  const Json token = {{"num_bits", 8},
+                      {"type", "float"},
+                      {"symmetric", true},
+                      {"strategy", "token"},
+                      {"dynamic", true}};
+  switch (format.format) {
+    case Format::fp8_block:
+      return {{"quant_method", "fp8"},
+              {"fmt", "e4m3"},
+              {"activation_scheme", "dynamic"},
+              {"weight_block_size", {128, 128}},
+              {"modules_to_not_convert", ignore}};
+    case Format::fp8_tensor:
+      return compressed_tensors("float-quantized", group_of(8, "float", "tensor", nullptr, token),
+                                ignore);
+    case Format::fp8_channel:
+      return compressed_tensors("float-quantized", group_of(8, "float", "channel", nullptr, token),
+                                ignore);
+    case Format::mxfp8: {
+      Json group = group_of(8, "float", "group", 32);
+      group["weights"]["scale_dtype"] = "torch.uint8";
+      return compressed_tensors("mxfp8-quantized", group, ignore);
+    }
+    case Format::int8: {
+      Json activations = token;
+      activations["type"] = "int";
+      return compressed_tensors("int-quantized",
+                                group_of(8, "int", "channel", nullptr, activations), ignore);
+    }
+    case Format::nvfp4:
+      return compressed_tensors("nvfp4-pack-quantized", group_of(4, "float", "tensor_group", 16),
+                                ignore);
+    case Format::mxfp4: {
+      Json group = group_of(4, "float", "group", 32);
+      group["weights"]["scale_dtype"] = "torch.uint8";
+      return compressed_tensors("mxfp4-pack-quantized", group, ignore);
+    }
+    case Format::int4:
+      return compressed_tensors("pack-quantized", group_of(4, "int", "group", format.group),
+                                ignore);
+    default:
+      return {{"quant_method", "shunt"},
+              {"format", to_string(format)},
+              {"modules_to_not_convert", ignore}};
+  }
+}
+
+}  // namespace shunt

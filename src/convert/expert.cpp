@@ -1,0 +1,174 @@
+#include "convert/expert.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.hpp"
+#include "core/convert.hpp"
+
+namespace shunt {
+
+namespace {
+
+// A matrix of the layer in f32, wherever it lies and whatever it is stored as.
+std::vector<float> load(const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed,
+                        std::size_t expert, std::int64_t& n, std::int64_t& k) {
+  if (expert < packed.size()) {
+    const PackedMatrix& matrix = packed[expert];
+    n = matrix.n;
+    k = matrix.k;
+    std::vector<float> values(static_cast<std::size_t>(n * k));
+    unpack(matrix, view(values.data(), {n, k}));
+    return values;
+  }
+  const Tensor& matrix = plain.at(expert);
+  n = matrix.shape[0];
+  k = matrix.shape[1];
+  std::vector<float> values(static_cast<std::size_t>(n * k));
+  // In tiles, so that a transposed matrix is read by whole lines too.
+  for (std::int64_t first = 0; first < k; first += 16) {
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t i = first; i < std::min(first + 16, k); ++i) {
+        values[static_cast<std::size_t>(row * k + i)] =
+            load_f32(matrix.data, matrix.dtype, row * matrix.strides[0] + i * matrix.strides[1]);
+      }
+    }
+  }
+  return values;
+}
+
+float largest(const std::vector<float>& values) {
+  float most = 0;
+  for (const float value : values) most = std::max(most, std::fabs(value));
+  return most;
+}
+
+bool has_global_scale(Format format) {
+  return format == Format::nvfp4 || format == Format::sparse_nvfp4 || format == Format::dense3;
+}
+
+// Rounds the values of `matrix` to the format; `before`: what they were.
+void round_to(const ConversionSpec& spec, float global_amax, const std::vector<float>& before,
+              ConvertedMatrix& matrix) {
+  if (spec.format.format == Format::plain) {
+    for (float& value : matrix.values) {
+      double rounded = 0;  // room for any
+      store_f32(&rounded, spec.dtype, 0, value);
+      value = load_f32(&rounded, spec.dtype, 0);
+    }
+  } else {
+    matrix.memory = cpu({.threads = 1}).allocate(packed_bytes(spec.format, matrix.n, matrix.k));
+    matrix.packed = pack(spec.format, matrix.view(), matrix.memory, global_amax);
+    unpack(matrix.packed, matrix.view());
+  }
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const auto was = static_cast<double>(before[i]);
+    const double difference = was - static_cast<double>(matrix.values[i]);
+    matrix.error.difference += difference * difference;
+    matrix.error.magnitude += was * was;
+  }
+}
+
+}  // namespace
+
+std::string to_string(const ConversionSpec& spec) {
+  std::string text =
+      spec.format.format == Format::plain ? to_string(spec.dtype) : to_string(spec.format);
+  if (spec.prune) text += ", 2:4 by " + to_string(spec.pruning.method);
+  return text;
+}
+
+ConversionSpec conversion_from_string(const std::string& text) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    if (text == to_string(dtype)) return {.dtype = dtype};
+  }
+  const FormatSpec format = format_from_string(text);
+  if (format.format == Format::plain) {
+    fail(Status::invalid_argument, "format is '{}': f32, bf16 or f16 say which", text);
+  }
+  return {.format = format};
+}
+
+double bits_per_weight(const ConversionSpec& spec) {
+  return spec.format.format == Format::plain ? bits(spec.dtype) : bits_per_weight(spec.format);
+}
+
+void WeightError::add(const WeightError& other) {
+  difference += other.difference;
+  magnitude += other.magnitude;
+}
+
+double WeightError::relative() const {
+  return difference == 0 ? 0 : std::sqrt(difference / magnitude);
+}
+
+const char* to_string(ExpertMatrix matrix) {
+  return matrix == ExpertMatrix::gate ? "gate" : matrix == ExpertMatrix::up ? "up" : "down";
+}
+
+ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spec,
+                               const LayerSpec& layer, const LayerWeights& weights, int expert,
+                               const LayerCalibration* calibration) {
+  const ExpertWeights& experts = weights.experts;
+  const bool gated = layer.experts.activation.gated;
+  const auto index = static_cast<std::size_t>(expert);
+  const bool measured = spec.prune && spec.pruning.method != PruneMethod::magnitude;
+  if (measured && calibration == nullptr) {
+    fail(Status::invalid_argument, "convert: {} needs recorded hidden states to calibrate by",
+         to_string(spec.pruning.method));
+  }
+  ConvertedExpert result;
+  if (calibration != nullptr) result.tokens = calibration->tokens(expert);
+
+  std::array<std::vector<float>, expert_matrices> before;
+  const auto prepare_matrix = [&](ExpertMatrix which, const std::vector<Tensor>& plain,
+                                  const std::vector<PackedMatrix>& packed) {
+    const auto i = static_cast<std::size_t>(which);
+    ConvertedMatrix& matrix = result.matrices[i];
+    before[i] = load(plain, packed, index, matrix.n, matrix.k);
+    matrix.values = before[i];
+  };
+  const auto prune_matrix = [&](ExpertMatrix which, const InputStatistics* statistics) {
+    ConvertedMatrix& matrix = result.matrices[static_cast<std::size_t>(which)];
+    matrix.pruned_by =
+        prune_2_of_4(context, spec.pruning, matrix.values.data(), matrix.n, matrix.k, statistics);
+  };
+  const auto matrix_of = [&](ExpertMatrix which) -> ConvertedMatrix& {
+    return result.matrices[static_cast<std::size_t>(which)];
+  };
+
+  if (gated) prepare_matrix(ExpertMatrix::gate, experts.gate, experts.packed_gate);
+  prepare_matrix(ExpertMatrix::up, experts.up, experts.packed_up);
+  prepare_matrix(ExpertMatrix::down, experts.down, experts.packed_down);
+
+  const bool products = spec.pruning.method == PruneMethod::obs;
+  const Tensor no_gate{};
+  const auto inputs_of = [&] {
+    return calibration->inputs(expert, gated ? matrix_of(ExpertMatrix::gate).view() : no_gate,
+                               matrix_of(ExpertMatrix::up).view(), products);
+  };
+  if (spec.prune) {
+    const auto inputs = measured ? inputs_of() : LayerCalibration::Inputs{};
+    const InputStatistics* statistics = measured ? &inputs.gate_up : nullptr;
+    if (gated) prune_matrix(ExpertMatrix::gate, statistics);
+    prune_matrix(ExpertMatrix::up, statistics);
+  }
+  float amax = 0;
+  if (has_global_scale(spec.format.format)) {
+    amax = largest(matrix_of(ExpertMatrix::up).values);
+    if (gated) amax = std::max(amax, largest(matrix_of(ExpertMatrix::gate).values));
+  }
+  const auto round_matrix = [&](ExpertMatrix which, float global_amax) {
+    round_to(spec, global_amax, before[static_cast<std::size_t>(which)], matrix_of(which));
+  };
+  if (gated) round_matrix(ExpertMatrix::gate, amax);
+  round_matrix(ExpertMatrix::up, amax);
+  if (spec.prune) {
+    const auto inputs = measured ? inputs_of() : LayerCalibration::Inputs{};
+    prune_matrix(ExpertMatrix::down, measured ? &inputs.down : nullptr);
+  }
+  round_matrix(ExpertMatrix::down, 0);
+  return result;
+}
+
+}  // namespace shunt

@@ -1,0 +1,67 @@
+// One expert's matrices pruned and rounded to a format, and what that cost.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "prune/calibration.hpp"
+#include "prune/prune.hpp"
+#include "shunt/format.hpp"
+#include "shunt/layer.hpp"
+
+namespace shunt {
+
+// What experts become.
+struct ConversionSpec {
+  FormatSpec format{};        // plain: `dtype`
+  DType dtype = DType::bf16;  // f32 | bf16 | f16; of a plain format
+  bool prune = false;         // to 2:4
+  PruneSpec pruning{};
+  bool operator==(const ConversionSpec&) const = default;
+};
+std::string to_string(const ConversionSpec& spec);  // "nvfp4", "bf16, 2:4 by wanda"
+// "f32", "bf16", "f16" or a format's name. Throws Error{invalid_argument} naming what there is.
+ConversionSpec conversion_from_string(const std::string& text);
+// Scales included, of a large matrix. What pruning alone leaves out of a format is still stored.
+double bits_per_weight(const ConversionSpec& spec);
+
+// Sums over the weights of one or more matrices.
+struct WeightError {
+  double difference = 0;  // sum of (w - w')^2
+  double magnitude = 0;   // sum of w^2
+  void add(const WeightError& other);
+  // ||w - w'|| / ||w||; 0 for zeros that stayed.
+  double relative() const;
+};
+
+enum class ExpertMatrix : std::int32_t { gate = 0, up = 1, down = 2 };
+inline constexpr int expert_matrices = 3;
+const char* to_string(ExpertMatrix matrix);
+
+// One matrix [n, k] of an expert, converted; it owns its memory.
+struct ConvertedMatrix {
+  std::int64_t n = 0, k = 0;
+  std::vector<float> values;  // [n, k]: what the stored bytes mean, exactly in f32
+  Buffer memory;
+  PackedMatrix packed{};  // in `memory`; not of a plain format
+  WeightError error{};
+  PruneMethod pruned_by = PruneMethod::magnitude;  // what was done, where pruning was asked for
+  Tensor view() const { return shunt::view(values.data(), {n, k}); }
+};
+
+struct ConvertedExpert {
+  std::array<ConvertedMatrix, expert_matrices> matrices;  // gate is empty where there is none
+  std::int64_t tokens = -1;  // that calibration routed to it; -1: not calibrated
+};
+
+// `weights` are those of the layer, plain or packed on the host. wanda and obs need `calibration`.
+// gate and up share the global scale of a format that has one, as those who serve checkpoints want
+// it. obs prunes `down` by the activations of gate and up as they have become. Throws Error for
+// weights that are not finite.
+ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spec,
+                               const LayerSpec& layer, const LayerWeights& weights, int expert,
+                               const LayerCalibration* calibration = nullptr);
+
+}  // namespace shunt

@@ -1,0 +1,135 @@
+#include "convert/journal.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/mapped_file.hpp"
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+
+namespace shunt {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t max_journal_bytes = 1u << 30;
+constexpr const char* journal_name = "conversion.json";
+
+[[noreturn]] void refuse_io(const std::string& path, const char* what) {
+  fail(Status::io, "{}: {}: {}", path, what, std::strerror(errno));
+}
+
+}  // namespace
+
+void write_whole(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".new";
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) refuse_io(path, "cannot be created");
+  std::size_t done = 0;
+  int code = 0;
+  while (done < text.size() && code == 0) {
+    const ssize_t written = ::write(file, text.data() + done, text.size() - done);
+    if (written < 0 && errno != EINTR) code = errno;
+    if (written > 0) done += static_cast<std::size_t>(written);
+  }
+  if (code == 0 && ::fsync(file) != 0) code = errno;
+  if (::close(file) != 0 && code == 0) code = errno;
+  if (code == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) code = errno;
+  if (code != 0) {
+    ::unlink(temporary.c_str());
+    errno = code;
+    refuse_io(path, "cannot be written");
+  }
+}
+
+std::string fingerprint(const std::string& path) {
+  constexpr std::int64_t end_bytes = 1 << 20;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) refuse_io(path, "cannot be read");
+  const auto size = static_cast<std::int64_t>(file.tellg());
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  std::string buffer(static_cast<std::size_t>(end_bytes), '\0');
+  for (const std::int64_t begin : {std::int64_t{0}, std::max(end_bytes, size - end_bytes)}) {
+    const std::int64_t count = std::min(end_bytes, size - begin);
+    if (count <= 0) continue;
+    file.seekg(begin);
+    file.read(buffer.data(), count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      hash =
+          (hash ^ static_cast<unsigned char>(buffer[static_cast<std::size_t>(i)])) * 0x100000001b3u;
+    }
+  }
+  return fmt::format("{} bytes, {:016x}", size, hash);
+}
+
+PartialFolder::PartialFolder(const std::string& out, const Json& settings)
+    : path_(out + ".partial"), journal_(path_ + "/" + journal_name) {
+  if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) refuse_io(path_, "cannot be created");
+  lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_ < 0) refuse_io(path_, "cannot be opened");
+  try {
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      fail(Status::io, "{}: another process is converting into it", path_);
+    }
+    if (file_exists(journal_)) {
+      json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
+      // A plain comparison: keys have lost their order on the way.
+      if (!json_.contains("settings") || !json_.contains("finished") ||
+          nlohmann::json(json_["settings"]) != nlohmann::json(settings)) {
+        fail(Status::invalid_argument,
+             "{}: holds an interrupted conversion of another checkpoint or with other settings: "
+             "remove it to begin anew",
+             path_);
+      }
+    } else {
+      if (!fs::is_empty(path_)) {
+        fail(Status::invalid_argument,
+             "{}: is there and holds no interrupted conversion: remove it", path_);
+      }
+      json_ = {{"settings", settings}, {"finished", Json::object()}};
+      save();
+    }
+  } catch (...) {  // the destructor does not run
+    ::close(lock_);
+    throw;
+  }
+}
+
+PartialFolder::~PartialFolder() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void PartialFolder::save() const { write_whole(journal_, json_.dump(1) + "\n"); }
+
+Json PartialFolder::finished(const std::string& name) const {
+  const auto found = json_["finished"].find(name);
+  if (found == json_["finished"].end()) return nullptr;
+  std::error_code ignored;
+  const auto size = fs::file_size(file(name), ignored);
+  if (ignored || (*found)["bytes"] != size) return nullptr;
+  return *found;
+}
+
+void PartialFolder::finish(const std::string& name, const Json& what) {
+  json_["finished"][name] = what;
+  json_["finished"][name]["bytes"] = fs::file_size(file(name));
+  save();
+}
+
+void PartialFolder::publish(const std::string& out) {
+  ::fsync(lock_);
+  if (::rename(path_.c_str(), out.c_str()) != 0) refuse_io(out, "cannot be given its name");
+  // Last: were it the other way round, an interruption would leave a folder that nobody knows.
+  ::unlink((out + "/" + journal_name).c_str());
+}
+
+}  // namespace shunt

@@ -1,0 +1,40 @@
+// What of a conversion is finished, beside what is not: so that an interrupted one goes on.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace shunt {
+
+// The folder "<out>.partial" while one process works in it.
+class PartialFolder {
+ public:
+  // Makes it, or opens one that was left. Throws Error: another process is at work in it; it was
+  // begun with other settings; the system refuses.
+  PartialFolder(const std::string& out, const nlohmann::ordered_json& settings);
+  ~PartialFolder();
+  PartialFolder(const PartialFolder&) = delete;
+  PartialFolder& operator=(const PartialFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  // What was said of a file when it was finished; null when it is not, or has changed its size.
+  nlohmann::ordered_json finished(const std::string& file) const;
+  void finish(const std::string& file, const nlohmann::ordered_json& what);
+  // Gives the folder its name and forgets the journal.
+  void publish(const std::string& out);
+
+ private:
+  void save() const;
+  std::string path_, journal_;
+  nlohmann::ordered_json json_;
+  int lock_ = -1;
+};
+
+// Size and contents of a file in a few words: of all of a small one, of both ends of a large one.
+std::string fingerprint(const std::string& path);
+// Writes a file whole, or throws Error{io}; it is on disk when this returns.
+void write_whole(const std::string& path, const std::string& text);
+
+}  // namespace shunt

@@ -1,0 +1,38 @@
+// What `shunt eval` found out about one form of a model's experts, and how it is shown.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "convert/expert.hpp"
+#include "eval/bits_per_byte.hpp"
+#include "report.hpp"
+
+namespace shunt::tool {
+
+struct EvalRow {
+  std::string name;             // "nvfp4", "sparse_nvfp4, 2:4 by obs"
+  double bits_per_weight = 0;   // of experts, scales included
+  double bytes_per_token = 0;   // of the experts that a token is routed to, all layers
+  std::optional<double> error;  // ||w - w'|| / ||w|| over all experts; none: as they are
+  BitsPerByte score{};
+  double moe_us_per_token = 0;  // in batches, all layers
+  bool packed = false;          // computed from the packed form; else decoded beforehand
+};
+
+struct EvalReport {
+  std::string model, text;
+  std::string arithmetic;  // of the MoE layers: "f32"
+  std::int64_t skipped = 0;
+  Windows windows{};
+  std::vector<EvalRow> rows;
+};
+
+void print_eval(const EvalReport& report, const Context& context);
+std::string eval_markdown(const EvalReport& report, const std::string& command,
+                          const Context& context);
+Json eval_json(const EvalReport& report, const Context& context);
+
+}  // namespace shunt::tool

@@ -1,0 +1,102 @@
+// How `shunt eval` shows what it found.
+#include <fmt/format.h>
+
+#include "eval.hpp"
+#include "terminal.hpp"
+
+namespace shunt::tool {
+
+namespace {
+
+std::string error_text(const EvalRow& row) {
+  return row.error ? fmt::format("{:.2f} %", 100 * *row.error) : "-";
+}
+
+// Over the first row, which is the model as it is.
+std::string loss_text(const EvalReport& report, const EvalRow& row) {
+  const double base = report.rows.front().score.per_byte();
+  return &row == &report.rows.front()
+             ? std::string("-")
+             : fmt::format("{:+.2f} %", 100 * (row.score.per_byte() / base - 1));
+}
+
+std::string time_text(const EvalRow& row) {
+  return fmt::format("{}{}", three_digits(row.moe_us_per_token), row.packed ? "" : " *");
+}
+
+std::string text_words(const EvalReport& report) {
+  return fmt::format("{}: {} bytes scored{}, in windows of {} every {}", report.text,
+                     report.rows.front().score.bytes,
+                     report.skipped > 0 ? fmt::format(", after the first {}", report.skipped) : "",
+                     report.windows.context, report.windows.stride);
+}
+
+}  // namespace
+
+void print_eval(const EvalReport& report, const Context& context) {
+  fmt::print("{}\n{}", paint(Style::bold, report.model), wrap(text_words(report), 2));
+  fmt::print(
+      "{}\n",
+      wrap(fmt::format("MoE layers in {}; {}", report.arithmetic,
+                       context.device().type == DeviceType::cuda
+                           ? std::string("on a GPU")
+                           : fmt::format("{}, {} thread{}, {}", cpu_name(), context.threads(),
+                                         context.threads() == 1 ? "" : "s", isa_name())),
+           2));
+  Table table("<>>>>>>");
+  table.heading({"experts", "bits a weight", "bytes a token", "weight error", "bits per byte",
+                 "loss", "us a token"});
+  bool decoded = false;
+  for (const EvalRow& row : report.rows) {
+    decoded = decoded || !row.packed;
+    table.row({row.name, fmt::format("{:.4g}", row.bits_per_weight), size(row.bytes_per_token),
+               error_text(row), fmt::format("{:.4f}", row.score.per_byte()), loss_text(report, row),
+               time_text(row)});
+  }
+  fmt::print("{}", table.str());
+  std::string note =
+      "bytes a token: of its experts in all layers; weight error: |w - w'| / |w|; us a token: MoE "
+      "layers, in batches";
+  if (decoded) note += "; *: decoded beforehand and computed as plain weights";
+  fmt::print("{}", wrap(note, 0));
+}
+
+std::string eval_markdown(const EvalReport& report, const std::string& command,
+                          const Context& context) {
+  std::string text = fmt::format(
+      "| experts | bits a weight | bytes a token | weight error | bits per byte | loss | MoE us a "
+      "token |\n|---|--:|--:|--:|--:|--:|--:|\n");
+  for (const EvalRow& row : report.rows) {
+    text += fmt::format("| {} | {:.4g} | {} | {} | {:.4f} | {} | {} |\n", row.name,
+                        row.bits_per_weight, size(row.bytes_per_token), error_text(row),
+                        row.score.per_byte(), loss_text(report, row), time_text(row));
+  }
+  text +=
+      fmt::format("\n{}; MoE layers in {}, {}, {} threads. Made by\n\n    {}\n", text_words(report),
+                  report.arithmetic, cpu_name(), context.threads(), command);
+  return text;
+}
+
+Json eval_json(const EvalReport& report, const Context& context) {
+  Json rows = Json::array();
+  for (const EvalRow& row : report.rows) {
+    rows.push_back({{"experts", row.name},
+                    {"bits_per_weight", row.bits_per_weight},
+                    {"bytes_per_token", row.bytes_per_token},
+                    {"weight_error", row.error ? Json(*row.error) : Json(nullptr)},
+                    {"bits_per_byte", row.score.per_byte()},
+                    {"bytes_scored", row.score.bytes},
+                    {"moe_us_per_token", row.moe_us_per_token},
+                    {"computed", row.packed ? "packed" : "decoded"}});
+  }
+  return {{"machine", machine_json(context)},
+          {"model", report.model},
+          {"text", report.text},
+          {"skipped", report.skipped},
+          {"context", report.windows.context},
+          {"stride", report.windows.stride},
+          {"dtype", report.arithmetic},
+          {"rows", rows}};
+}
+
+}  // namespace shunt::tool
