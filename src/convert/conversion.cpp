@@ -42,6 +42,9 @@ const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
+// Which elements of a tensor are written: [begin, end).
+using Written = std::map<std::string, std::map<std::int64_t, std::int64_t>>;
+
 class Conversion {
  public:
   Conversion(const Context& context, const std::string& in, const std::string& out,
@@ -55,7 +58,8 @@ class Conversion {
   void check_space(const PartialFolder& folder) const;
   void make(const SourceFile& file, PartialFolder& folder);
   void write_plain(ShardWriter& writer, const ConvertedExpert& expert,
-                   const std::vector<SourceMatrix>& matrices) const;
+                   const std::vector<SourceMatrix>& matrices, Written& written) const;
+  void write_gaps(ShardWriter& writer, const Written& written) const;
   void write_each(ShardWriter& writer, const ConvertedExpert& expert,
                   const SourceMatrix& matrix) const;
   void write_gpt_oss(ShardWriter& writer, const ConvertedExpert& expert,
@@ -253,7 +257,7 @@ const LayerCalibration* Conversion::calibration(int layer) {
 // A tensor's part that belongs to one expert is filled and written at once: whatever the order of
 // its elements, gate and up together leave no gap in it.
 void Conversion::write_plain(ShardWriter& writer, const ConvertedExpert& expert,
-                             const std::vector<SourceMatrix>& matrices) const {
+                             const std::vector<SourceMatrix>& matrices, Written& written) const {
   std::map<std::string, std::vector<const SourceMatrix*>> by_tensor;
   for (const SourceMatrix& matrix : matrices) by_tensor[matrix.tensor].push_back(&matrix);
   const DType dtype = options_.spec.dtype;
@@ -283,6 +287,31 @@ void Conversion::write_plain(ShardWriter& writer, const ConvertedExpert& expert,
       }
     }
     writer.write(tensor, bytes.data(), bytes.size(), static_cast<std::size_t>(begin) * width);
+    written[tensor][begin] = end;
+  }
+}
+
+// What of an expert tensor belongs to no expert (the padding of zero-compute ones) keeps its
+// values.
+void Conversion::write_gaps(ShardWriter& writer, const Written& written) const {
+  const DType dtype = options_.spec.dtype;
+  const auto width = static_cast<std::size_t>(bits(dtype) / 8);
+  for (const auto& [name, parts] : written) {
+    const Tensor tensor = checkpoint_.tensor(name);
+    const auto copy = [&](std::int64_t begin, std::int64_t end) {
+      if (begin >= end) return;
+      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(end - begin) * width);
+      for (std::int64_t i = begin; i < end; ++i) {
+        store_f32(bytes.data(), dtype, i - begin, load_f32(tensor.data, tensor.dtype, i));
+      }
+      writer.write(name, bytes.data(), bytes.size(), static_cast<std::size_t>(begin) * width);
+    };
+    std::int64_t reached = 0;
+    for (const auto& [begin, end] : parts) {
+      copy(reached, begin);
+      reached = end;
+    }
+    copy(reached, tensor.elements());
   }
 }
 
@@ -321,6 +350,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
     writer.write(name, tensor.data, static_cast<std::size_t>(tensor.bytes()));
   }
   Json rows = Json::array();
+  Written written;
   for (std::size_t begin = 0; begin < file.matrices.size();) {
     const SourceMatrix& first = file.matrices[begin];
     std::size_t end = begin;
@@ -335,7 +365,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
     const LayerCalibration* const inputs = calibration(first.layer);
     const ConvertedExpert expert =
         convert_expert(context_, options_.spec, spec_, weights_, first.expert, inputs);
-    if (naming_ == Naming::as_source) write_plain(writer, expert, matrices);
+    if (naming_ == Naming::as_source) write_plain(writer, expert, matrices, written);
     for (const SourceMatrix& matrix : matrices) {
       if (naming_ == Naming::each) write_each(writer, expert, matrix);
       if (naming_ == Naming::gpt_oss) write_gpt_oss(writer, expert, matrix);
@@ -348,6 +378,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
     if (progress_) progress_(file.name, done_, total_);
     begin = end;
   }
+  if (naming_ == Naming::as_source) write_gaps(writer, written);
   writer.finish();
   folder.finish(file.name, {{"experts", rows}});
   remember(rows);

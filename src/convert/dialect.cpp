@@ -85,6 +85,10 @@ std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n,
       return {{"weight_packed", DType::i32, {n, up(k, 8)}},
               {"weight_scale", DType::bf16, {n, up(k, format.group)}},
               {"weight_shape", DType::i64, {2}}};
+    case Format::dense3:
+      return {{"weight_packed", DType::u8, {n, 12 * up(k, 32)}},
+              {"weight_scale", DType::f8_e4m3, {n, up(k, 32)}},
+              {"weight_scale_2", DType::f32, {1}}};
     case Format::sparse_nvfp4:
       return {{"weight_packed", DType::u8, {n, up(k, 4)}},
               {"weight_positions", DType::u8, {n, up(k, 8)}},

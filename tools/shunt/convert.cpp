@@ -186,7 +186,7 @@ void add_convert(CLI::App& app, Action& action) {
       ->option_text("NAME");
   command
       ->add_option("--calibrate", options->calibrate,
-                   "hidden states that MoE layers saw (.safetensors), for wanda and obs")
+                   "hidden states that MoE layers saw, for wanda and obs")
       ->option_text("FILE");
   command->add_option("--damping", options->damping, "of obs (default: 0.01)")
       ->option_text("X")
@@ -198,7 +198,7 @@ void add_convert(CLI::App& app, Action& action) {
   add_json_option(*command, options->json);
   command->footer(
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
-      "int4[:GROUP], sparse_nvfp4. An interrupted call, repeated, goes on where it was.\n"
+      "int4[:GROUP], dense3, sparse_nvfp4. An interrupted call, repeated, goes on where it was.\n"
       "Examples:\n"
       "  shunt convert models/tiny-moe tiny-nvfp4 --to nvfp4\n"
       "  shunt convert models/tiny-moe tiny-sparse --to sparse_nvfp4 --prune 2:4 --method obs \\\n"

@@ -347,7 +347,7 @@ void add_eval(CLI::App& app, Action& action) {
       ->option_text("FILE");
   command
       ->add_option("--format", options->formats,
-                   "experts rounded to this too, NAME or NAME/METHOD: pruned to 2:4 before")
+                   "experts in this too: NAME or NAME/METHOD, pruned before")
       ->option_text("NAME ..");
   command->add_flag("--all-formats", options->all_formats, "every format there is");
   command
@@ -376,9 +376,8 @@ void add_eval(CLI::App& app, Action& action) {
   command->footer(
       "Each byte but the first is scored once, by a window that has at least context - stride\n"
       "bytes before it. What is around the MoE layers is computed in f32, on the CPU.\n"
-      "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8, "
-      "int4[:GROUP],\n"
-      "sparse_nvfp4; METHOD: magnitude, wanda, obs.\n"
+      "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
+      "int4[:GROUP], dense3, sparse_nvfp4. METHOD: magnitude, wanda, obs.\n"
       "Examples:\n"
       "  shunt eval models/tiny-moe\n"
       "  shunt eval models/tiny-moe --format nvfp4 int4:64 sparse_nvfp4/magnitude");

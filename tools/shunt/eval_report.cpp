@@ -21,7 +21,7 @@ std::string loss_text(const EvalReport& report, const EvalRow& row) {
 }
 
 std::string time_text(const EvalRow& row) {
-  return fmt::format("{}{}", three_digits(row.moe_us_per_token), row.packed ? "" : " *");
+  return row.packed ? three_digits(row.moe_us_per_token) : "-";
 }
 
 std::string text_words(const EvalReport& report) {
@@ -57,7 +57,7 @@ void print_eval(const EvalReport& report, const Context& context) {
   std::string note =
       "bytes a token: of its experts in all layers; weight error: |w - w'| / |w|; us a token: MoE "
       "layers, in batches";
-  if (decoded) note += "; *: decoded beforehand and computed as plain weights";
+  if (decoded) note += "; -: decoded beforehand and computed as plain weights";
   fmt::print("{}", wrap(note, 0));
 }
 

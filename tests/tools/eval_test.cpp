@@ -1,0 +1,129 @@
+// shunt eval: bits per byte as a table and as JSON, hidden states recorded, and what is refused.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt::test {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> eval(const std::vector<std::string>& more) {
+  std::vector<std::string> args = {"eval", tiny_moe(), "--tokens", "700"};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+TEST(Eval, PredictsTheTextThatComesWithTheModel) {
+  const Outcome outcome = shunt(eval({"--json"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "") << "progress without a terminal";
+  const Json json = Json::parse(outcome.out);
+  ASSERT_EQ(json["rows"].size(), 1u);
+  const Json& row = json["rows"][0];
+  EXPECT_EQ(row["experts"], "bf16");
+  EXPECT_EQ(row["bytes_scored"], 699);
+  EXPECT_EQ(row["bits_per_weight"], 16);
+  EXPECT_EQ(row["bytes_per_token"], 4 * 4 * 3 * 256 * 128 * 2);
+  // English of which the model has seen the like: far below 8, above what is possible.
+  EXPECT_GT(row["bits_per_byte"], 0.8);
+  EXPECT_LT(row["bits_per_byte"], 2.5);
+  EXPECT_EQ(json["context"], 512);
+  EXPECT_EQ(json["stride"], 256);
+}
+
+TEST(Eval, IsTheSameForAnyNumberOfThreads) {
+  double first = 0;
+  for (const std::string threads : {"1", "3"}) {
+    const Outcome outcome = shunt(eval({"--json", "--threads", threads, "--format", "nvfp4"}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const double score = Json::parse(outcome.out)["rows"][1]["bits_per_byte"];
+    if (first == 0) first = score;
+    EXPECT_EQ(score, first);
+  }
+}
+
+TEST(Eval, FewerBitsCostMoreAndAreSmaller) {
+  const Outcome outcome =
+      shunt(eval({"--format", "fp8_block", "nvfp4", "bf16/magnitude", "--json"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json rows = Json::parse(outcome.out)["rows"];
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_TRUE(rows[0]["weight_error"].is_null());
+  EXPECT_EQ(rows[3]["experts"], "bf16, 2:4 by magnitude");
+  for (std::size_t i = 1; i < 4; ++i) {
+    EXPECT_GT(rows[i]["weight_error"], i == 1 ? 0.01 : 1.5 * double(rows[i - 1]["weight_error"]));
+  }
+  EXPECT_NEAR(double(rows[2]["bytes_per_token"]), double(rows[0]["bytes_per_token"]) * 4.5 / 16, 1);
+  EXPECT_LT(std::abs(double(rows[1]["bits_per_byte"]) / double(rows[0]["bits_per_byte"]) - 1),
+            0.01);
+  EXPECT_GT(double(rows[3]["bits_per_byte"]), 1.01 * double(rows[0]["bits_per_byte"]));
+}
+
+TEST(Eval, TableFitsAPage) {
+  const Outcome outcome = shunt(eval({"--format", "sparse_nvfp4/magnitude"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_LE(longest_line(outcome.out), 120);
+  EXPECT_TRUE(contains(outcome.out, "sparse_nvfp4, 2:4 by magnitude"));
+  EXPECT_TRUE(contains(outcome.out, "699 bytes scored"));
+  const Outcome markdown = shunt(eval({"--markdown"}));
+  EXPECT_TRUE(contains(markdown.out, "| bf16 | 16 |")) << markdown.out;
+}
+
+// What is recorded is what calibrates, and what `shunt run` takes.
+TEST(Eval, RecordsTheHiddenStatesOfEachByteOnce) {
+  const Folder folder;
+  const std::string file = folder.path("hidden.safetensors");
+  ASSERT_EQ(shunt(eval({"--record", file})).code, 0);
+  const SafetensorsFile recorded = SafetensorsFile::open(file);
+  ASSERT_EQ(recorded.names().size(), 4u);
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string name = "model.layers." + std::to_string(layer) + ".mlp.input";
+    EXPECT_EQ(recorded.get(name).describe(), "bf16 [700, 256]");
+  }
+  const Outcome outcome = shunt(eval({"--format", "bf16/obs", "--calibrate", file, "--json"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Outcome run = shunt({"run", "--model", tiny_moe(), "--layer", "1", "--no-timing", "--input",
+                             file, "--input-name", "model.layers.1.mlp.input"});
+  EXPECT_EQ(run.code, 0) << run.err;
+}
+
+TEST(Eval, SkipsAndCuts) {
+  const Folder folder;
+  const std::string text = folder.path("text");
+  write_text(text, std::string(100, 'x') + read_text(tiny_moe() + "/heldout.txt").substr(0, 300));
+  const Outcome all =
+      shunt({"eval", tiny_moe(), "--text", text, "--skip", "100", "--json", "--context", "128"});
+  const Outcome same = shunt({"eval", tiny_moe(), "--tokens", "300", "--json", "--context", "128"});
+  ASSERT_EQ(all.code, 0) << all.err;
+  EXPECT_EQ(Json::parse(all.out)["rows"][0]["bits_per_byte"],
+            Json::parse(same.out)["rows"][0]["bits_per_byte"]);
+  EXPECT_EQ(Json::parse(all.out)["skipped"], 100);
+}
+
+TEST(Eval, RefusesByName) {
+  const Folder folder;
+  const std::string who = "shunt eval";
+  expect_failure(shunt({"eval"}), 2, who, "model");
+  expect_failure(shunt(eval({"--format", "fp2"})), 2, who, "fp2");
+  expect_failure(shunt(eval({"--format", "bf16/best"})), 2, who, "'best'");
+  expect_failure(shunt(eval({"--format", "bf16/wanda"})), 2, who, "--calibrate");
+  expect_failure(shunt(eval({"--stride", "512"})), 1, who, "stride is 512");
+  expect_failure(shunt(eval({"--context", "2000"})), 1, who, "context is 2000");
+  expect_failure(shunt(eval({"--skip", "65536"})), 1, who, "65536 bytes");
+  expect_failure(shunt(eval({"--text", folder.path("none")})), 1, who, "none");
+  expect_failure(shunt(eval({"--calibrate", folder.path("none")})), 1, who, "none");
+  expect_failure(shunt({"eval", golden("deepseek_v3")}), 1, who, "attention");
+  expect_failure(shunt({"eval", golden("mixtral")}), 2, who, "--text");
+  expect_failure(
+      shunt({"eval", golden("mixtral"), "--context", "16", "--text", tiny_moe() + "/heldout.txt"}),
+      1, who, "64 tokens");
+  write_text(folder.path("one"), "x");
+  expect_failure(shunt({"eval", tiny_moe(), "--text", folder.path("one")}), 1, who, "1 bytes");
+}
+
+}  // namespace
+}  // namespace shunt::test
