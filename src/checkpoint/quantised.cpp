@@ -150,7 +150,9 @@ PackedMatrix QuantisedReader::matrix(const std::string& name, std::int64_t n,
            store_.file_of(base + ".qweight"), clean(base + ".qweight"));
     }
   } else if (const std::string packed = base + ".weight_packed"; store_.contains(packed)) {
-    m = tensor(packed).dtype == DType::i32 ? integers(base, n, k) : four_bits(base, packed, n, k);
+    m = config_.method == "shunt"            ? own(base, n, k)
+        : tensor(packed).dtype == DType::i32 ? integers(base, n, k)
+                                             : four_bits(base, packed, n, k);
   } else {
     const Tensor values = tensor(name);
     if (values.dtype == DType::f8_e4m3 ||
@@ -349,6 +351,25 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
       }
     });
   }
+  return m;
+}
+
+// Shunt's own formats, as src/convert/dialect.hpp writes them.
+PackedMatrix QuantisedReader::own(const std::string& base, std::int64_t n, std::int64_t k) const {
+  const bool sparse = config_.own.format == Format::sparse_nvfp4;
+  const auto part = [&](const char* suffix, DType dtype, std::int64_t columns) {
+    const std::string name = base + suffix;
+    const std::string wanted = fmt::format("{} [{}, {}]", to_string(dtype), n, columns);
+    if (!store_.contains(name)) mismatch(name, wanted);
+    const Tensor t = tensor(name);
+    if (t.dtype != dtype || !has_shape(t, {n, columns})) mismatch(name, wanted);
+    return t;
+  };
+  PackedMatrix m{.format = config_.own};
+  m.values = part(".weight_packed", DType::u8, sparse ? parts(k, 4) : 12 * parts(k, 32));
+  m.scales = part(".weight_scale", DType::f8_e4m3, parts(k, sparse ? 16 : 32));
+  if (sparse) m.positions = part(".weight_positions", DType::u8, parts(k, 8));
+  m.global_scale = number(base + ".weight_scale_2");
   return m;
 }
 

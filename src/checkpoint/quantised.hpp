@@ -20,6 +20,7 @@ struct QuantisedConfig {
   std::string method;       // quant_method; empty: none is given
   std::vector<int> groups;  // group sizes that it names, -1 for a whole row
   bool next_zero = false;   // GPTQ's first format stores a zero point less 1
+  FormatSpec own{};         // of the method shunt
 };
 
 // Throws Error{unsupported} naming the method, format or field that is not read. `where` begins
@@ -71,6 +72,7 @@ class QuantisedReader {
   PackedMatrix four_bits(const std::string& base, const std::string& values, std::int64_t n,
                          std::int64_t k) const;
   PackedMatrix integers(const std::string& base, std::int64_t n, std::int64_t k) const;
+  PackedMatrix own(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix gptq(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix awq(const std::string& base, std::int64_t n, std::int64_t k) const;
   FormatSpec int4(const std::string& name, std::int64_t k, std::int64_t groups) const;

@@ -55,8 +55,9 @@ class Fields {
 };
 
 void read_compressed(const Fields& f, QuantisedConfig& out) {
-  f.expect("format", {"float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-                      "pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"});
+  f.expect("format",
+           {"float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+            "pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"});
   f.expect("quantization_status", {"compressed", "frozen"});
   if (const Json* sparsity = f.get("sparsity_config")) {
     const Json* const format = sparsity->is_object() ? child(*sparsity, "format") : nullptr;
@@ -123,6 +124,11 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     f.expect("w_bit", {4});
     f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", out.groups);
     f.expect("version", {"gemm", "GEMM"});
+  } else if (out.method == "shunt") {
+    f.expect("format", {"dense3", "sparse_nvfp4"});
+    const Json* const format = f.get("format");
+    if (format == nullptr) f.refuse("format", nullptr, "\"dense3\" or \"sparse_nvfp4\"");
+    out.own = format_from_string(format->get<std::string>());
   } else if (out.method != "mxfp4") {
     fail(Status::unsupported,
          "{}: quant_method is {}: not read; fp8, compressed-tensors, modelopt, mxfp4, gptq and awq "

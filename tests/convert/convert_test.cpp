@@ -197,6 +197,57 @@ TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
   }
 }
 
+// What Shunt reads back is what it wrote, in every format: the packed matrices' exact values. The
+// divisor that compressed-tensors stores for nvfp4 is a reciprocal, so that the scale read back may
+// be off by a rounding of f32.
+TEST(Convert, EveryFormatIsReadBack) {
+  for (const std::string& model : {golden("qwen3_moe"), golden("mixtral_merged")}) {
+    const Checkpoint source = Checkpoint::open(model);
+    const LayerSpec spec = source.spec(0);
+    const LayerWeights weights = source.weights(0);
+    for (const FormatSpec& format : known_formats()) {
+      SCOPED_TRACE(model + to_string(format));
+      const TemporaryFolder folder;
+      convert_checkpoint(cpu(), model, folder / "out", to(to_string(format)));
+      const Checkpoint made = Checkpoint::open(folder / "out");
+      EXPECT_EQ(made.spec(0), spec);
+      const LayerWeights read = made.weights(0);
+      EXPECT_TRUE(read.experts.up.empty());
+      ASSERT_EQ(read.experts.packed_up.size(), weights.experts.up.size());
+      for (int e = 0; e < spec.experts.experts; ++e) {
+        const ConvertedExpert expert = convert_expert(cpu(), {.format = format}, spec, weights, e);
+        const auto index = static_cast<std::size_t>(e);
+        const std::array<const PackedMatrix*, 3> matrices = {&read.experts.packed_gate[index],
+                                                             &read.experts.packed_up[index],
+                                                             &read.experts.packed_down[index]};
+        for (std::size_t m = 0; m < 3; ++m) {
+          const ConvertedMatrix& wrote = expert.matrices[m];
+          // A single block is a single scale.
+          const bool one_block =
+              format.format == Format::fp8_block && wrote.n <= 128 && wrote.k <= 128;
+          EXPECT_EQ(matrices[m]->format,
+                    one_block ? FormatSpec{Format::fp8_tensor} : resolved(format));
+          std::vector<float> values(wrote.values.size());
+          unpack(*matrices[m], view(values.data(), {wrote.n, wrote.k}));
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            if (format.format == Format::nvfp4) {
+              ASSERT_NEAR(values[i], wrote.values[i], std::fabs(wrote.values[i]) * 0x1p-22f);
+            } else {
+              ASSERT_EQ(values[i], wrote.values[i]) << i;
+            }
+          }
+        }
+      }
+      Status status = Status::ok;
+      const std::string again =
+          error_of([&] { convert_checkpoint(cpu(), folder / "out", folder / "again", to("bf16")); },
+                   &status);
+      EXPECT_EQ(status, Status::unsupported);
+      EXPECT_NE(again.find("already"), std::string::npos) << again;
+    }
+  }
+}
+
 // What is stored is by hand, from the bytes: 4 bits low nibble first, times e4m3, over the divisor.
 TEST(Convert, Nvfp4DecodesByItsPublishedRule) {
   const TemporaryFolder folder;
@@ -283,6 +334,11 @@ TEST(Convert, GptOssIsWrittenAsItIsPublished) {
   }
   const Json config = Json::parse(read_file(out + "/config.json"));
   EXPECT_EQ(config["quantization_config"]["quant_method"], "mxfp4");
+  const LayerWeights read = Checkpoint::open(out).weights(0);
+  std::vector<float> values(static_cast<std::size_t>(up.elements())), expected(values.size());
+  unpack(read.experts.packed_up[1], view(values.data(), {up.shape[0], up.shape[1]}));
+  unpack(packed, view(expected.data(), {up.shape[0], up.shape[1]}));
+  EXPECT_EQ(values, expected);
 }
 
 TEST(Convert, PrunedMatricesHaveTwoOfFour) {

@@ -73,6 +73,22 @@ TEST(Eval, TableFitsAPage) {
   EXPECT_TRUE(contains(markdown.out, "| bf16 | 16 |")) << markdown.out;
 }
 
+// A converted checkpoint costs what its format does over the one that it was made from.
+TEST(Eval, TakesConvertedCheckpoints) {
+  const Folder folder;
+  for (const std::string format : {"nvfp4", "dense3", "sparse_nvfp4"}) {
+    const std::string out = folder.path(format);
+    ASSERT_EQ(shunt({"convert", tiny_moe(), out, "--to", format}).code, 0);
+    const Outcome made = shunt({"eval", out, "--tokens", "700", "--json"});
+    const Outcome meant = shunt(eval({"--format", format, "--json"}));
+    ASSERT_EQ(made.code, 0) << made.err;
+    const Json a = Json::parse(made.out)["rows"][0], b = Json::parse(meant.out)["rows"][1];
+    EXPECT_EQ(a["experts"], format);
+    EXPECT_EQ(a["bits_per_weight"], b["bits_per_weight"]);
+    EXPECT_NEAR(double(a["bits_per_byte"]), double(b["bits_per_byte"]), 1e-5);
+  }
+}
+
 // What is recorded is what calibrates, and what `shunt run` takes.
 TEST(Eval, RecordsTheHiddenStatesOfEachByteOnce) {
   const Folder folder;
