@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "cuda/runtime.hpp"
 #include "gemm/fused.hpp"
 #include "layer/impl.hpp"
 #include "layer/passes.hpp"
@@ -145,7 +146,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     shared_rows = at(s.shared, f32, {tokens, spec.hidden});
     if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
   }
-  if (beside) side->fork();
+  if constexpr (cuda_engine::built) {
+    if (beside) side->fork();
+  }
   clock(
       at_once ? "route+order" : "route",
       [&] {
@@ -263,7 +266,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         "shared", [&] { shared_expert(context, stage); },
         [&] { return shared_cost(spec, options.dtype, tokens, x.dtype); });
   }
-  if (beside) side->join();
+  if constexpr (cuda_engine::built) {
+    if (beside) side->join();
+  }
   const Context& joined = beside ? side->joined() : context;
 
   // Where the sum goes on (latent projection, bias, norm) it stays in f32 until then. The shared

@@ -52,7 +52,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
   EXPECT_EQ(members<ExpertWeights>(), 9);
   EXPECT_EQ(members<LayerWeights>(), 14);
-  EXPECT_EQ(members<LayerOptions>(), 3);
+  EXPECT_EQ(members<LayerOptions>(), 5);
   EXPECT_EQ(members<LayerInputs>(), 4);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
@@ -79,6 +79,7 @@ TEST(CApi, DefaultsAreThoseOfCpp) {
   const shunt_layer_options options = SHUNT_LAYER_OPTIONS_INIT;
   EXPECT_EQ(capi::to_options(call, &options).dtype, LayerOptions{}.dtype);
   EXPECT_EQ(capi::to_options(call, nullptr).dtype, LayerOptions{}.dtype);
+  EXPECT_EQ(capi::to_options(call, &options).format, LayerOptions{}.format);
 }
 
 TEST(CApi, EveryFieldIsWithinReach) {
@@ -119,10 +120,13 @@ TEST(CApi, EveryFieldIsWithinReach) {
                                                    .bias = true,
                                                    .prepared = false,
                                                    .batch_invariant = true}));
-  const shunt_layer_options layer = {sizeof layer, SHUNT_F16, 1, 1, 0};
+  const shunt_layer_options layer = {sizeof layer,         SHUNT_F16, 1, 1,
+                                     SHUNT_ROWS_FP8_TOKEN, "int4:64"};
   EXPECT_EQ(capi::to_options(call, &layer).dtype, f16);
   EXPECT_TRUE(capi::to_options(call, &layer).in_place);
   EXPECT_TRUE(capi::to_options(call, &layer).batch_invariant);
+  EXPECT_EQ(capi::to_options(call, &layer).format, (FormatSpec{Format::int4, 64}));
+  EXPECT_EQ(capi::to_options(call, &layer).rows, RowFormat::fp8_token);
   const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};
   EXPECT_EQ(to_spec(call, &activation),
             (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));

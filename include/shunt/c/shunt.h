@@ -694,6 +694,8 @@ SHUNT_API shunt_status shunt_known_families(char* text, size_t capacity, size_t*
 /* An MoE block ready to run, with a prepared copy of its weights. */
 typedef struct shunt_layer shunt_layer;
 
+enum { SHUNT_ROWS_AS_DTYPE = 0, SHUNT_ROWS_FP8_TOKEN = 1, SHUNT_ROWS_FP8_BLOCK = 2 };
+
 typedef struct shunt_layer_options {
   uint64_t struct_size;
   int32_t dtype; /* of the expert weights and of rows between stages: SHUNT_F32, _BF16, _F16 */
@@ -701,10 +703,13 @@ typedef struct shunt_layer_options {
    * shunt/layer.hpp says how they must lie. They stay the caller's, and the layer needs them. */
   int32_t in_place;
   int32_t batch_invariant; /* flag: a token's bits do not depend on the others */
-  int32_t reserved;
+  int32_t rows; /* that grouped GEMMs multiply: SHUNT_ROWS_AS_DTYPE, _FP8_TOKEN, _FP8_BLOCK */
+  /* Of the experts' matrices: "nvfp4", "int4:64", .. (FormatSpec of shunt/format.hpp); NULL: packed
+   * ones as they are, plain ones in `dtype`. */
+  const char* format;
 } shunt_layer_options;
 #define SHUNT_LAYER_OPTIONS_INIT \
-  { sizeof(shunt_layer_options), SHUNT_BF16, 0, 0, 0 }
+  { sizeof(shunt_layer_options), SHUNT_BF16, 0, 0, SHUNT_ROWS_AS_DTYPE, NULL }
 
 /* `count` experts. Each array has a tensor an expert, with any strides, or is NULL. */
 typedef struct shunt_expert_weights {
