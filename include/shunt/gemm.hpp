@@ -92,11 +92,14 @@ struct GroupedGemmSpec {
   bool operator==(const GroupedGemmSpec&) const = default;
 };
 struct GroupedGemmInputs {
-  Tensor rows{};     // [R, k] f32 | bf16 | f16, rows may be strided
+  Tensor rows{};  // [R, k] f32 | bf16 | f16, rows may be strided; f8_e4m3 iff row_scales are given
   Tensor offsets{};  // [groups + 1] i32, ascending from 0: rows of group g are [o[g], o[g+1])
   Tensor weights{};  // [groups, n, k] f32 | bf16 | f16, any strides; iff not spec.prepared
   PreparedWeights prepared{};  // iff spec.prepared
   Tensor bias{};               // [groups, n] f32 | bf16 | f16; iff spec.bias
+  // Rows that are rounded already, as gather() rounds them: f32 [R, ceil(k / 128)] for
+  // RowFormat::fp8_block, any strides, [R] for fp8_token
+  Tensor row_scales{};
 };
 
 Support supports(const GroupedGemmSpec& spec, Device device);

@@ -11,6 +11,8 @@
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fused.hpp"
 #include "gemm/layout.hpp"
+#include "gemm/packed_prepare.hpp"
+#include "gemm/packed_product.hpp"
 
 namespace shunt {
 namespace {
@@ -49,6 +51,10 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
          to_string(w.dtype), w.groups, w.n, w.k, to_string(spec.dtype), spec.groups, spec.n,
          spec.k);
   }
+  if (w.format != spec.format) {
+    fail(Status::invalid_argument, "grouped_gemm: prepared weights are {}: the spec says {}",
+         to_string(w.format), to_string(spec.format));
+  }
   if (w.paired) {
     fail(Status::invalid_argument,
          "grouped_gemm: prepared weights are paired: that form is for the fused layer only");
@@ -60,6 +66,23 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
 
 bool on_gpu(const Context& context) {
   return cuda_engine::built && context.device().type == DeviceType::cuda;
+}
+
+constexpr std::initializer_list<DType> fp8_only = {DType::f8_e4m3};
+
+void check_row_scales(const GroupedGemmSpec& spec, const Tensor& scales, std::int64_t rows,
+                      Device device) {
+  if (spec.rows == RowFormat::as_dtype) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: row_scales are given: the spec's rows are not fp8");
+  }
+  if (spec.rows == RowFormat::fp8_block) {
+    check_tensor("grouped_gemm: row_scales", scales,
+                 {.dtypes = {DType::f32}, .shape = {rows, (spec.k + 127) / 128}}, device);
+  } else {
+    check_tensor("grouped_gemm: row_scales", scales, {.dtypes = {DType::f32}, .shape = {rows}},
+                 device);
+  }
 }
 
 void check_offsets(const GroupedGemmSpec& spec, const std::int32_t* offsets, std::int64_t rows) {
@@ -85,8 +108,15 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
   if (spec.format != FormatSpec{} || spec.rows != RowFormat::as_dtype) {
-    return refuse("format is {} and rows {}: only plain weights are multiplied yet",
-                  to_string(spec.format), static_cast<int>(spec.rows));
+    if (device.type != DeviceType::cuda || !cuda_engine::computed(spec.format.format, spec.rows) ||
+        !spec.prepared) {
+      return refuse(
+          "format is {} and rows {}: must be plain and 0, or on a GPU prepared fp8_block and 2, "
+          "fp8_channel or fp8_tensor and 1",
+          to_string(spec.format), static_cast<int>(spec.rows));
+    }
+    if (spec.k < 1) return refuse("k is {}: must be 1 or more", spec.k);
+    if (spec.groups > 1024) return refuse("groups is {}: must be 1 to 1024", spec.groups);
   }
   return cuda_engine::supported_device("grouped_gemm", device);
 }
@@ -95,7 +125,8 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
                                          std::int64_t rows) {
   require(supports(spec, context.device()), "grouped_gemm");
   if (rows < 0) fail(Status::invalid_argument, "grouped_gemm: rows is {}: must be >= 0", rows);
-  (void)prepared_bytes(context, spec.dtype, spec.groups, spec.n, spec.k);  // sizes that overflow
+  // Sizes that overflow.
+  (void)prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k);
   (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
   if (on_gpu(context)) return 0;
   Carver carver;
@@ -109,9 +140,18 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                   Tensor out, Workspace workspace) {
   const Device device = context.device();
   require(supports(spec, device), "grouped_gemm");
+  const bool rounded = static_cast<bool>(in.row_scales);
   check_tensor("grouped_gemm: rows", in.rows,
-               {.dtypes = float_dtypes, .shape = {any_size, spec.k}, .rows_dense = true}, device);
+               {.dtypes = rounded ? fp8_only : float_dtypes,
+                .shape = {any_size, spec.k},
+                .rows_dense = true},
+               device);
   const std::int64_t rows = in.rows.shape[0];
+  if (rounded) check_row_scales(spec, in.row_scales, rows, device);
+  if (!rounded && spec.rows == RowFormat::fp8_token) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: row_scales are missing: rows of fp8_token must be f8_e4m3, with them");
+  }
   check_tensor("grouped_gemm: out", out,
                {.dtypes = float_dtypes, .shape = {rows, spec.n}, .rows_dense = true}, device);
   check_tensor("grouped_gemm: offsets", in.offsets,
@@ -130,6 +170,17 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
 
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && spec.rows != RowFormat::as_dtype) {
+      return cuda_engine::multiply_packed(context.gpu(),
+                                          {.layout = {spec.format.format, spec.n, spec.k, false},
+                                           .groups = spec.groups,
+                                           .prepared = in.prepared.data,
+                                           .offsets = offsets,
+                                           .rows = in.rows,
+                                           .row_scales = in.row_scales,
+                                           .bias = in.bias,
+                                           .out = out});
+    }
     if (on_gpu(context)) {
       return cuda_engine::multiply_groups(context.gpu(),
                                           {.layout = {spec.dtype, spec.n, spec.k, false},

@@ -9,6 +9,7 @@
 #include "cpu/pool.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/layout.hpp"
+#include "gemm/packed_prepare.hpp"
 #include "shunt/gemm.hpp"
 
 namespace shunt {
@@ -223,6 +224,12 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     fail(Status::invalid_argument, "unprepare: weights are on another device than the context");
   }
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && weights.format != FormatSpec{}) {
+      const cuda_engine::PackedLayout layout = cuda_engine::layout_of(weights);
+      return cuda_engine::read_packed(
+          context, layout,
+          static_cast<const char*>(weights.data) + group * layout.group_bytes(), out);
+    }
     if (on_gpu(context)) {
       const cuda_engine::RowLayout rows{weights.dtype, weights.n, weights.k, weights.paired};
       return cuda_engine::read_group(

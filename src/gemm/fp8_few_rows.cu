@@ -1,0 +1,406 @@
+// Grouped GEMM of fp8 for groups of few rows on Hopper: streams the weights of the groups hit once,
+// at the speed of memory, and rounds rows to fp8 on the way where they are not yet. Weights are
+// wgmma's A, rows ("tokens") its B; rows may be gathered.
+//
+// A cluster of `split` blocks (1, 2, 4) takes tiles of 128 rows of weights by up to `tokens` rows
+// of a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
+// steps of 128 through a ring of stages as deep as shared memory holds. 13 warps:
+//   warps 0-3   the tokens: 16 threads a row, 8 numbers each, read `ahead` steps before they are
+//               needed, rounded (the 16 find their 128 numbers' scale) and written swizzled; rows
+//               that are fp8 already are moved, with their scales
+//   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
+//               its sums leave the tensor cores: sums += products * (scale of row * of token)
+//   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
+//   full[s]     stage s is there: the ordering thread, its bytes, and 4 warps with tokens
+//   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
+//
+// Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
+// H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
+// N5120 K1024 153. A step takes 300 clocks of the tensor cores' latency and 80 of sums, less than
+// the 800 that memory leaves a multiprocessor when all stream.
+#include "cuda/fp8.cuh"
+#include "cuda/launch.hpp"
+#include "gemm/finish.cuh"
+#include "gemm/fp8_mma.cuh"
+#include "gemm/packed_product.hpp"
+#include "gemm/tile_list.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <int tokens_>
+struct FewTile {
+  static constexpr int tokens = tokens_;
+  static constexpr int rows = 128;  // of weights
+  static constexpr int step = 128;  // along k
+  static constexpr int threads = 416, moving = 128;
+  static constexpr int parts = tokens / 8;  // rows of a thread that moves tokens
+  static constexpr int ahead = tokens == 8 ? 4 : tokens == 16 ? 2 : 1;
+  static constexpr int weight_bytes = rows * step, stage_bytes = weight_bytes + tokens * step;
+  static constexpr int scales = 4 + tokens;  // floats of a stage: weights', tokens'
+  static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
+  static constexpr int sum_bytes = tokens * pitch * 4;
+  static constexpr int most_bytes = 226 * 1024;  // of shared memory
+  static constexpr int list_bytes(int groups) { return 4 * (3 * groups + 1); }
+  static constexpr int stages =
+      (most_bytes - 1024 - sum_bytes - 4 * (3 * 1024 + 1)) / (stage_bytes + 4 * scales);
+  static constexpr int shared_bytes(int groups) {
+    return 1024 + stages * (stage_bytes + 4 * scales) + sum_bytes + list_bytes(groups);
+  }
+};
+
+#if defined(SHUNT_SM_90A)
+
+__device__ __forceinline__ float float_of_rank(const float* local, unsigned rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}"
+      : "=f"(value)
+      : "r"(shared_address(local)), "r"(rank)
+      : "memory");
+  return value;
+}
+
+// Eight numbers of a row as they lie in memory.
+struct Eight {
+  std::uint32_t word[8];
+
+  // Numbers k .. k + 7 of the row at `row`; zeros past `end`, and for no row.
+  __device__ __forceinline__ void load(const char* row, DType dtype, std::int64_t k,
+                                       std::int64_t end, bool aligned) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) word[i] = 0;
+    if (row == nullptr || k >= end) return;
+    if (aligned && k + 8 <= end) {
+      if (dtype == DType::f32) {
+        const auto* const from = reinterpret_cast<const uint4*>(row + 4 * k);
+        const uint4 a = __ldg(from), b = __ldg(from + 1);
+        word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
+        word[4] = b.x, word[5] = b.y, word[6] = b.z, word[7] = b.w;
+      } else if (dtype == DType::f8_e4m3) {
+        const uint2 a = __ldg(reinterpret_cast<const uint2*>(row + k));
+        word[0] = a.x, word[1] = a.y;
+      } else {
+        const uint4 a = __ldg(reinterpret_cast<const uint4*>(row + 2 * k));
+        word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
+      }
+      return;
+    }
+    const int count = static_cast<int>(min(std::int64_t{8}, end - k));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i >= count) continue;
+      if (dtype == DType::f32) {
+        word[i] = reinterpret_cast<const std::uint32_t*>(row)[k + i];
+      } else if (dtype == DType::f8_e4m3) {
+        word[i / 4] |= std::uint32_t{reinterpret_cast<const std::uint8_t*>(row)[k + i]}
+                       << (8 * (i % 4));
+      } else {
+        word[i / 2] |= std::uint32_t{reinterpret_cast<const std::uint16_t*>(row)[k + i]}
+                       << (16 * (i % 2));
+      }
+    }
+  }
+  __device__ __forceinline__ void values(DType dtype, float weight, float (&x)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto half = static_cast<std::uint16_t>(word[i / 2] >> (16 * (i % 2)));
+      x[i] = dtype == DType::f32    ? __uint_as_float(word[i])
+             : dtype == DType::bf16 ? bf16_to_f32(half)
+                                    : f16_to_f32(half);
+      x[i] = __fmul_rn(weight, x[i]);
+    }
+  }
+};
+
+// The scale of 128 numbers of which 16 neighbouring lanes hold eight each, and those as e4m3.
+__device__ __forceinline__ float quantise(const float (&x)[8], std::uint32_t (&q)[2]) {
+  std::uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
+    most = max(most, size < 0x7f800000u ? size : 0);
+  }
+#pragma unroll
+  for (int apart = 8; apart > 0; apart /= 2) {
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
+  }
+  const DeviceFp8Scale scale = device_fp8_scale(__uint_as_float(most), 0, false);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    q[i] = to_e4m3x2(__fmul_rn(x[4 * i], scale.factor), __fmul_rn(x[4 * i + 1], scale.factor)) |
+           to_e4m3x2(__fmul_rn(x[4 * i + 2], scale.factor), __fmul_rn(x[4 * i + 3], scale.factor))
+               << 16;
+  }
+  return scale.scale;
+}
+
+__device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t a,
+                                           std::uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+#endif
+
+template <class S>
+__global__ void __launch_bounds__(S::threads, 1)
+    few_rows(const __grid_constant__ PackedArgs args, int split) {
+#if defined(SHUNT_SM_90A)
+  extern __shared__ unsigned char shared[];
+  __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  auto* const scales = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
+  float* const sums = scales + S::stages * S::scales;
+  if (thread == 0) {
+    for (int s = 0; s < S::stages; ++s) {
+      mbarrier_init(&full[s], 1 + S::moving / 32);
+      mbarrier_init(&empty[s], 8);
+    }
+    mbarrier_init(&there, static_cast<unsigned>(8 * split));
+    mbarrier_init(&used, static_cast<unsigned>(8 * split));
+    mbarrier_init_fence();
+  }
+  wait_for_predecessor();
+  let_successor_start();
+  TileList<S::tokens, 1> list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
+                              args.columns);
+  list.build(args.offsets, args.valid, args.rows);
+  cluster_barrier();  // the other blocks' barriers are there
+
+  const int rank = static_cast<int>(cluster_rank());
+  const int clusters = static_cast<int>(gridDim.x) / split, tiles = list.tiles();
+  const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
+  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
+  int tile = static_cast<int>(blockIdx.x) / split;
+  int stage = 0;
+  unsigned parity = 0;
+  bool again = false;  // the ring has been round
+  const auto next = [&] {
+    if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
+  };
+  if (warp == 12) {
+    for (; tile < tiles; tile += clusters) {
+      const GroupTile at = list.find(tile);
+      if (lane == 0) {
+        const char* const group = args.tiles + at.group * args.group_bytes;
+        const std::int64_t first = std::int64_t{at.column} * args.steps;
+        for (int i = begin; i < end; ++i) {
+          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+          mbarrier_arrive_expect(&full[stage], S::weight_bytes + (args.block_scales ? 16 : 0));
+          copy_bytes_once(stages + stage * S::stage_bytes, group + (first + i) * S::weight_bytes,
+                          S::weight_bytes, &full[stage]);
+          if (args.block_scales) {
+            copy_bytes(scales + stage * S::scales, group + args.scales_at + (first + i) * 16, 16,
+                       &full[stage]);
+          }
+          next();
+        }
+      }
+      __syncwarp();
+    }
+  } else if (warp < 4) {
+    // Numbers 8 part .. 8 part + 7 of rows line + 8 c of a step.
+    const int line = thread / 16, part = thread % 16;
+    const std::uint32_t to =
+        shared_address(stages) + S::weight_bytes +
+        static_cast<std::uint32_t>(line * 128 + (part / 2 ^ line) * 16 + part % 2 * 8);
+    const DType dtype = args.source_dtype;
+    for (; tile < tiles; tile += clusters) {
+      const GroupTile at = list.find(tile);
+      const char* from[S::parts];  // null: zeros
+      std::int64_t source[S::parts];
+      float weight[S::parts];
+#pragma unroll
+      for (int c = 0; c < S::parts; ++c) {
+        from[c] = nullptr;
+        source[c] = 0;
+        weight[c] = 1;
+        if (line + 8 * c < at.count) {
+          std::int64_t row = at.row + line + 8 * c;
+          if (args.row_weight != nullptr) weight[c] = args.row_weight[row];
+          if (args.permutation != nullptr) {
+            const std::int32_t pair = args.permutation[row];
+            row = pair < 0 ? -1 : pair / args.slots;
+          }
+          if (row >= 0 && row < args.source_rows) {
+            from[c] = args.source + row * args.source_row_bytes;
+            source[c] = row;
+          }
+        }
+      }
+      Eight raw[S::ahead][S::parts];
+      float given[S::ahead][S::parts];  // scales of rows that are fp8
+      const auto load = [&](Eight(&eights)[S::parts], float(&scale)[S::parts], int i) {
+#pragma unroll
+        for (int c = 0; c < S::parts; ++c) {
+          eights[c].load(from[c], dtype, std::int64_t{i} * S::step + 8 * part, args.k,
+                         args.aligned);
+          scale[c] = 1;
+          if (dtype == DType::f8_e4m3 && args.block_scales && part == 0 && from[c] != nullptr) {
+            scale[c] = __ldg(args.row_scales + source[c] * args.row_scale_stride +
+                             i * args.row_scale_step);
+          }
+        }
+      };
+#pragma unroll
+      for (int a = 0; a < S::ahead; ++a) {
+        if (begin + a < end) load(raw[a], given[a], begin + a);
+      }
+      for (int base = begin; base < end; base += S::ahead) {
+#pragma unroll
+        for (int a = 0; a < S::ahead; ++a) {
+          const int i = base + a;
+          if (i >= end) break;
+          std::uint32_t q[S::parts][2];
+          float scale[S::parts];
+#pragma unroll
+          for (int c = 0; c < S::parts; ++c) {
+            if (dtype == DType::f8_e4m3) {
+              q[c][0] = raw[a][c].word[0], q[c][1] = raw[a][c].word[1];
+              scale[c] = given[a][c];
+            } else {
+              float x[8];
+              raw[a][c].values(dtype, weight[c], x);
+              scale[c] = quantise(x, q[c]);
+            }
+          }
+          if (i + S::ahead < end) load(raw[a], given[a], i + S::ahead);
+          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+#pragma unroll
+          for (int c = 0; c < S::parts; ++c) {
+            store_pair(to + static_cast<std::uint32_t>(stage * S::stage_bytes + c * 1024), q[c][0],
+                       q[c][1]);
+            if (part == 0) scales[stage * S::scales + 4 + line + 8 * c] = scale[c];
+          }
+          fence_for_async();
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(&full[stage]);
+          next();
+        }
+      }
+    }
+  } else {
+    const int group = warp / 4 - 1;
+    const std::uint32_t base = shared_address(stages);
+    const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * 64 * 128);
+    const std::uint32_t b_base = base + S::weight_bytes;
+    unsigned turn = 0;  // of `there` and `used`
+    bool first = true;
+    for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
+      const GroupTile at = list.find(tile);
+      float sum_of[S::tokens / 2];
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) sum_of[i] = 0;
+#pragma unroll 1
+      for (int i = begin; i < end; ++i) {
+        mbarrier_wait(&full[stage], parity);
+        const auto offset = static_cast<std::uint32_t>(stage * S::stage_bytes);
+        float d[S::tokens / 2];
+        wgmma_fence();
+        step_e4m3<S::tokens>(d, wgmma_descriptor(a_base + offset),
+                             wgmma_descriptor(b_base + offset));
+        wgmma_commit();
+        const float* const here = scales + stage * S::scales;
+        const float gate = args.block_scales ? here[0] : 1, up = args.block_scales ? here[1] : 1;
+        float2 token[S::tokens / 8];
+#pragma unroll
+        for (int j = 0; j < S::tokens / 8; ++j) {
+          token[j] = *reinterpret_cast<const float2*>(here + 4 + 8 * j + 2 * (lane % 4));
+        }
+        wgmma_wait<0>();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&empty[stage]);
+#pragma unroll
+        for (int j = 0; j < S::tokens / 8; ++j) {
+          sum_of[4 * j] = __fmaf_rn(d[4 * j], __fmul_rn(token[j].x, gate), sum_of[4 * j]);
+          sum_of[4 * j + 1] =
+              __fmaf_rn(d[4 * j + 1], __fmul_rn(token[j].y, gate), sum_of[4 * j + 1]);
+          sum_of[4 * j + 2] = __fmaf_rn(d[4 * j + 2], __fmul_rn(token[j].x, up), sum_of[4 * j + 2]);
+          sum_of[4 * j + 3] = __fmaf_rn(d[4 * j + 3], __fmul_rn(token[j].y, up), sum_of[4 * j + 3]);
+        }
+        if (++stage == S::stages) stage = 0, parity ^= 1;
+      }
+
+      if (!first) {
+        split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
+      }
+      float* const mine = sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) {
+        mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = sum_of[i];
+      }
+      __syncwarp();
+      if (split == 1) {
+        named_barrier(1, 256);
+      } else {
+        if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
+        mbarrier_wait_cluster(&there, turn);
+      }
+      const float* const row_scales = reinterpret_cast<const float*>(
+          args.tiles + at.group * args.group_bytes + args.scales_at + at.column * S::rows * 4);
+      const auto sum = [&](int token, int row) {
+        const float* const here = sums + token * S::pitch + row;
+        float all = *here;
+        if (split > 1) {
+          float part[4];
+#pragma unroll
+          for (int p = 0; p < 4; ++p) {
+            part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
+          }
+          all = part[0];
+#pragma unroll
+          for (int p = 1; p < 4; ++p) {
+            if (p < split) all += part[p];
+          }
+        }
+        if (args.block_scales) return all;
+        std::int64_t from = at.row + token;
+        if (args.permutation != nullptr) from = args.permutation[from] / args.slots;
+        from = min(max(from, std::int64_t{0}), args.source_rows - 1);
+        return __fmul_rn(all,
+                         __fmul_rn(args.row_scales[from * args.row_scale_stride], row_scales[row]));
+      };
+      finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
+                           std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
+                           256 * split);
+      __syncwarp();
+      if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+    }
+  }
+  __syncwarp();
+  cluster_barrier();
+#endif
+}
+
+template <class S>
+bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args) {
+  args.columns = args.row_tiles;
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+          .block = dim3(S::threads),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .cluster = static_cast<unsigned>(plan.split)},
+         few_rows<S>, args, plan.split);
+  return true;
+}
+
+}  // namespace
+
+bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct&, PackedArgs args) {
+  switch (plan.tile_tokens) {
+    case 8:
+      return launch_few<FewTile<8>>(gpu, plan, args);
+    case 16:
+      return launch_few<FewTile<16>>(gpu, plan, args);
+    case 32:
+      return launch_few<FewTile<32>>(gpu, plan, args);
+    default:
+      return launch_few<FewTile<64>>(gpu, plan, args);
+  }
+}
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,471 @@
+// Grouped GEMM of fp8 for groups of many rows on Hopper: rows ("tokens") are wgmma's A, weights its
+// B, so that a thread has whole rows: a scale of a row is one number, and 128 results of a row,
+// which share a scale when they are rounded to fp8, lie in four threads.
+//
+// A cluster of two blocks takes tiles of up to 256 tokens by 256 rows of weights, tile numbers
+// cluster, cluster + clusters, ..; k goes by in steps of 128 through a ring of stages of 48 KB.
+// Each block orders one half of the weights for both. More than 128 tokens ("tall"): a block has
+// 128, each of its warpgroups 64 of them and all weights, in two halves one after the other. Else
+// ("flat"): a block has 64 tokens, each warpgroup those and one half of the weights. 12 warps:
+//   warp 0      one thread orders copies: 128 x 128 weights for both blocks (bulk), 64 or 128
+//               tokens for its own (tensor map; what lies behind the group's end is another
+//               group's and is not stored)
+//   warps 1-3   nothing
+//   warps 4-11  two warpgroups: 128 products by wgmma, then sums += products * scales while the
+//               other warpgroup multiplies
+//   full[s]     stage s is there: 1 arrival and its bytes, of both blocks' copies
+//   empty[s]    stage s may be overwritten in both blocks: 16 arrivals
+// The tile's end: scales a row and a column where those are the format's, bias, activation, and out
+// in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
+// shared memory. Only the exchange of the largest magnitudes in a flat tile of pairs needs both
+// warpgroups (barrier 1). The last cluster barrier: no block leaves while the other copies into it.
+//
+// Bytes a step and block from L2: 32 KB tall, 24 flat, for 8.4 and 4.2 MFLOP; of shared memory 96
+// bytes a clock. A tall step is 1024 clocks of the tensor cores; a warpgroup's sums take 200 of the
+// other's 512. Time predicted on an H200 at 1300 TFLOP/s: G16 M1024 N2048 K5120 285 us, N5120 K1024
+// 170, G128 M128 N2048 K5120 345, N5120 K1024 205.
+#include "cuda/fp8.cuh"
+#include "cuda/launch.hpp"
+#include "cuda/tensor_map.hpp"
+#include "gemm/finish.cuh"
+#include "gemm/fp8_mma.cuh"
+#include "gemm/packed_product.hpp"
+#include "gemm/tile_list.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+constexpr int threads = 384, cluster = 2;
+constexpr int step = 128;          // along k
+constexpr int box = 64;            // tokens of a copy
+constexpr int part_bytes = 16384;  // 128 tokens, or 128 rows of weights, of a step
+constexpr int stage_bytes = 3 * part_bytes, stages = 4;
+constexpr int pitch = 144;                   // bytes of a row that is turned
+constexpr int turn_bytes_all = 128 * pitch;  // 16 rows a warp
+constexpr int most_bytes = 64 * 2 * 4;       // magnitudes of a flat tile's rows, a warpgroup's
+
+int shared_bytes(int groups) {
+  return 1024 + stages * stage_bytes + turn_bytes_all + most_bytes + 4 * (3 * groups + 1);
+}
+
+#if defined(SHUNT_SM_90A)
+
+// Out of line: a copy for each of a thread's elements would compile for minutes.
+__device__ __noinline__ float any_activation(const cpu_engine::ActivationRule& rule, float gate,
+                                             float up) {
+  return activated(rule, gate, up);
+}
+
+__device__ __forceinline__ float magnitude(float x) {
+  const float size = fabsf(x);
+  return size < __int_as_float(0x7f800000) ? size : 0;
+}
+
+// Where a warp's 16 tokens by 128 rows of weights end up.
+struct Where {
+  int group, row, count;  // `row`: of out, the warp's first; `count`: how many of 16 there are
+  std::int64_t first;     // of the weights' rows
+};
+
+// acc[4 j + e]: row lane / 4 + 8 (e / 2), weights' row 8 j + 2 (lane % 4) + e % 2.
+class WarpFinish {
+ public:
+  __device__ __forceinline__ WarpFinish(const PackedArgs& args, unsigned char* turn, int lane)
+      : args_(args), f_(args.finish), turn_(turn), lane_(lane), row_(lane / 4), pair_(lane % 4) {}
+
+  // The scales of rows and columns, where they are the format's.
+  __device__ __forceinline__ void scale(float (&acc)[64], const Where& at) const {
+    if (args_.block_scales) return;
+    const float* const columns = reinterpret_cast<const float*>(
+        args_.tiles + at.group * args_.group_bytes + args_.scales_at + at.first * 4);
+    const std::int64_t last = args_.rows - 1;
+    const float row[2] = {
+        args_.row_scales[min(std::int64_t{at.row} + row_, last) * args_.row_scale_stride],
+        args_.row_scales[min(std::int64_t{at.row} + row_ + 8, last) * args_.row_scale_stride]};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc[4 * j + e] =
+            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
+      }
+    }
+  }
+
+  // The bias and the activation, in place: of pairs the first 32 numbers, acc[4 j + e] of column
+  // 8 j + 2 (lane % 4) + e % 2 of the pairs.
+  __device__ __forceinline__ void activate(float (&acc)[64], const Where& at) const {
+    if (f_.bias != nullptr) {
+      const std::int64_t last = f_.out_columns - 1, first = f_.paired ? at.first / 2 : at.first;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const std::int64_t column = first + (f_.paired ? j / 2 * 8 : j * 8) + 2 * pair_;
+        const std::int64_t side = f_.paired && j % 2 == 1 ? f_.out_columns : 0;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float bias = bias_of(f_, at.group, side + min(column + e, last));
+          acc[4 * j + e] = __fadd_rn(acc[4 * j + e], bias);
+          acc[4 * j + 2 + e] = __fadd_rn(acc[4 * j + 2 + e], bias);
+        }
+      }
+    }
+    if (f_.paired) {
+      if (f_.plain) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = fast_silu(f_.rule, acc[gate], acc[gate + 4]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = any_activation(f_.rule, acc[gate], acc[gate + 4]);
+        }
+      }
+    } else if (f_.activates) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) acc[i] = any_activation(f_.rule, 0, acc[i]);
+    }
+  }
+
+  // `columns` numbers of a row, a multiple of 64, from acc[from].
+  template <int columns>
+  __device__ __forceinline__ void write(const float (&acc)[64], const Where& at) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+    if (f_.out_dtype == DType::f32) {
+      write_f32<columns>(acc, at, first);
+    } else if (f_.out_dtype == DType::bf16) {
+      write_16<columns, true>(acc, at, first);
+    } else {
+      write_16<columns, false>(acc, at, first);
+    }
+  }
+
+  // Results in 16 bits, as they are before they become fp8; the largest magnitudes of the two rows.
+  template <int columns>
+  __device__ __forceinline__ void round(float (&acc)[64], DType between, const Where& at,
+                                        float (&most)[2]) const {
+    const std::int64_t first = (f_.paired ? at.first / 2 : at.first) + 2 * pair_;
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) {
+      acc[i] = between == DType::bf16  ? bf16_to_f32(f32_to_bf16(acc[i]))
+               : between == DType::f16 ? f16_to_f32(f32_to_f16(acc[i]))
+                                       : acc[i];
+      const bool inside = first + i / 4 * 8 + i % 2 < f_.out_columns;
+      most[i / 2 % 2] = fmaxf(most[i / 2 % 2], inside ? magnitude(acc[i]) : 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+    }
+  }
+  template <int columns>
+  __device__ __forceinline__ void write_fp8(const float (&acc)[64], const Where& at,
+                                            const float (&most)[2], bool with_scales) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const DeviceFp8Scale scale = device_fp8_scale(most[r], 0, false);
+      factor[r] = scale.factor;
+      if (with_scales && pair_ == 0 && row_ + 8 * r < at.count && first < f_.out_columns) {
+        args_.out_scales[(std::int64_t{at.row} + row_ + 8 * r) * args_.out_scale_stride +
+                         first / 128 * args_.out_scale_step] = scale.scale;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < columns / 2; i += 2) {
+      const int r = i / 2 % 2;
+      *reinterpret_cast<std::uint16_t*>(turn_ + (row_ + 8 * r) * pitch + i / 4 * 8 + 2 * pair_) =
+          static_cast<std::uint16_t>(
+              to_e4m3x2(__fmul_rn(acc[i], factor[r]), __fmul_rn(acc[i + 1], factor[r])));
+    }
+    store_lines<columns, 1>(at, first);
+  }
+
+ private:
+  template <int columns>
+  __device__ __forceinline__ void write_f32(const float (&acc)[64], const Where& at,
+                                            std::int64_t first) const {
+    auto* const out = static_cast<float*>(f_.out);
+    const bool pairs = f_.out_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
+#pragma unroll
+    for (int i = 0; i < columns / 2; i += 2) {
+      const int r = row_ + 8 * (i / 2 % 2);
+      const std::int64_t column = first + i / 4 * 8 + 2 * pair_;
+      if (r >= at.count || column >= f_.out_columns) continue;
+      float* const to = out + (std::int64_t{at.row} + r) * f_.out_stride + column;
+      if (pairs && column + 1 < f_.out_columns) {
+        *reinterpret_cast<float2*>(to) = make_float2(acc[i], acc[i + 1]);
+      } else {
+        to[0] = acc[i];
+        if (column + 1 < f_.out_columns) to[1] = acc[i + 1];
+      }
+    }
+  }
+  template <int columns, bool bf16>
+  __device__ __forceinline__ void write_16(const float (&acc)[64], const Where& at,
+                                           std::int64_t first) const {
+#pragma unroll
+    for (int c = 0; c < columns / 64; ++c) {
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        *reinterpret_cast<std::uint32_t*>(turn_ + (row_ + 8 * (i / 2 % 2)) * pitch + i / 4 * 16 +
+                                          4 * pair_) =
+            pack<bf16>(acc[32 * c + i], acc[32 * c + i + 1]);
+      }
+      store_lines<64, 2>(at, first + 64 * c);
+    }
+  }
+  // What the warp has left in its 16 lines, of `columns` elements of `width` bytes.
+  template <int columns, int width>
+  __device__ __forceinline__ void store_lines(const Where& at, std::int64_t first) const {
+    constexpr int each = 16 / width, vectors = columns / each;  // of 16 bytes
+    __syncwarp();
+    char* const out = static_cast<char*>(f_.out);
+    const bool aligned = f_.out_stride * width % 16 == 0 && first * width % 16 == 0 &&
+                         reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
+#pragma unroll
+    for (int n = 0; n < vectors / 2; ++n) {
+      const int line = (lane_ + 32 * n) / vectors, v = (lane_ + 32 * n) % vectors;
+      const std::int64_t column = first + v * each, left = f_.out_columns - column;
+      if (line >= at.count || left <= 0) continue;
+      const unsigned char* const from = turn_ + line * pitch + 16 * v;
+      char* const to = out + ((std::int64_t{at.row} + line) * f_.out_stride + column) * width;
+      if (aligned && left >= each) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      } else {
+        for (int b = 0; b < min(left, std::int64_t{each}) * width; ++b) {
+          to[b] = static_cast<char>(from[b]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  const PackedArgs& args_;
+  const Finish& f_;
+  unsigned char* turn_;
+  int lane_, row_, pair_;
+};
+
+#endif
+
+__global__ void __launch_bounds__(threads, 1)
+    many_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ CUtensorMap tokens) {
+#if defined(SHUNT_SM_90A)
+  extern __shared__ unsigned char shared[];
+  __shared__ std::uint64_t full[stages], empty[stages];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  // The same offset in both blocks. A stage: tokens, weights, weights.
+  unsigned char* const ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  unsigned char* const turns = ring + stages * stage_bytes;
+  auto* const most_of_row = reinterpret_cast<float*>(turns + turn_bytes_all);
+  if (thread == 0) {
+    prefetch_tensor_map(&tokens);
+    for (int s = 0; s < stages; ++s) {
+      mbarrier_init(&full[s], 1);
+      mbarrier_init(&empty[s], 8 * cluster);
+    }
+    mbarrier_init_fence();
+  }
+  wait_for_predecessor();
+  let_successor_start();
+  TileList<64, 4> list(turns + turn_bytes_all + most_bytes, args.groups, args.columns);
+  list.build(args.offsets, args.valid, args.rows);
+  cluster_barrier();  // the other block's barriers are there
+
+  const int rank = static_cast<int>(cluster_rank());
+  const int clusters = static_cast<int>(gridDim.x) / cluster, tiles = list.tiles();
+  int tile = static_cast<int>(blockIdx.x) / cluster;
+  int stage = 0;
+  unsigned parity = 0;
+  if (warp < 4) {
+    fewer_registers<40>();
+    if (warp == 0) {
+      bool again = false;
+      for (; tile < tiles; tile += clusters) {
+        const GroupTile at = list.find(tile);
+        if (lane == 0) {
+          const int own = at.count > 128 ? 128 : 64;
+          const int units = min(max(at.count - own * rank + box - 1, 0) / box, own / box);
+          const int first = at.row + own * rank;
+          const int tile_at = cluster * at.column, here = min(args.row_tiles - tile_at, cluster);
+          const char* const from = args.tiles + at.group * args.group_bytes +
+                                   std::int64_t{tile_at + rank} * args.steps * part_bytes;
+          const auto bytes = static_cast<unsigned>(here * part_bytes + units * (box * step));
+#pragma unroll 1
+          for (int i = 0; i < args.steps; ++i) {
+            if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+            unsigned char* const to = ring + stage * stage_bytes;
+            mbarrier_arrive_expect(&full[stage], bytes);
+            if (rank < here) {
+              copy_bytes_to_ranks(to + (1 + rank) * part_bytes, from + std::int64_t{i} * part_bytes,
+                                  part_bytes, &full[stage], 3);
+            }
+#pragma unroll 1
+            for (int u = 0; u < units; ++u) {
+              copy_box(to + u * (box * step), &tokens, &full[stage], step * i, first + box * u);
+            }
+            if (++stage == stages) stage = 0, parity ^= 1, again = true;
+          }
+        }
+        __syncwarp();
+      }
+    }
+  } else {
+    more_registers<232>();
+    const int group = warp / 4 - 1;  // of the warps that multiply
+    const std::uint32_t base = shared_address(ring);
+    const WarpFinish finish(args, turns + (warp - 4) * 16 * pitch, lane);
+    for (; tile < tiles; tile += clusters) {
+      const GroupTile at = list.find(tile);
+      const bool tall = at.count > 128;
+      const int tile_at = cluster * at.column, here = min(args.row_tiles - tile_at, cluster);
+      const int offset = tall ? 128 * rank + 64 * group : 64 * rank;  // tokens
+      const int halves = offset >= at.count ? 0 : tall ? here : group < here ? 1 : 0;
+      const int half = tall ? 0 : group;  // the first
+      const std::uint32_t a_base = base + (tall ? static_cast<std::uint32_t>(group) * 8192 : 0);
+      const std::uint32_t b_base = base + static_cast<std::uint32_t>(1 + half) * part_bytes;
+      const int row = at.row + offset + warp % 4 * 16;  // of the warp
+
+      float acc[2][64];
+#pragma unroll
+      for (int i = 0; i < 64; ++i) acc[0][i] = acc[1][i] = 0;
+      // Scales of the step at hand and of the next.
+      const std::int64_t last = args.rows - 1;
+      const float* const of_row[2] = {
+          args.row_scales + min(std::int64_t{row} + lane / 4, last) * args.row_scale_stride,
+          args.row_scales + min(std::int64_t{row} + lane / 4 + 8, last) * args.row_scale_stride};
+      const float4* const of_weights =
+          reinterpret_cast<const float4*>(args.tiles + at.group * args.group_bytes +
+                                          args.scales_at) +
+          std::int64_t{tile_at + half} * args.steps;
+      float next_row[2] = {1, 1};
+      float2 next_weight[2] = {{1, 1}, {1, 1}};
+      const auto load_scales = [&](int i) {
+        if (!args.block_scales || halves == 0) return;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) next_row[r] = __ldg(of_row[r] + i * args.row_scale_step);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (h < halves) {
+            next_weight[h] =
+                __ldg(reinterpret_cast<const float2*>(of_weights + h * args.steps + i));
+          }
+        }
+      };
+      load_scales(0);
+#pragma unroll 1
+      for (int i = 0; i < args.steps; ++i) {
+        const float of_token[2] = {next_row[0], next_row[1]};
+        const float2 of_weight[2] = {next_weight[0], next_weight[1]};
+        if (i + 1 < args.steps) load_scales(i + 1);
+        mbarrier_wait(&full[stage], parity);
+        const auto from = static_cast<std::uint32_t>(stage * stage_bytes);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (h < halves) {
+            float d[64];
+            wgmma_fence();
+            step_e4m3<128>(
+                d, wgmma_descriptor(a_base + from),
+                wgmma_descriptor(b_base + from + static_cast<std::uint32_t>(h) * part_bytes));
+            wgmma_commit();
+            wgmma_wait<0>();
+            if (h + 1 == halves && lane < cluster) {
+              mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
+            }
+            // Of rows lane / 4 and 8 further; of gate's weights and of up's, in turn.
+            const float s[2][2] = {
+                {__fmul_rn(of_token[0], of_weight[h].x), __fmul_rn(of_token[0], of_weight[h].y)},
+                {__fmul_rn(of_token[1], of_weight[h].x), __fmul_rn(of_token[1], of_weight[h].y)}};
+#pragma unroll
+            for (int e = 0; e < 64; ++e) {
+              acc[h][e] = __fmaf_rn(d[e], s[e / 2 % 2][e / 4 % 2], acc[h][e]);
+            }
+          }
+        }
+        if (halves == 0) {
+          __syncwarp();
+          if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
+        }
+        if (++stage == stages) stage = 0, parity ^= 1;
+      }
+
+      Where where{.group = at.group,
+                  .row = row,
+                  .count = halves == 0 ? 0 : at.count - offset - warp % 4 * 16,
+                  .first = std::int64_t{128} * (tile_at + half)};
+      float most[2] = {0, 0};
+      const bool paired = args.finish.paired, fp8 = args.out_scales != nullptr;
+      const bool exchange = fp8 && paired && !tall;  // by both warpgroups, whatever they have
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (h < halves) {
+          where.first = std::int64_t{128} * (tile_at + half + h);
+          finish.scale(acc[h], where);
+          finish.activate(acc[h], where);
+          if (!fp8) {
+            paired ? finish.write<64>(acc[h], where) : finish.write<128>(acc[h], where);
+          } else if (!paired) {
+            most[0] = most[1] = 0;
+            finish.round<128>(acc[h], args.between, where, most);
+            finish.write_fp8<128>(acc[h], where, most, true);
+          } else {
+            finish.round<64>(acc[h], args.between, where, most);
+          }
+        }
+      }
+      if (exchange) {
+        const int of_block = warp % 4 * 16 + lane / 4;
+        if (lane % 4 == 0) {
+          most_of_row[group * 64 + of_block] = most[0];
+          most_of_row[group * 64 + of_block + 8] = most[1];
+        }
+        named_barrier(1, 256);
+        most[0] = fmaxf(most[0], most_of_row[(group ^ 1) * 64 + of_block]);
+        most[1] = fmaxf(most[1], most_of_row[(group ^ 1) * 64 + of_block + 8]);
+        named_barrier(1, 256);
+      }
+      if (fp8 && paired) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (h < halves) {
+            where.first = std::int64_t{128} * (tile_at + half + h);
+            finish.write_fp8<64>(acc[h], where, most, half + h == 0);
+          }
+        }
+      }
+    }
+  }
+  __syncwarp();
+  cluster_barrier();
+#endif
+}
+
+}  // namespace
+
+bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p,
+                   PackedArgs args) {
+  args.columns = (args.row_tiles + cluster - 1) / cluster;
+  CUtensorMap tokens;
+  // Bytes in twos: a box of 64 elements of 16 bits is one of 128 bytes.
+  if (!map_rows(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
+                args.source_row_bytes / 2, box)) {
+    return false;
+  }
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+          .block = dim3(threads),
+          .shared = static_cast<std::size_t>(shared_bytes(args.groups)),
+          .cluster = cluster},
+         many_rows, args, tokens);
+  return true;
+}
+
+}  // namespace shunt::cuda_engine

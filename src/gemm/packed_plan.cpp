@@ -1,0 +1,124 @@
+// The cost model of the kernels for packed weights: product_plan.cpp's, with their constants.
+#include "gemm/packed_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+constexpr double start_us = 4, many_start_us = 6;
+constexpr double memory_share = 0.94;  // of what memory's clock says
+constexpr double tensor_share = 0.66;  // that the power limit leaves at 8192 operations a clock
+constexpr double l2_bytes_a_clock = 40;
+constexpr double tile_end_clocks = 4000;
+constexpr double few_bytes_a_clock = 36;  // that one block streams at most
+constexpr double split_us = 3;
+constexpr std::int64_t most_groups = 1024;            // that the kernels list
+constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Model {
+  const PackedSizes& sizes;
+  const GpuFigures& gpu;
+  std::int64_t hit, steps, columns;
+  double mean;  // rows of a group
+
+  Model(const PackedSizes& s, const GpuFigures& g)
+      : sizes(s),
+        gpu(g),
+        hit(std::min<std::int64_t>(s.groups, s.rows)),
+        steps(ceil_div(s.k, 128)),
+        columns(ceil_div(s.group_rows, 128)),
+        mean(static_cast<double>(s.rows) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
+
+  double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
+  double memory_us() const {
+    const double bytes = static_cast<double>(hit * sizes.group_rows) *
+                             static_cast<double>(sizes.k) * sizes.bits / 8 +
+                         static_cast<double>(sizes.rows * sizes.k) * (sizes.packed_rows ? 1 : 2) +
+                         static_cast<double>(sizes.rows * sizes.group_rows) * 2;
+    return bytes / (gpu.read_gbps * memory_share * 1e3);
+  }
+  double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
+  std::int64_t most_tiles(std::int64_t wide, int tokens) const {
+    return wide * (ceil_div(sizes.rows, tokens) + hit);
+  }
+
+  PackedPlan many() const {
+    PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = 256};
+    const std::int64_t wide = ceil_div(columns, 2), clusters = gpu.multiprocessors / 2;
+    const double down = std::max(1.0, mean / 256);
+    const bool tall = planned() > 128;
+    const double products = (tall ? 1024 : 512) / tensor_share;  // clocks of a step
+    const double loads = (tall ? 32768 : 24576) / l2_bytes_a_clock;
+    const double rounds =
+        std::ceil(static_cast<double>(hit * wide) * down / static_cast<double>(clusters));
+    const double tiles_us =
+        rounds * us(static_cast<double>(steps) * std::max(products, loads) + tile_end_clocks);
+    plan.us =
+        many_start_us + std::max(memory_us(), tiles_us) + 0.1 * std::min(memory_us(), tiles_us);
+    plan.blocks = static_cast<int>(2 * std::min(clusters, most_tiles(wide, 64)));
+    return plan;
+  }
+
+  PackedPlan few(int tokens, int split) const {
+    PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
+    const double down = std::ceil(planned() / tokens);
+    const double bytes = 128 * 128 + tokens * (sizes.packed_rows ? 128 : 256);
+    const double step = std::max(bytes / few_bytes_a_clock, 420.0 + 5 * tokens);
+    const double tiles = static_cast<double>(hit * columns) * down;
+    const std::int64_t clusters =
+        split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
+    // Blocks without a tile leave more of the memory to the others: only the first round is whole.
+    const double turns = std::max(1.0, tiles / static_cast<double>(clusters));
+    const double each = static_cast<double>(ceil_div(steps, split)) * step + 800;
+    plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
+              std::max(memory_us(), turns * us(each));
+    plan.blocks = static_cast<int>(split * std::min(clusters, most_tiles(columns, tokens)));
+    return plan;
+  }
+};
+
+}  // namespace
+
+PackedPlans candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
+  PackedPlans plans;
+  const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
+                      gpu.largest_cluster >= 8 && gpu.multiprocessors >= 16;
+  const bool fits = sizes.k > 0 && sizes.groups >= 1 && sizes.groups <= most_groups &&
+                    sizes.rows > 0 && sizes.group_rows > 0 && sizes.rows < most && sizes.k < most &&
+                    sizes.group_rows < most / sizes.groups &&
+                    (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
+  if (!hopper || !fits) return plans;
+  const Model model(sizes, gpu);
+  if (!sizes.packed_out) {
+    for (const int split : {1, 2, 4}) {
+      if (split > 1 && model.steps < std::int64_t{2} * split) continue;
+      for (const int tokens : {8, 16, 32, 64}) plans.add(model.few(tokens, split));
+    }
+  }
+  if (sizes.packed_rows && sizes.rows_in_place) plans.add(model.many());
+  return plans;
+}
+
+PackedPlan plan_packed(const PackedSizes& sizes, const GpuFigures& gpu) {
+  const PackedPlans plans = candidates(sizes, gpu);
+  if (plans.size() == 0) return {};
+  return *std::min_element(plans.begin(), plans.end(),
+                           [](const auto& a, const auto& b) { return a.us < b.us; });
+}
+
+std::string describe(const PackedPlan& plan) {
+  if (plan.kernel == PackedPlan::none) return "none of this GPU's kernels";
+  return fmt::format("wgmma e4m3, tiles of {} weights x {} rows{}, {} blocks, about {:.0f} us",
+                     plan.kernel == PackedPlan::many_rows ? 256 : 128, plan.tile_tokens,
+                     plan.split > 1 ? fmt::format(", k over {} blocks", plan.split) : "",
+                     plan.blocks, plan.us);
+}
+
+}  // namespace shunt::cuda_engine

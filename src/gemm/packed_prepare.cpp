@@ -1,0 +1,113 @@
+#include "gemm/packed_prepare.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/convert.hpp"
+#include "gemm/cuda_engine.hpp"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+// Row `row` of the layout in its matrix: which of the two, and where.
+struct Source {
+  const PackedMatrix* matrix = nullptr;  // null: none
+  std::int64_t row = 0;
+};
+Source source_of(const PackedLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+                 std::int64_t at) {
+  const std::int64_t row = layout.order().source(at), firsts = layout.out_columns();
+  if (row < 0) return {};
+  return row < firsts ? Source{&gate, row} : Source{up, row - firsts};
+}
+
+float scale_of(const PackedMatrix& m, std::int64_t row, std::int64_t block) {
+  if (m.format.format == Format::fp8_tensor) return m.global_scale;
+  const Tensor& scales = m.scales;
+  if (m.format.format == Format::fp8_channel) {
+    return load_f32(scales.data, scales.dtype, row * scales.strides[0]) * m.global_scale;
+  }
+  return load_f32(scales.data, scales.dtype,
+                  row / 128 * scales.strides[0] + block * scales.strides[1]) *
+         m.global_scale;
+}
+
+}  // namespace
+
+void lay_out(const PackedLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+             char* to) {
+  std::memset(to, 0, static_cast<std::size_t>(layout.group_bytes()));
+  auto* const scales = reinterpret_cast<float*>(to + layout.scales_at());
+  for (std::int64_t at = 0; at < layout.rows(); ++at) {
+    const Source from = source_of(layout, gate, up, at);
+    if (from.matrix == nullptr) continue;
+    const char* const row =
+        from.matrix->values.as<const char>() + from.row * from.matrix->values.strides[0];
+    for (std::int64_t k = 0; k < layout.k; k += 16) {
+      const std::int64_t count = std::min<std::int64_t>(16, layout.k - k);
+      std::memcpy(to + layout.byte(at, k), row + k, static_cast<std::size_t>(count));
+    }
+    if (!layout.block_scales()) scales[at] = scale_of(*from.matrix, from.row, 0);
+  }
+  if (!layout.block_scales()) return;
+  for (std::int64_t tile = 0; tile < layout.row_tiles(); ++tile) {
+    for (const std::int64_t half : {0, 1}) {
+      // The rows of either half of 16 lie in one block of 128 of their matrix.
+      const Source from = source_of(
+          layout, gate, up, tile * PackedLayout::tile_rows + (layout.paired ? 8 : 0) * half);
+      if (from.matrix == nullptr) continue;
+      for (std::int64_t step = 0; step < layout.steps(); ++step) {
+        scales[(tile * layout.steps() + step) * 4 + half] = scale_of(*from.matrix, from.row, step);
+      }
+    }
+  }
+}
+
+float weight_of(const PackedLayout& layout, const char* from, std::int64_t row, std::int64_t at) {
+  const std::int64_t half = layout.paired && row >= layout.n / 2 ? 1 : 0;
+  const std::int64_t within = row - half * layout.n / 2;
+  const std::int64_t place = layout.paired ? within / 8 * 16 + half * 8 + within % 8 : row;
+  const auto* const scales = reinterpret_cast<const float*>(from + layout.scales_at());
+  const float scale =
+      layout.block_scales()
+          ? scales[(place / PackedLayout::tile_rows * layout.steps() + at / PackedLayout::tile_k) *
+                       4 +
+                   half]
+          : scales[place];
+  return e4m3_to_f32(static_cast<std::uint8_t>(from[layout.byte(place, at)])) * scale;
+}
+
+PackedLayout layout_of(const PreparedWeights& w) { return {w.format.format, w.n, w.k, w.paired}; }
+
+void write_packed(const Context& context, const PackedLayout& layout,
+                  const std::vector<PackedMatrix>& gate, const std::vector<PackedMatrix>* up,
+                  void* to) {
+  const auto bytes = static_cast<std::size_t>(layout.group_bytes());
+  std::vector<char> group(bytes);
+  for (std::size_t g = 0; g < gate.size(); ++g) {
+    lay_out(layout, gate[g], up != nullptr ? &(*up)[g] : nullptr, group.data());
+    context.copy(static_cast<char*>(to) + g * bytes, group.data(), bytes);
+  }
+}
+
+void read_packed(const Context& context, const PackedLayout& layout, const void* from,
+                 const Tensor& out) {
+  if (layout.n == 0 || layout.k == 0) return;
+  std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
+  context.copy(group.data(), from, group.size());
+  const RowLayout plain{DType::f32, layout.n, layout.k, false};
+  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
+  for (std::int64_t row = 0; row < layout.n; ++row) {
+    for (std::int64_t k = 0; k < layout.k; ++k) {
+      exact[static_cast<std::size_t>(plain.element(row, k))] =
+          weight_of(layout, group.data(), row, k);
+    }
+  }
+  const Buffer there = context.allocate(exact.size() * sizeof(float));
+  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
+  read_group(context.gpu(), plain, there.data(), out);
+  context.synchronize();
+}
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,34 @@
+// Packed weights into the layout of packed_layout.hpp, and back: on the host.
+#pragma once
+
+#include <vector>
+
+#include "gemm/packed_layout.hpp"
+#include "shunt/format.hpp"
+#include "shunt/gemm.hpp"
+
+namespace shunt::cuda_engine {
+
+// One group from its matrix, or its two where the layout is paired; group_bytes at `to`.
+void lay_out(const PackedLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+             char* to);
+// Weight (row, at) of a group at `from`, gate's rows before up's: exact.
+float weight_of(const PackedLayout& layout, const char* from, std::int64_t row, std::int64_t at);
+
+// Formats that are multiplied on a GPU, and with which rows.
+inline bool computed(Format format, RowFormat rows) {
+  if (rows == RowFormat::fp8_block) return format == Format::fp8_block;
+  if (rows != RowFormat::fp8_token) return false;
+  return format == Format::fp8_channel || format == Format::fp8_tensor;
+}
+PackedLayout layout_of(const PreparedWeights& weights);
+
+// All groups onto the device: waits, and takes memory of the host for one.
+void write_packed(const Context& context, const PackedLayout& layout,
+                  const std::vector<PackedMatrix>& gate, const std::vector<PackedMatrix>* up,
+                  void* to);
+// The exact weights of one group, rounded once, into out [n, k] on the device; waits.
+void read_packed(const Context& context, const PackedLayout& layout, const void* from,
+                 const Tensor& out);
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,124 @@
+// From a product of packed weights to one of Hopper's kernels: what fits them, and their arguments.
+#include "gemm/packed_product.hpp"
+
+#include <cmath>
+
+#include "core/check.hpp"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+std::int64_t width(DType dtype) { return bits(dtype) / 8; }
+
+bool aligned_to(const Tensor& rows, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::size_t>(bytes) == 0 &&
+         (rows.shape[0] <= 1 || rows.strides[0] * width(rows.dtype) % bytes == 0);
+}
+
+PackedSizes sizes_for(const PackedLayout& layout, int groups, std::int64_t rows, bool packed) {
+  return {.groups = groups,
+          .rows = rows,
+          .group_rows = layout.rows(),
+          .k = layout.k,
+          .packed_rows = packed,
+          .rows_in_place = packed};
+}
+
+}  // namespace
+
+PackedSizes sizes_of(const PackedProduct& p) {
+  const bool packed = p.rows.dtype == DType::f8_e4m3;
+  return {.groups = p.offsets == nullptr ? 1 : p.groups,
+          .rows = p.out.shape[0],
+          .group_rows = p.layout.rows(),
+          .k = p.layout.k,
+          .packed_rows = packed,
+          .rows_in_place = p.permutation == nullptr && p.row_weight == nullptr &&
+                           p.layout.k % 2 == 0 && aligned_to(p.rows, 16) &&
+                           (p.rows.shape[0] <= 1 || p.rows.strides[0] > 0),
+          .packed_out = p.out.dtype == DType::f8_e4m3};
+}
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p) {
+  if (plan.kernel == PackedPlan::none) return false;
+  const PackedLayout& layout = p.layout;
+  const bool activates =
+      p.activation.kind != cpu_engine::ActivationRule::identity || p.activation.limit < INFINITY;
+  PackedArgs args{
+      .groups = p.offsets == nullptr ? 1 : p.groups,
+      .rows = p.out.shape[0],
+      .offsets = p.offsets,
+      .valid = p.valid,
+      .steps = static_cast<int>(layout.steps()),
+      .row_tiles = static_cast<int>(layout.row_tiles()),
+      .tiles = static_cast<const char*>(p.prepared),
+      .group_bytes = layout.group_bytes(),
+      .scales_at = layout.scales_at(),
+      .block_scales = layout.block_scales(),
+      .source = p.rows.as<const char>(),
+      .source_dtype = p.rows.dtype,
+      .source_rows = p.rows.shape[0],
+      .source_row_bytes = width(p.rows.dtype) * p.rows.strides[0],
+      .k = layout.k,
+      .aligned = aligned_to(p.rows, p.rows.dtype == DType::f8_e4m3 ? 8 : 16),
+      .permutation = p.permutation,
+      .slots = p.slots,
+      .row_weight = p.row_weight,
+      .finish = {.paired = layout.paired,
+                 .activates = activates,
+                 .plain = layout.paired && p.activation.gated && p.out.dtype != DType::f32 &&
+                          p.activation.kind == cpu_engine::ActivationRule::silu,
+                 .rule = p.activation,
+                 .out = p.out.data,
+                 .out_dtype = p.out.dtype,
+                 .out_stride = p.out.strides[0],
+                 .out_columns = layout.out_columns()},
+      .between = p.between};
+  if (p.row_scales) {
+    args.row_scales = p.row_scales.as<const float>();
+    args.row_scale_stride = p.row_scales.strides[0];
+    args.row_scale_step = p.row_scales.rank > 1 ? p.row_scales.strides[1] : 0;
+  }
+  if (p.out_scales) {
+    args.out_scales = p.out_scales.as<float>();
+    args.out_scale_stride = p.out_scales.strides[0];
+    args.out_scale_step = p.out_scales.strides[1];
+  }
+  if (p.bias) {
+    args.finish.bias = p.bias.data;
+    args.finish.bias_dtype = p.bias.dtype;
+    args.finish.bias_group_stride = p.bias.strides[0];
+    args.finish.bias_stride = p.bias.strides[1];
+  }
+  return (plan.kernel == PackedPlan::many_rows ? fp8_many_rows : fp8_few_rows)(gpu, plan, p, args);
+}
+
+void multiply_packed(const Gpu& gpu, const PackedProduct& p) {
+  if (p.out.elements() == 0) return;
+  const PackedPlan plan = plan_packed(sizes_of(p), figures(gpu));
+  if (!multiply_as_planned(gpu, plan, p)) {
+    fail(Status::unsupported,
+         "grouped_gemm: {} rows by {} matrices [{}, {}] of fp8 have no kernel on this GPU: it must "
+         "be of compute capability 9.0, groups 1024 at most",
+         p.out.shape[0], p.groups, p.layout.n, p.layout.k);
+  }
+}
+
+bool quantising_pays(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows) {
+  const GpuFigures f = figures(gpu);
+  const PackedPlan before = plan_packed(sizes_for(layout, groups, rows, true), f);
+  if (before.kernel != PackedPlan::many_rows) return false;
+  const double bytes = 3.0 * static_cast<double>(rows * layout.k);
+  const double gather_us = 2 + bytes / (f.read_gbps * 1e3);
+  return before.us + gather_us < plan_packed(sizes_for(layout, groups, rows, false), f).us;
+}
+
+std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups,
+                          std::int64_t rows) {
+  const bool before = quantising_pays(gpu, layout, groups, rows);
+  return (before ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
+         describe(plan_packed(sizes_for(layout, groups, rows, before), figures(gpu)));
+}
+
+}  // namespace shunt::cuda_engine

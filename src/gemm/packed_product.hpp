@@ -1,0 +1,89 @@
+// Grouped GEMM of packed weights on the GPU: what is multiplied, and the kernels that do.
+//
+// fp8: both sides are e4m3. Every 128 products are summed by the tensor cores, and these sums, each
+// times its scales, in f32 from first to last. Rows that come in 16 or 32 bits are rounded as
+// gather() rounds them (order.hpp).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "activate/kernels.hpp"
+#include "cuda/runtime.hpp"
+#include "gemm/hopper_product.hpp"
+#include "gemm/packed_layout.hpp"
+#include "gemm/packed_plan.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// Every pointer is the device's.
+struct PackedProduct {
+  PackedLayout layout;
+  int groups = 0;
+  const void* prepared = nullptr;
+
+  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+
+  Tensor rows{};        // [T, k] f32 | bf16 | f16 | f8_e4m3, rows may be strided
+  Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
+  const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
+  int slots = 1;
+  const float* row_weight = nullptr;  // row r times row_weight[r] before it is rounded
+
+  Tensor bias{};  // [groups, n], any strides; may be absent
+  cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
+                                        .gated = false};
+  Tensor out{};  // [R, out columns] f32 | bf16 | f16 | f8_e4m3, rows may be strided
+  // Of an out of f8_e4m3: f32 [R, ceil(out columns / 128)], any strides. Results are rounded to
+  // `between` first, then as gather() rounds rows.
+  Tensor out_scales{};
+  DType between = DType::bf16;
+};
+
+// What both kernels know, by value.
+struct PackedArgs {
+  int groups = 0;
+  std::int64_t rows = 0;  // of out
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+  int steps = 0;    // of 128 along k
+  int columns = 0;  // tiles of weights a group, for a whole cluster
+  int row_tiles = 0;
+  const char* tiles = nullptr;
+  std::int64_t group_bytes = 0, scales_at = 0;
+  bool block_scales = false;
+
+  const char* source = nullptr;
+  DType source_dtype = DType::bf16;
+  std::int64_t source_rows = 0, source_row_bytes = 0, k = 0;
+  bool aligned = false;  // eight numbers of a row at once
+  const float* row_scales = nullptr;
+  std::int64_t row_scale_stride = 0, row_scale_step = 0;
+  const std::int32_t* permutation = nullptr;
+  int slots = 1;
+  const float* row_weight = nullptr;
+
+  Finish finish;
+  float* out_scales = nullptr;
+  std::int64_t out_scale_stride = 0, out_scale_step = 0;
+  DType between = DType::bf16;
+};
+
+PackedSizes sizes_of(const PackedProduct& product);
+// Enqueues the product. False: the plan, or the driver, cannot; nothing was enqueued.
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product);
+void multiply_packed(const Gpu& gpu, const PackedProduct& product);
+// Whether rows are better rounded to fp8 beforehand.
+bool quantising_pays(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows);
+std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups,
+                          std::int64_t rows);
+
+bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
+                   PackedArgs args);
+bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
+                  PackedArgs args);
+
+}  // namespace shunt::cuda_engine

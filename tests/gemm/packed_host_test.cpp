@@ -1,0 +1,119 @@
+// The prepared layout of packed weights, and which kernel a product of them takes: for figures of
+// an H200, without one.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "gemm/packed_data.hpp"
+#include "gemm/packed_layout.hpp"
+#include "gemm/packed_plan.hpp"
+#include "gemm/packed_prepare.hpp"
+
+namespace shunt::cuda_engine {
+namespace {
+
+TEST(PackedLayout, EveryWeightHasABytePiecesOfSixteenStayTogether) {
+  for (const bool paired : {false, true}) {
+    const PackedLayout layout{Format::fp8_block, 200, 300, paired};
+    std::set<std::int64_t> seen;
+    for (std::int64_t row = 0; row < layout.rows(); ++row) {
+      for (std::int64_t k = 0; k < layout.k; ++k) {
+        const std::int64_t byte = layout.byte(row, k);
+        EXPECT_TRUE(seen.insert(byte).second);
+        EXPECT_LT(byte, layout.scales_at());
+        EXPECT_EQ(byte % 16, k % 16);
+        // Bits 4 to 6 of an address within 1024 bytes are exchanged with bits 7 to 9.
+        EXPECT_EQ(byte / 16384, row / 128 * layout.steps() + k / 128);
+        EXPECT_EQ((byte ^ (byte >> 3 & 0x70)) % 16384, row % 128 * 128 + k % 128);
+      }
+    }
+    EXPECT_EQ(layout.group_bytes() % 64, 0);
+    EXPECT_GE(layout.group_bytes(), layout.scales_at() + 4 * layout.scale_count());
+  }
+}
+
+#if SHUNT_CUDA_BUILT
+TEST(PackedLayout, WeightsComeBackExactly) {
+  for (const Format format : {Format::fp8_block, Format::fp8_channel, Format::fp8_tensor}) {
+    for (const auto& [n, k] :
+         {std::pair<std::int64_t, std::int64_t>{1, 1}, {130, 129}, {264, 400}, {72, 16}}) {
+      const test::Fp8Matrix gate(format, n, k, 1), up(format, n, k, 2);
+      for (const bool paired : {false, true}) {
+        const PackedLayout layout{format, paired ? 2 * n : n, k, paired};
+        std::vector<char> bytes(static_cast<std::size_t>(layout.group_bytes()));
+        lay_out(layout, gate.matrix, paired ? &up.matrix : nullptr, bytes.data());
+        for (std::int64_t row = 0; row < layout.n; ++row) {
+          const test::Fp8Matrix& from = row < n ? gate : up;
+          for (std::int64_t i = 0; i < k; ++i) {
+            ASSERT_EQ(weight_of(layout, bytes.data(), row, i),
+                      from.code(row % n, i) * from.scale(row % n, i))
+                << "row " << row << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+constexpr GpuFigures h200{.compute = 90,
+                          .multiprocessors = 132,
+                          .shared_bytes = 232448,
+                          .largest_cluster = 8,
+                          .read_gbps = 4917,
+                          .clock_ghz = 1.98};
+
+PackedSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k, bool packed) {
+  return {.groups = groups,
+          .rows = rows,
+          .group_rows = n,
+          .k = k,
+          .packed_rows = packed,
+          .rows_in_place = packed};
+}
+
+TEST(PackedPlan, ManyRowsAndFew) {
+  for (const auto& s : {sizes(16, 16384, 2048, 5120, true), sizes(128, 16384, 5120, 1024, true)}) {
+    EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::many_rows) << describe(plan_packed(s, h200));
+  }
+  for (const auto& s : {sizes(16, 128, 2048, 5120, true), sizes(128, 128, 5120, 1024, false),
+                        sizes(128, 8, 1536, 2048, false)}) {
+    const PackedPlan plan = plan_packed(s, h200);
+    EXPECT_EQ(plan.kernel, PackedPlan::few_rows) << describe(plan);
+    EXPECT_LE(plan.tile_tokens, 16);
+  }
+  EXPECT_GE(plan_packed(sizes(32, 1, 4096, 7168, false), h200).split, 2);
+}
+
+TEST(PackedPlan, WhatNeedsOneKernelGetsIt) {
+  for (const int groups : {1, 7, 128, 1024}) {
+    for (const std::int64_t rows : {1, 64, 65536}) {
+      for (const std::int64_t n : {1, 1408, 5760}) {
+        for (const std::int64_t k : {1, 128, 300, 2880}) {
+          PackedSizes s = sizes(groups, rows, n, k, true);
+          for (const PackedPlan& plan : candidates(s, h200)) {
+            EXPECT_GT(plan.us, 0);
+            const int cluster = plan.kernel == PackedPlan::many_rows ? 2 : plan.split;
+            EXPECT_GT(plan.blocks, 0);
+            EXPECT_LE(plan.blocks, 132);
+            EXPECT_EQ(plan.blocks % cluster, 0);
+            EXPECT_LE(plan.split, (k + 127) / 128);
+          }
+          s.packed_out = true;
+          EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::many_rows);
+          s = sizes(groups, rows, n, k, false);
+          EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::few_rows);
+        }
+      }
+    }
+  }
+  PackedSizes s = sizes(4, 100, 64, 64, true);
+  GpuFigures other = h200;
+  other.compute = 80;
+  EXPECT_EQ(plan_packed(s, other).kernel, PackedPlan::none);
+  s.groups = 1025;
+  EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::none);
+}
+#endif
+
+}  // namespace
+}  // namespace shunt::cuda_engine
