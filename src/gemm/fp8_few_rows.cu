@@ -5,13 +5,14 @@
 // A cluster of `split` blocks (1, 2, 4) takes tiles of 128 rows of weights by up to `tokens` rows
 // of a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
 // steps of 128 through a ring of stages as deep as shared memory holds. 13 warps:
-//   warps 0-3   the tokens: 16 threads a row, 8 numbers each, read `ahead` steps before they are
-//               needed, rounded (the 16 find their 128 numbers' scale) and written swizzled; rows
-//               that are fp8 already are moved, with their scales
+//   warps 0-3   the tokens, each warp every fourth step: 16 lanes a row, 8 numbers each, read one
+//               such step ahead, rounded (the 16 find their 128 numbers' scale) and written
+//               swizzled; rows that are fp8 already are moved, with their scales. What is behind a
+//               group's last row stays what it was: nobody reads its sums
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
-//   full[s]     stage s is there: the ordering thread, its bytes, and 4 warps with tokens
+//   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
 //   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
 //
@@ -35,9 +36,10 @@ struct FewTile {
   static constexpr int tokens = tokens_;
   static constexpr int rows = 128;  // of weights
   static constexpr int step = 128;  // along k
-  static constexpr int threads = 416, moving = 128;
-  static constexpr int parts = tokens / 8;  // rows of a thread that moves tokens
-  static constexpr int ahead = tokens == 8 ? 4 : tokens == 16 ? 2 : 1;
+  static constexpr int threads = 416;
+  // Pairs of rows that a warp has in registers at once, of 16 or of 32 bits.
+  static constexpr int pairs = tokens / 2 < 8 ? tokens / 2 : 8;
+  static constexpr int wide_pairs = 4;
   static constexpr int weight_bytes = rows * step, stage_bytes = weight_bytes + tokens * step;
   static constexpr int scales = 4 + tokens;  // floats of a stage: weights', tokens'
   static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
@@ -64,28 +66,28 @@ __device__ __forceinline__ float float_of_rank(const float* local, unsigned rank
   return value;
 }
 
-// Eight numbers of a row as they lie in memory.
+// Eight numbers of a row as they lie in memory: f32, or 16 bits or fp8.
+template <bool wide>
 struct Eight {
-  std::uint32_t word[8];
+  std::uint32_t word[wide ? 8 : 4];
 
-  // Numbers k .. k + 7 of the row at `row`; zeros past `end`, and for no row.
-  __device__ __forceinline__ void load(const char* row, DType dtype, std::int64_t k,
-                                       std::int64_t end, bool aligned) {
+  // Numbers k .. k + 7 of the row at `row`; zeros past `end`.
+  __device__ __forceinline__ void load(const char* row, bool fp8, std::int64_t k, std::int64_t end,
+                                       bool aligned) {
+    constexpr int words = wide ? 8 : 4;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) word[i] = 0;
-    if (row == nullptr || k >= end) return;
+    for (int i = 0; i < words; ++i) word[i] = 0;
+    if (k >= end) return;
     if (aligned && k + 8 <= end) {
-      if (dtype == DType::f32) {
-        const auto* const from = reinterpret_cast<const uint4*>(row + 4 * k);
-        const uint4 a = __ldg(from), b = __ldg(from + 1);
-        word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
-        word[4] = b.x, word[5] = b.y, word[6] = b.z, word[7] = b.w;
-      } else if (dtype == DType::f8_e4m3) {
+      if (!wide && fp8) {
         const uint2 a = __ldg(reinterpret_cast<const uint2*>(row + k));
         word[0] = a.x, word[1] = a.y;
-      } else {
-        const uint4 a = __ldg(reinterpret_cast<const uint4*>(row + 2 * k));
-        word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < words; i += 4) {
+        const uint4 a = __ldg(reinterpret_cast<const uint4*>(row + (wide ? 4 : 2) * k) + i / 4);
+        word[i] = a.x, word[i + 1] = a.y, word[i + 2] = a.z, word[i + 3] = a.w;
       }
       return;
     }
@@ -93,9 +95,9 @@ struct Eight {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (i >= count) continue;
-      if (dtype == DType::f32) {
+      if constexpr (wide) {
         word[i] = reinterpret_cast<const std::uint32_t*>(row)[k + i];
-      } else if (dtype == DType::f8_e4m3) {
+      } else if (fp8) {
         word[i / 4] |= std::uint32_t{reinterpret_cast<const std::uint8_t*>(row)[k + i]}
                        << (8 * (i % 4));
       } else {
@@ -104,13 +106,15 @@ struct Eight {
       }
     }
   }
-  __device__ __forceinline__ void values(DType dtype, float weight, float (&x)[8]) const {
+  __device__ __forceinline__ void values(bool bf16, float weight, float (&x)[8]) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const auto half = static_cast<std::uint16_t>(word[i / 2] >> (16 * (i % 2)));
-      x[i] = dtype == DType::f32    ? __uint_as_float(word[i])
-             : dtype == DType::bf16 ? bf16_to_f32(half)
-                                    : f16_to_f32(half);
+      if constexpr (wide) {
+        x[i] = __uint_as_float(word[i]);
+      } else {
+        const auto half = static_cast<std::uint16_t>(word[i / 2] >> (16 * (i % 2)));
+        x[i] = bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+      }
       x[i] = __fmul_rn(weight, x[i]);
     }
   }
@@ -145,7 +149,7 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 #endif
 
-template <class S>
+template <class S, bool wide>
 __global__ void __launch_bounds__(S::threads, 1)
     few_rows(const __grid_constant__ PackedArgs args, int split) {
 #if defined(SHUNT_SM_90A)
@@ -157,7 +161,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   float* const sums = scales + S::stages * S::scales;
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + S::moving / 32);
+      mbarrier_init(&full[s], 2);
       mbarrier_init(&empty[s], 8);
     }
     mbarrier_init(&there, static_cast<unsigned>(8 * split));
@@ -203,84 +207,106 @@ __global__ void __launch_bounds__(S::threads, 1)
       __syncwarp();
     }
   } else if (warp < 4) {
-    // Numbers 8 part .. 8 part + 7 of rows line + 8 c of a step.
-    const int line = thread / 16, part = thread % 16;
-    const std::uint32_t to =
-        shared_address(stages) + S::weight_bytes +
-        static_cast<std::uint32_t>(line * 128 + (part / 2 ^ line) * 16 + part % 2 * 8);
-    const DType dtype = args.source_dtype;
-    for (; tile < tiles; tile += clusters) {
+    // Numbers 8 part .. 8 part + 7 of rows 2 c + half of a step.
+    constexpr int pairs = wide ? S::wide_pairs : S::pairs, chunks = S::tokens / 2 / pairs;
+    const int half = lane / 16, part = lane % 16;
+    const std::uint32_t ring = shared_address(stages) + S::weight_bytes +
+                               static_cast<std::uint32_t>(half * 128 + part % 2 * 8);
+    const std::uint32_t piece = static_cast<std::uint32_t>(part / 2 ^ half) * 16;
+    const bool fp8 = !wide && args.source_dtype == DType::f8_e4m3;
+    const bool bf16 = args.source_dtype == DType::bf16, scaled = fp8 && args.block_scales;
+    int number = 0;  // of this block's steps, all tiles: the tile's first
+    for (; tile < tiles; tile += clusters, number += end - begin) {
       const GroupTile at = list.find(tile);
-      const char* from[S::parts];  // null: zeros
-      std::int64_t source[S::parts];
-      float weight[S::parts];
+      // Lane l: which row of the source tokens l and l + 32 are; -1: zeros.
+      int source[S::tokens > 32 ? 2 : 1];
+      float weight[S::tokens > 32 ? 2 : 1];
 #pragma unroll
-      for (int c = 0; c < S::parts; ++c) {
-        from[c] = nullptr;
-        source[c] = 0;
-        weight[c] = 1;
-        if (line + 8 * c < at.count) {
-          std::int64_t row = at.row + line + 8 * c;
-          if (args.row_weight != nullptr) weight[c] = args.row_weight[row];
-          if (args.permutation != nullptr) {
-            const std::int32_t pair = args.permutation[row];
-            row = pair < 0 ? -1 : pair / args.slots;
-          }
-          if (row >= 0 && row < args.source_rows) {
-            from[c] = args.source + row * args.source_row_bytes;
-            source[c] = row;
-          }
+      for (int h = 0; h < (S::tokens > 32 ? 2 : 1); ++h) {
+        const int token = 32 * h + lane;
+        source[h] = -1;
+        weight[h] = 1;
+        if (token >= at.count) continue;
+        std::int64_t row = at.row + token;
+        if (args.row_weight != nullptr) weight[h] = args.row_weight[row];
+        if (args.permutation != nullptr) {
+          const std::int32_t pair = args.permutation[row];
+          row = pair < 0 ? -1 : pair / args.slots;
         }
+        if (row < args.source_rows) source[h] = static_cast<int>(row);
       }
-      Eight raw[S::ahead][S::parts];
-      float given[S::ahead][S::parts];  // scales of rows that are fp8
-      const auto load = [&](Eight(&eights)[S::parts], float(&scale)[S::parts], int i) {
+      Eight<wide> now[pairs], later[pairs];
+      float given_now[pairs], given_later[pairs];  // scales of rows that are fp8
+      const auto load = [&](Eight<wide>(&eights)[pairs], float(&given)[pairs], int i, int chunk) {
 #pragma unroll
-        for (int c = 0; c < S::parts; ++c) {
-          eights[c].load(from[c], dtype, std::int64_t{i} * S::step + 8 * part, args.k,
-                         args.aligned);
-          scale[c] = 1;
-          if (dtype == DType::f8_e4m3 && args.block_scales && part == 0 && from[c] != nullptr) {
-            scale[c] = __ldg(args.row_scales + source[c] * args.row_scale_stride +
-                             i * args.row_scale_step);
+        for (int c = 0; c < pairs; ++c) {
+          const int token = 2 * (chunk * pairs + c);
+          if (token >= at.count) continue;
+          int row = __shfl_sync(0xffffffffu, source[0], (token + half) % 32);
+          if constexpr (S::tokens > 32) {
+            const int high = __shfl_sync(0xffffffffu, source[1], (token + half) % 32);
+            if (token >= 32) row = high;
+          }
+          eights[c].load(args.source + max(row, 0) * args.source_row_bytes, fp8,
+                         std::int64_t{i} * S::step + 8 * part, row < 0 ? 0 : args.k, args.aligned);
+          given[c] = 1;
+          if (scaled && part == 0 && row >= 0) {
+            given[c] =
+                __ldg(args.row_scales + row * args.row_scale_stride + i * args.row_scale_step);
           }
         }
       };
+      int i = begin + ((warp - number) & 3);
+      if (i < end) load(now, given_now, i, 0);
+      for (; i < end; i += 4) {
+        const unsigned step = static_cast<unsigned>(number + i - begin);
+        const int slot = static_cast<int>(step % S::stages);
+        const unsigned round = step / S::stages;
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          const bool last = chunk + 1 == chunks || 2 * (chunk + 1) * pairs >= at.count;
+          if (!last) {
+            load(later, given_later, i, chunk + 1);
+          } else if (i + 4 < end) {
+            load(later, given_later, i + 4, 0);
+          }
+          if (chunk == 0 && round > 0) mbarrier_wait(&empty[slot], (round & 1) ^ 1);
 #pragma unroll
-      for (int a = 0; a < S::ahead; ++a) {
-        if (begin + a < end) load(raw[a], given[a], begin + a);
-      }
-      for (int base = begin; base < end; base += S::ahead) {
-#pragma unroll
-        for (int a = 0; a < S::ahead; ++a) {
-          const int i = base + a;
-          if (i >= end) break;
-          std::uint32_t q[S::parts][2];
-          float scale[S::parts];
-#pragma unroll
-          for (int c = 0; c < S::parts; ++c) {
-            if (dtype == DType::f8_e4m3) {
-              q[c][0] = raw[a][c].word[0], q[c][1] = raw[a][c].word[1];
-              scale[c] = given[a][c];
+          for (int c = 0; c < pairs; ++c) {
+            const int token = 2 * (chunk * pairs + c);
+            if (token >= at.count) continue;
+            std::uint32_t q[2];
+            float scale = given_now[c];
+            if (fp8) {
+              q[0] = now[c].word[0], q[1] = now[c].word[1];
             } else {
+              float of_row = 1;
+              if (args.row_weight != nullptr) {
+                of_row = __shfl_sync(0xffffffffu, weight[0], (token + half) % 32);
+                if constexpr (S::tokens > 32) {
+                  const float high = __shfl_sync(0xffffffffu, weight[1], (token + half) % 32);
+                  if (token >= 32) of_row = high;
+                }
+              }
               float x[8];
-              raw[a][c].values(dtype, weight[c], x);
-              scale[c] = quantise(x, q[c]);
+              now[c].values(bf16, of_row, x);
+              scale = quantise(x, q);
             }
+            store_pair(ring + static_cast<std::uint32_t>(slot * S::stage_bytes + token * 128) +
+                           (piece ^ static_cast<std::uint32_t>(token % 8 * 16)),
+                       q[0], q[1]);
+            if (part == 0) scales[slot * S::scales + 4 + token + half] = scale;
           }
-          if (i + S::ahead < end) load(raw[a], given[a], i + S::ahead);
-          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
 #pragma unroll
-          for (int c = 0; c < S::parts; ++c) {
-            store_pair(to + static_cast<std::uint32_t>(stage * S::stage_bytes + c * 1024), q[c][0],
-                       q[c][1]);
-            if (part == 0) scales[stage * S::scales + 4 + line + 8 * c] = scale[c];
+          for (int c = 0; c < pairs; ++c) {
+            now[c] = later[c];
+            given_now[c] = given_later[c];
           }
-          fence_for_async();
-          __syncwarp();
-          if (lane == 0) mbarrier_arrive(&full[stage]);
-          next();
+          if (last) break;
         }
+        fence_for_async();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&full[slot]);
       }
     }
   } else {
@@ -384,7 +410,8 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args) {
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = static_cast<unsigned>(plan.split)},
-         few_rows<S>, args, plan.split);
+         args.source_dtype == DType::f32 ? few_rows<S, true> : few_rows<S, false>, args,
+         plan.split);
   return true;
 }
 

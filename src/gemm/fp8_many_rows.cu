@@ -31,6 +31,7 @@
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
 #include "gemm/tile_list.cuh"
+#include "gemm/tile_map.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -256,7 +257,8 @@ class WarpFinish {
 #endif
 
 __global__ void __launch_bounds__(threads, 1)
-    many_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ CUtensorMap tokens) {
+    many_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ CUtensorMap tokens,
+              const __grid_constant__ CUtensorMap weights) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[stages], empty[stages];
@@ -267,9 +269,10 @@ __global__ void __launch_bounds__(threads, 1)
   auto* const most_of_row = reinterpret_cast<float*>(turns + turn_bytes_all);
   if (thread == 0) {
     prefetch_tensor_map(&tokens);
+    prefetch_tensor_map(&weights);
     for (int s = 0; s < stages; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], 8 * cluster);
+      mbarrier_init(&empty[s], args.variant == 0 ? 8 * cluster : 8);
     }
     mbarrier_init_fence();
   }
@@ -296,20 +299,32 @@ __global__ void __launch_bounds__(threads, 1)
           const int first = at.row + own * rank;
           const int tile_at = cluster * at.column, here = min(args.row_tiles - tile_at, cluster);
           const char* const from = args.tiles + at.group * args.group_bytes +
-                                   std::int64_t{tile_at + rank} * args.steps * part_bytes;
+                                   std::int64_t{tile_at} * args.steps * part_bytes;
+          const std::int64_t line = (at.group * args.group_bytes +
+                                     std::int64_t{tile_at + rank} * args.steps * part_bytes) /
+                                    128;
           const auto bytes = static_cast<unsigned>(here * part_bytes + units * (box * step));
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             if (again) mbarrier_wait(&empty[stage], parity ^ 1);
             unsigned char* const to = ring + stage * stage_bytes;
             mbarrier_arrive_expect(&full[stage], bytes);
-            if (rank < here) {
-              copy_bytes_to_ranks(to + (1 + rank) * part_bytes, from + std::int64_t{i} * part_bytes,
-                                  part_bytes, &full[stage], 3);
+            if (args.variant == 0) {
+              if (rank < here) {
+                copy_box_to_ranks(to + (1 + rank) * part_bytes, &weights, &full[stage], 0,
+                                  static_cast<int>(line) + 128 * i, 3);
+              }
+            } else {
+#pragma unroll 1
+              for (int h = 0; h < here; ++h) {
+                copy_bytes(to + (1 + h) * part_bytes,
+                           from + (std::int64_t{h} * args.steps + i) * part_bytes, part_bytes,
+                           &full[stage]);
+              }
             }
 #pragma unroll 1
             for (int u = 0; u < units; ++u) {
-              copy_box(to + u * (box * step), &tokens, &full[stage], step * i, first + box * u);
+              copy_box(to + u * (box * step), &tokens, &full[stage], box * i, first + box * u);
             }
             if (++stage == stages) stage = 0, parity ^= 1, again = true;
           }
@@ -321,6 +336,13 @@ __global__ void __launch_bounds__(threads, 1)
     more_registers<232>();
     const int group = warp / 4 - 1;  // of the warps that multiply
     const std::uint32_t base = shared_address(ring);
+    const auto free_stage = [&] {
+      if (args.variant == 0) {
+        if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
+      } else if (lane == 0) {
+        mbarrier_free_at(&empty[stage], static_cast<unsigned>(rank));
+      }
+    };
     const WarpFinish finish(args, turns + (warp - 4) * 16 * pitch, lane);
     for (; tile < tiles; tile += clusters) {
       const GroupTile at = list.find(tile);
@@ -377,9 +399,7 @@ __global__ void __launch_bounds__(threads, 1)
                 wgmma_descriptor(b_base + from + static_cast<std::uint32_t>(h) * part_bytes));
             wgmma_commit();
             wgmma_wait<0>();
-            if (h + 1 == halves && lane < cluster) {
-              mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
-            }
+            if (h + 1 == halves) free_stage();
             // Of rows lane / 4 and 8 further; of gate's weights and of up's, in turn.
             const float s[2][2] = {
                 {__fmul_rn(of_token[0], of_weight[h].x), __fmul_rn(of_token[0], of_weight[h].y)},
@@ -392,7 +412,7 @@ __global__ void __launch_bounds__(threads, 1)
         }
         if (halves == 0) {
           __syncwarp();
-          if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
+          free_stage();
         }
         if (++stage == stages) stage = 0, parity ^= 1;
       }
@@ -453,10 +473,11 @@ __global__ void __launch_bounds__(threads, 1)
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p,
                    PackedArgs args) {
   args.columns = (args.row_tiles + cluster - 1) / cluster;
-  CUtensorMap tokens;
+  CUtensorMap tokens, weights;
   // Bytes in twos: a box of 64 elements of 16 bits is one of 128 bytes.
   if (!map_rows(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
-                args.source_row_bytes / 2, box)) {
+                args.source_row_bytes / 2, box) ||
+      !map_tiles(weights, args.tiles, p.groups * args.group_bytes / 128)) {
     return false;
   }
   launch("grouped_gemm", gpu,
@@ -464,7 +485,7 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
           .block = dim3(threads),
           .shared = static_cast<std::size_t>(shared_bytes(args.groups)),
           .cluster = cluster},
-         many_rows, args, tokens);
+         many_rows, args, tokens, weights);
   return true;
 }
 

@@ -39,7 +39,7 @@ struct PackedLayout {
     return block_scales() ? row_tiles() * steps() * 4 : row_tiles() * tile_rows;
   }
   SHUNT_BOTH std::int64_t group_bytes() const {
-    return (scales_at() + scale_count() * 4 + 63) / 64 * 64;
+    return (scales_at() + scale_count() * 4 + 127) / 128 * 128;
   }
 };
 

@@ -67,7 +67,7 @@ class Made {
     source_rows_ = p.gathered_from > 0 ? p.gathered_from : rows_ + 3;
     Array x = test::random_array(rounded ? DType::f32 : p.rows, {source_rows_, p.k}, 1);
     for (std::int64_t r = 0; r < source_rows_; r += 3) {  // of very different sizes
-      for (std::int64_t i = 0; i < p.k; ++i) x.set(r * p.k + i, x.get(r * p.k + i) * 64);
+      for (std::int64_t i = 0; i < p.k; ++i) x.set(r * p.k + i, x.get(r * p.k + i) * 8);
     }
     x_ = std::make_unique<Array>(p.rows, std::initializer_list<std::int64_t>{source_rows_, pitch});
     for (std::int64_t i = 0; i < source_rows_ * pitch; ++i) x_->set(i, NAN);  // between rows
