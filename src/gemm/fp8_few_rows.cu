@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(S::threads, 1)
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   auto* const scales = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
   float* const sums = scales + S::stages * S::scales;

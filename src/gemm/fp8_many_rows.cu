@@ -262,7 +262,8 @@ __global__ void __launch_bounds__(threads, 1)
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[stages], empty[stages];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   // The same offset in both blocks. A stage: tokens, weights, weights.
   unsigned char* const ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const turns = ring + stages * stage_bytes;
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(threads, 1)
     prefetch_tensor_map(&weights);
     for (int s = 0; s < stages; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], args.variant == 0 ? 8 * cluster : 8);
+      mbarrier_init(&empty[s], 8 * cluster);
     }
     mbarrier_init_fence();
   }
@@ -298,8 +299,6 @@ __global__ void __launch_bounds__(threads, 1)
           const int units = min(max(at.count - own * rank + box - 1, 0) / box, own / box);
           const int first = at.row + own * rank;
           const int tile_at = cluster * at.column, here = min(args.row_tiles - tile_at, cluster);
-          const char* const from = args.tiles + at.group * args.group_bytes +
-                                   std::int64_t{tile_at} * args.steps * part_bytes;
           const std::int64_t line = (at.group * args.group_bytes +
                                      std::int64_t{tile_at + rank} * args.steps * part_bytes) /
                                     128;
@@ -309,18 +308,9 @@ __global__ void __launch_bounds__(threads, 1)
             if (again) mbarrier_wait(&empty[stage], parity ^ 1);
             unsigned char* const to = ring + stage * stage_bytes;
             mbarrier_arrive_expect(&full[stage], bytes);
-            if (args.variant == 0) {
-              if (rank < here) {
-                copy_box_to_ranks(to + (1 + rank) * part_bytes, &weights, &full[stage], 0,
-                                  static_cast<int>(line) + 128 * i, 3);
-              }
-            } else {
-#pragma unroll 1
-              for (int h = 0; h < here; ++h) {
-                copy_bytes(to + (1 + h) * part_bytes,
-                           from + (std::int64_t{h} * args.steps + i) * part_bytes, part_bytes,
-                           &full[stage]);
-              }
+            if (rank < here) {
+              copy_box_to_ranks(to + (1 + rank) * part_bytes, &weights, &full[stage], 0,
+                                static_cast<int>(line) + 128 * i, 3);
             }
 #pragma unroll 1
             for (int u = 0; u < units; ++u) {
@@ -337,11 +327,7 @@ __global__ void __launch_bounds__(threads, 1)
     const int group = warp / 4 - 1;  // of the warps that multiply
     const std::uint32_t base = shared_address(ring);
     const auto free_stage = [&] {
-      if (args.variant == 0) {
-        if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
-      } else if (lane == 0) {
-        mbarrier_free_at(&empty[stage], static_cast<unsigned>(rank));
-      }
+      if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
     };
     const WarpFinish finish(args, turns + (warp - 4) * 16 * pitch, lane);
     for (; tile < tiles; tile += clusters) {
@@ -353,6 +339,7 @@ __global__ void __launch_bounds__(threads, 1)
       const int half = tall ? 0 : group;  // the first
       const std::uint32_t a_base = base + (tall ? static_cast<std::uint32_t>(group) * 8192 : 0);
       const std::uint32_t b_base = base + static_cast<std::uint32_t>(1 + half) * part_bytes;
+      const std::uint64_t a_first = wgmma_descriptor(a_base), b_first = wgmma_descriptor(b_base);
       const int row = at.row + offset + warp % 4 * 16;  // of the warp
 
       float acc[2][64];
@@ -388,15 +375,13 @@ __global__ void __launch_bounds__(threads, 1)
         const float2 of_weight[2] = {next_weight[0], next_weight[1]};
         if (i + 1 < args.steps) load_scales(i + 1);
         mbarrier_wait(&full[stage], parity);
-        const auto from = static_cast<std::uint32_t>(stage * stage_bytes);
+        const auto from = static_cast<std::uint64_t>(stage * (stage_bytes / 16));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (h < halves) {
             float d[64];
             wgmma_fence();
-            step_e4m3<128>(
-                d, wgmma_descriptor(a_base + from),
-                wgmma_descriptor(b_base + from + static_cast<std::uint32_t>(h) * part_bytes));
+            step_e4m3<128>(d, a_first + from, b_first + from + h * (part_bytes / 16));
             wgmma_commit();
             wgmma_wait<0>();
             if (h + 1 == halves) free_stage();

@@ -2,7 +2,6 @@
 #include "gemm/packed_product.hpp"
 
 #include <cmath>
-#include <cstdlib>
 
 #include "core/check.hpp"
 
@@ -76,7 +75,6 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
                  .out_stride = p.out.strides[0],
                  .out_columns = layout.out_columns()},
       .between = p.between};
-  if (const char* v = std::getenv("V")) args.variant = std::atoi(v);
   if (p.row_scales) {
     args.row_scales = p.row_scales.as<const float>();
     args.row_scale_stride = p.row_scales.strides[0];

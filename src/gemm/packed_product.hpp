@@ -66,7 +66,6 @@ struct PackedArgs {
   int slots = 1;
   const float* row_weight = nullptr;
 
-  int variant = 0;
   Finish finish;
   float* out_scales = nullptr;
   std::int64_t out_scale_stride = 0, out_scale_step = 0;
