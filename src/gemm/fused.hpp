@@ -24,12 +24,16 @@ struct MlpInput {
   const float* row_scale =
       nullptr;                  // row r times row_scale[r], in f32 before rounding; may be null
   const float* bias = nullptr;  // [groups, n] f32, gate's columns before up's; may be null
+  // Of rows that are f8_e4m3: f32 [T, ceil(K / 128)], any strides.
+  Tensor row_scales{};
 };
 
-// out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x).
+// out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x). With
+// out_scales [R, ceil(I / 128)] f32, out is f8_e4m3: that, rounded once more; in must be fp8 then,
+// and lie in place.
 void mlp_gate_up(const Context& context, const PreparedWeights& weights,
                  const ActivationSpec& activation, const MlpInput& in, Tensor out,
-                 Workspace workspace);
+                 Workspace workspace, Tensor out_scales = {});
 // out [R, n], f32 | bf16 | f16.
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace);
@@ -38,6 +42,9 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 // them where they lie and as they are.
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled);
+// Whether rows of packed weights that are multiplied in fp8 are better rounded beforehand, for both
+// products.
+bool mlp_wants_rounded(const Context& context, const PreparedWeights& weights, std::int64_t rows);
 // Enough for either with up to `rows` rows. `source_rows`: how many rows MlpInput.rows has when
 // they are read through a permutation and not scaled, if known: they need less.
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,

@@ -216,10 +216,29 @@ namespace {
 
 void multiply(const Context& context, const PreparedWeights& weights,
               const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
-              Workspace workspace) {
+              Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
+    const std::int64_t groups = weights.groups;
+    if (on_gpu(context) && weights.format != FormatSpec{}) {
+      return cuda_engine::multiply_packed(
+          context.gpu(),
+          {.layout = cuda_engine::layout_of(weights),
+           .groups = weights.groups,
+           .prepared = weights.data,
+           .offsets = in.offsets,
+           .valid = in.valid,
+           .rows = in.rows,
+           .row_scales = in.row_scales,
+           .permutation = in.permutation,
+           .slots = in.slots,
+           .row_weight = in.row_scale,
+           .bias = in.bias != nullptr ? view(in.bias, {groups, weights.n}) : Tensor{},
+           .activation = activation,
+           .out = out,
+           .out_scales = out_scales,
+           .between = weights.dtype});
+    }
     if (on_gpu(context)) {
-      const std::int64_t groups = weights.groups;
       return cuda_engine::multiply_groups(
           context.gpu(),
           {.layout = {weights.dtype, weights.n, weights.k, weights.paired},
@@ -257,8 +276,17 @@ void multiply(const Context& context, const PreparedWeights& weights,
 
 void mlp_gate_up(const Context& context, const PreparedWeights& weights,
                  const ActivationSpec& activation, const MlpInput& in, Tensor out,
-                 Workspace workspace) {
-  multiply(context, weights, cpu_engine::activation_rule(activation), in, out, workspace);
+                 Workspace workspace, Tensor out_scales) {
+  multiply(context, weights, cpu_engine::activation_rule(activation), in, out, workspace,
+           out_scales);
+}
+
+bool mlp_wants_rounded(const Context& context, const PreparedWeights& weights, std::int64_t rows) {
+  if constexpr (cuda_engine::built) {
+    return cuda_engine::quantising_pays(context.gpu(), cuda_engine::layout_of(weights),
+                                        weights.groups, rows);
+  }
+  return false;
 }
 
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
@@ -269,6 +297,7 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled) {
+  if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
       return cuda_engine::gathering_pays(context.gpu(),
@@ -301,6 +330,10 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, bool whole_k) {
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && weights.format != FormatSpec{}) {
+      return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
+                                        weights.groups, rows);
+    }
     if (on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(),
                                         {weights.dtype, weights.n, weights.k, weights.paired},

@@ -49,16 +49,7 @@ void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMa
     fail(Status::invalid_argument, "{} is {} [{}, {}]: must be {} [{}, {}], as the first", name,
          to_string(m.format), m.n, m.k, to_string(first.format), first.n, first.k);
   }
-  check_tensor(name + ".values", m.values,
-               {.dtypes = {DType::u8, DType::f8_e4m3}, .shape = {m.n, m.k}, .dense = true},
-               Device{});
-  if (m.format.format == Format::fp8_channel) {
-    check_tensor(name + ".scales", m.scales, {.dtypes = {DType::f32}, .shape = {m.n}}, Device{});
-  } else if (m.format.format == Format::fp8_block) {
-    check_tensor(name + ".scales", m.scales,
-                 {.dtypes = {DType::f32}, .shape = {(m.n + 127) / 128, (m.k + 127) / 128}},
-                 Device{});
-  }
+  check_packed(name, m, Device{});
 }
 
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,

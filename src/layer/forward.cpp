@@ -214,7 +214,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     u = at(s.latent, f32, {tokens, inner});
   }
 
-  const Tensor h = at(s.h, options.dtype, {pairs, spec.experts.intermediate});
+  // Many rows are rounded to fp8 before a product, few on the way into it.
+  const bool rounded =
+      options.rows == RowFormat::fp8_block && mlp_wants_rounded(context, experts.gate_up, pairs);
+  const Fp8Rows fp8_u(s.rows, pairs, inner, context.device());
+  const Fp8Rows fp8_h(s.h, pairs, spec.experts.intermediate, context.device());
+  const Tensor h =
+      rounded ? fp8_h.values : at(s.h, options.dtype, {pairs, spec.experts.intermediate});
   const Tensor expert_rows = at(s.rows, f32, {pairs, inner});
   const bool scaled = s.row_weights != nullptr;
   clock(
@@ -227,20 +233,26 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                       .slots = slots,
                       .row_scale = s.row_weights,
                       .bias = experts.gate_up_bias.as<float>()};
-        if (mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
+        if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
           // Where the experts' rows will be written later: twice the room.
-          rows.rows = at(s.rows, options.dtype, {pairs, inner});
+          rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
           GatherInputs from{.hidden = u,
                             .permutation = at(s.permutation, i32, {pairs}),
                             .rows = at(s.offsets + spec.experts.experts, i32, {1}),
                             .inverse = inverse};
           if (scaled) from.weights = at(s.row_weights, f32, {pairs});
-          gather(context, {.slots = slots, .scale_by_weight = scaled}, from, rows.rows);
+          if (rounded) rows.row_scales = fp8_u.scales;
+          gather(context,
+                 {.slots = slots,
+                  .scale_by_weight = scaled,
+                  .quantise = rounded ? Quantise::block_128 : Quantise::none},
+                 from, rows.rows, rows.row_scales);
           rows.permutation = nullptr;
           rows.slots = 1;
           rows.row_scale = nullptr;
         }
-        mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h, stage);
+        mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h, stage,
+                    rounded ? fp8_h.scales : Tensor{});
       },
       [&] {
         const Load now = load();
@@ -253,7 +265,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                  {.rows = h,
                   .offsets = s.offsets,
                   .whole_k = whole_k,
-                  .bias = experts.down_bias.as<float>()},
+                  .bias = experts.down_bias.as<float>(),
+                  .row_scales = rounded ? fp8_h.scales : Tensor{}},
                  expert_rows, stage);
       },
       [&] {

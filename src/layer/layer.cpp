@@ -20,13 +20,13 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
              const LayerOptions& options)
     : impl_(std::make_unique<Impl>()) {
   require(supports(spec, options, context.device()), "layer");
-  check_weights(spec, weights, context.device());
+  check_weights(spec, weights, context.device(), options.format);
   impl_->spec = spec;
   impl_->options = options;
   impl_->context = context;
   impl_->held = HeldWeights(context, weights);
   impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
-                                   options.in_place);
+                                   options.in_place, options.format);
   if (spec.shared.intermediate > 0) {
     impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }

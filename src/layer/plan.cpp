@@ -33,8 +33,14 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int6
     s.latent = carver.take<float>(tokens * spec.latent);
     s.inner = carver.take<float>(tokens * spec.latent);
   }
-  s.h = carver.take<char>(pairs * spec.experts.intermediate * width);
-  s.rows = carver.take<float>(pairs * spec.experts.hidden);
+  const bool fp8 = options.rows == RowFormat::fp8_block;
+  const auto fp8_bytes = [&](std::int64_t columns) {
+    return fp8 ? Fp8Rows::bytes(pairs, columns) : 0;
+  };
+  s.h = carver.take<char>(
+      std::max(pairs * spec.experts.intermediate * width, fp8_bytes(spec.experts.intermediate)));
+  s.rows = reinterpret_cast<float*>(
+      carver.take<char>(std::max(pairs * spec.experts.hidden * 4, fp8_bytes(spec.experts.hidden))));
   if (spec.shared.intermediate > 0) {
     s.shared_h = carver.take<char>(tokens * spec.shared.intermediate * width);
     s.shared = carver.take<float>(tokens * spec.hidden);

@@ -36,6 +36,23 @@ struct LayerScratch {
   std::size_t total_bytes = 0;
 };
 
+// Rows of e4m3 with a scale for 128 columns, in one piece of memory: the rows, 16 bytes aligned,
+// then the scales f32 [rows, blocks].
+struct Fp8Rows {
+  Tensor values, scales;
+  static std::int64_t pitch(std::int64_t columns) { return (columns + 15) / 16 * 16; }
+  static std::int64_t blocks(std::int64_t columns) { return (columns + 127) / 128; }
+  static std::int64_t bytes(std::int64_t rows, std::int64_t columns) {
+    return rows * (pitch(columns) + 4 * blocks(columns));
+  }
+  Fp8Rows(void* memory, std::int64_t rows, std::int64_t columns, Device device)
+      : values(view(memory, DType::f8_e4m3, {rows, columns}, device)),
+        scales(view(static_cast<char*>(memory) + rows * pitch(columns), DType::f32,
+                    {rows, blocks(columns)}, device)) {
+    values.strides[0] = pitch(columns);
+  }
+};
+
 // With a null workspace: measures.
 LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens,
                    std::size_t stage_bytes, Workspace workspace);

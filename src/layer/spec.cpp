@@ -165,7 +165,18 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
   if (options.format != FormatSpec{} || options.rows != RowFormat::as_dtype) {
-    return refuse("LayerOptions.format and rows must be their defaults: not computed yet");
+    const bool fp8 = options.format.format == Format::fp8_block &&
+                     options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
+    if (!fp8 || options.dtype == DType::f32) {
+      return refuse(
+          "LayerOptions.format is {} and rows {}: must be plain and 0, or on a GPU, with 16 bits, "
+          "fp8_block and 2",
+          to_string(options.format), static_cast<int>(options.rows));
+    }
+    if (spec.experts.experts > 1024) {
+      return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 in fp8",
+                    spec.experts.experts);
+    }
   }
   if (const Support route = supports(spec.route, device); !route) return route;
   const auto width = [](const char* name, std::int64_t value, std::int64_t low) -> Support {

@@ -34,13 +34,36 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
 
 void check_experts(const std::string& name, const ExpertWeights& weights, int count,
                    std::int64_t hidden, std::int64_t intermediate, bool gated, bool gate_up_bias,
-                   bool down_bias, Device device) {
-  if (!weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty()) {
-    fail(Status::unsupported, "layer: {}: packed weights are not computed yet", name);
+                   bool down_bias, Device device, const FormatSpec& format) {
+  const bool packed =
+      !weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty();
+  const auto check_packed_list = [&](const char* list, const std::vector<PackedMatrix>& matrices,
+                                     bool wanted, std::int64_t n, std::int64_t k) {
+    const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
+    if (matrices.size() != expected) {
+      fail(Status::invalid_argument, "layer: {}.{} has {} matrices, the spec asks for {}", name,
+           list, matrices.size(), expected);
+    }
+    for (std::size_t e = 0; e < matrices.size(); ++e) {
+      const PackedMatrix& m = matrices[e];
+      if (m.format != format) {
+        fail(Status::unsupported, "layer: {}.{}[{}] is {}: LayerOptions.format says {}", name, list,
+             e, to_string(m.format), to_string(format));
+      }
+      if (m.n != n || m.k != k) {
+        fail(Status::invalid_argument, "layer: {}.{}[{}] is [{}, {}]: must be [{}, {}]", name, list,
+             e, m.n, m.k, n, k);
+      }
+    }
+  };
+  if (packed) {
+    check_packed_list("packed_gate", weights.packed_gate, gated, intermediate, hidden);
+    check_packed_list("packed_up", weights.packed_up, true, intermediate, hidden);
+    check_packed_list("packed_down", weights.packed_down, true, hidden, intermediate);
   }
-  check_list(name + ".gate", weights.gate, gated, count, {intermediate, hidden}, device);
-  check_list(name + ".up", weights.up, true, count, {intermediate, hidden}, device);
-  check_list(name + ".down", weights.down, true, count, {hidden, intermediate}, device);
+  check_list(name + ".gate", weights.gate, gated && !packed, count, {intermediate, hidden}, device);
+  check_list(name + ".up", weights.up, !packed, count, {intermediate, hidden}, device);
+  check_list(name + ".down", weights.down, !packed, count, {hidden, intermediate}, device);
   check_list(name + ".gate_bias", weights.gate_bias, gated && gate_up_bias, count, {intermediate},
              device);
   check_list(name + ".up_bias", weights.up_bias, gate_up_bias, count, {intermediate}, device);
@@ -87,16 +110,17 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
   norm("output_norm", weights.output_norm, spec.output_norm);
 }
 
-void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device) {
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device,
+                   const FormatSpec& format) {
   const std::int64_t hidden = spec.hidden;
   const bool shared = spec.shared.intermediate > 0;
   check_held(spec, weights, device);
   check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
                 spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
-                spec.experts.down_bias, device);
+                spec.experts.down_bias, device, format);
   check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
                 spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias,
-                device);
+                device, FormatSpec{});
   check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden}, device);
   check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent}, device);
 }
@@ -225,11 +249,62 @@ std::size_t HeldWeights::bytes() const { return total(buffers_); }
 
 PreparedExperts::PreparedExperts(const Context& context, DType dtype,
                                  const ActivationSpec& activation, const ExpertWeights& weights,
-                                 bool in_place) {
+                                 bool in_place, const FormatSpec& format) {
+  if (format != FormatSpec{}) {
+    pack_all(context, dtype, activation.gated, weights, format);
+  } else {
+    prepare_all(context, dtype, activation.gated, weights, in_place);
+  }
+  if (!weights.up_bias.empty()) {
+    gate_up_bias = hold_bias(context, activation.gated ? &weights.gate_bias : nullptr,
+                             weights.up_bias, buffers_);
+  }
+  if (!weights.down_bias.empty()) {
+    down_bias = hold_bias(context, nullptr, weights.down_bias, buffers_);
+  }
+}
+
+// Plain matrices are packed one after the other on the host; packed ones are taken as they are.
+void PreparedExperts::pack_all(const Context& context, DType dtype, bool gated,
+                               const ExpertWeights& weights, const FormatSpec& format) {
+  std::vector<Buffer> memory;
+  const auto all = [&](const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed) {
+    if (!packed.empty()) return packed;
+    std::vector<PackedMatrix> made;
+    for (const Tensor& matrix : plain) {
+      const std::vector<char> dense = on_host(context, matrix);
+      memory.push_back(cpu().allocate(packed_bytes(format, matrix.shape[0], matrix.shape[1])));
+      made.push_back(pack(format,
+                          view(static_cast<const void*>(dense.data()), matrix.dtype,
+                               {matrix.shape[0], matrix.shape[1]}),
+                          memory.back()));
+    }
+    return made;
+  };
+  const std::vector<PackedMatrix> up = all(weights.up, weights.packed_up);
+  const int groups = static_cast<int>(up.size());
+  const auto room = [&](std::int64_t n, std::int64_t k, bool paired) -> Buffer& {
+    buffers_.push_back(
+        context.allocate(shunt::prepared_bytes(context, dtype, format, groups, n, k, paired)));
+    return buffers_.back();
+  };
+  Buffer& first = room(gated ? 2 * up[0].n : up[0].n, up[0].k, gated);
+  if (gated) {
+    gate_up =
+        prepare_packed_paired(context, dtype, all(weights.gate, weights.packed_gate), up, first);
+  } else {
+    gate_up = prepare_packed(context, dtype, up, first);
+  }
+  memory.clear();
+  const std::vector<PackedMatrix> lower = all(weights.down, weights.packed_down);
+  down = prepare_packed(context, dtype, lower, room(lower[0].n, lower[0].k, false));
+}
+
+void PreparedExperts::prepare_all(const Context& context, DType dtype, bool gated,
+                                  const ExpertWeights& weights, bool in_place) {
   const int groups = static_cast<int>(weights.up.size());
   const std::int64_t intermediate = weights.up[0].shape[0];
   const std::int64_t hidden = weights.up[0].shape[1];
-  const bool gated = activation.gated;
   const std::int64_t columns = gated ? 2 * intermediate : intermediate;
   if (in_place) {
     const Device device = context.device();
@@ -260,13 +335,6 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
     buffers_.push_back(
         context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
     down = prepare(context, dtype, weights.down, buffers_.back());
-  }
-  if (!weights.up_bias.empty()) {
-    gate_up_bias =
-        hold_bias(context, gated ? &weights.gate_bias : nullptr, weights.up_bias, buffers_);
-  }
-  if (!weights.down_bias.empty()) {
-    down_bias = hold_bias(context, nullptr, weights.down_bias, buffers_);
   }
 }
 

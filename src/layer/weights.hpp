@@ -10,7 +10,9 @@ namespace shunt {
 
 // Throws Error{invalid_argument} naming the first weight that is missing, superfluous, of the
 // wrong dtype or shape, or neither on the host nor on `device`.
-void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device);
+// `format`: what the experts' matrices are to be held in; packed ones must have it.
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device,
+                   const FormatSpec& format = {});
 // The same for what HeldWeights holds.
 void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device);
 
@@ -32,7 +34,8 @@ class PreparedExperts {
  public:
   PreparedExperts() = default;
   PreparedExperts(const Context& context, DType dtype, const ActivationSpec& activation,
-                  const ExpertWeights& weights, bool in_place = false);
+                  const ExpertWeights& weights, bool in_place = false,
+                  const FormatSpec& format = {});
   PreparedWeights gate_up;
   PreparedWeights down;
   Tensor gate_up_bias;  // [E, 2I] as mlp_gate_up wants it
@@ -42,6 +45,10 @@ class PreparedExperts {
   void* keep(Buffer memory);
 
  private:
+  void pack_all(const Context& context, DType dtype, bool gated, const ExpertWeights& weights,
+                const FormatSpec& format);
+  void prepare_all(const Context& context, DType dtype, bool gated, const ExpertWeights& weights,
+                   bool in_place);
   std::vector<Buffer> buffers_;
 };
 

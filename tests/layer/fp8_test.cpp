@@ -1,0 +1,151 @@
+// Layers whose experts are computed in fp8, against double precision over the same rounded weights
+// and rows.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "core/convert.hpp"
+#include "core/quantise.hpp"
+#include "engine.hpp"
+#include "layer/random_layer.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt {
+namespace {
+
+using testing::RandomLayer;
+using testing::small_layer;
+
+constexpr LayerOptions fp8{
+    .dtype = DType::bf16, .format = {.format = Format::fp8_block}, .rows = RowFormat::fp8_block};
+
+TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
+  const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
+  EXPECT_FALSE(supports(spec, fp8, Device{}));
+  LayerOptions one = fp8;
+  one.rows = RowFormat::as_dtype;
+  EXPECT_FALSE(supports(spec, one, Device{}));
+  one = fp8;
+  one.format.format = Format::nvfp4;
+  EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
+}
+
+// x as e4m3 with a scale for 128 numbers, decoded.
+std::vector<double> rounded(const std::vector<double>& x) {
+  std::vector<double> y(x.size());
+  for (std::size_t begin = 0; begin < x.size(); begin += 128) {
+    const std::size_t end = std::min(x.size(), begin + 128);
+    float most = 0;
+    for (std::size_t i = begin; i < end; ++i)
+      most = std::max(most, std::abs(static_cast<float>(x[i])));
+    const Fp8Scale scale = fp8_scale(most, 0, false);
+    for (std::size_t i = begin; i < end; ++i) {
+      y[i] =
+          static_cast<double>(e4m3_to_f32(f32_to_e4m3(static_cast<float>(x[i]) * scale.factor))) *
+          static_cast<double>(scale.scale);
+    }
+  }
+  return y;
+}
+
+struct Unpacked {
+  std::vector<float> data;
+  std::int64_t n = 0, k = 0;
+  explicit Unpacked(const Tensor& matrix) : n(matrix.shape[0]), k(matrix.shape[1]) {
+    data.resize(static_cast<std::size_t>(n * k));
+    const Buffer memory = cpu().allocate(packed_bytes(fp8.format, n, k));
+    unpack(pack(fp8.format, matrix, memory), view(data.data(), {n, k}));
+  }
+  std::vector<double> times(const std::vector<double>& x) const {
+    std::vector<double> y(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i) {
+      for (std::int64_t j = 0; j < k; ++j) {
+        y[static_cast<std::size_t>(i)] +=
+            static_cast<double>(data[static_cast<std::size_t>(i * k + j)]) *
+            x[static_cast<std::size_t>(j)];
+      }
+    }
+    return y;
+  }
+};
+
+// Sums in f32 next to a boundary of bf16 or e4m3 may round to the other side: an eighth of a number
+// at most, and of few of them. So each result is within an eighth of its terms, and all together
+// within a hundredth.
+void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
+  SCOPED_TRACE(describe(spec) + ", tokens " + std::to_string(tokens));
+  const Context context = cuda();
+  RandomLayer made(spec, seed);
+  const Tensor x = made.hidden_states(tokens, DType::bf16);
+  const Layer layer(spec, made.weights, context, fp8);
+  std::vector<float> y(static_cast<std::size_t>(tokens * spec.hidden));
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * spec.route.top_k));
+  std::vector<float> weights(ids.size());
+  test::Mirror mirror(context);
+  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+  const LayerOutputs out{.output = mirror.out(view(y.data(), {tokens, spec.hidden})),
+                         .ids = mirror.out(view(ids.data(), {tokens, spec.route.top_k})),
+                         .weights = mirror.out(view(weights.data(), {tokens, spec.route.top_k}))};
+  layer.forward({.hidden = mirror.in(x)}, out, workspace);
+  mirror.fetch();
+  const std::vector<float> first = y;
+  layer.forward({.hidden = mirror.in(x)}, out, workspace);
+  mirror.fetch();
+  EXPECT_EQ(y, first);
+
+  std::vector<Unpacked> gate, up, down;
+  for (int e = 0; e < spec.experts.experts; ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    gate.emplace_back(made.weights.experts.gate[at]);
+    up.emplace_back(made.weights.experts.up[at]);
+    down.emplace_back(made.weights.experts.down[at]);
+  }
+  double error = 0, size = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::vector<double> row, want(static_cast<std::size_t>(spec.hidden)), bound(want.size());
+    for (std::int64_t i = 0; i < spec.hidden; ++i) {
+      row.push_back(static_cast<double>(load_f32(x.data, x.dtype, t * spec.hidden + i)));
+    }
+    const std::vector<double> q = rounded(row);
+    for (int s = 0; s < spec.route.top_k; ++s) {
+      const auto pair = static_cast<std::size_t>(t * spec.route.top_k + s);
+      const auto e = static_cast<std::size_t>(ids[pair]);
+      const std::vector<double> a = gate[e].times(q), b = up[e].times(q);
+      std::vector<double> h(a.size());
+      for (std::size_t i = 0; i < h.size(); ++i) {
+        h[i] = static_cast<double>(
+            bf16_to_f32(f32_to_bf16(static_cast<float>(a[i] / (1 + std::exp(-a[i])) * b[i]))));
+      }
+      const std::vector<double> p = rounded(h), z = down[e].times(p);
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        want[i] += static_cast<double>(weights[pair]) * z[i];
+        double terms = 0;
+        for (std::size_t j = 0; j < p.size(); ++j) {
+          terms += std::abs(static_cast<double>(down[e].data[i * p.size() + j]) * p[j]);
+        }
+        bound[i] += static_cast<double>(weights[pair]) * terms / 8 + 1e-5;
+      }
+    }
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const auto got = static_cast<double>(y[static_cast<std::size_t>(t * spec.hidden) + i]);
+      ASSERT_NEAR(got, want[i], bound[i]) << "token " << t << ", column " << i;
+      error += (got - want[i]) * (got - want[i]);
+      size += want[i] * want[i];
+    }
+  }
+  EXPECT_LT(std::sqrt(error / size), 0.01);
+}
+
+TEST(LayerInFp8, EqualsDoubleOverTheSameRoundedNumbers) {
+  if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
+  const RouteSpec eight{.experts = 8, .top_k = 2, .renormalize = true};
+  for (const std::int64_t tokens : {1, 3, 40, 700}) {
+    check(small_layer(eight, 256, 384), tokens, 1);
+    check(small_layer({.experts = 3, .top_k = 2, .renormalize = true}, 200, 136), tokens, 2);
+  }
+  check(small_layer(eight, 264, 100), 2000, 3);
+}
+
+}  // namespace
+}  // namespace shunt
