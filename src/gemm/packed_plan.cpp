@@ -11,10 +11,9 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr double start_us = 4, many_start_us = 6;
-constexpr double memory_share = 0.94;  // of what memory's clock says
-constexpr double tensor_share = 0.66;  // that the power limit leaves at 8192 operations a clock
-constexpr double l2_bytes_a_clock = 40;
-constexpr double tile_end_clocks = 4000;
+constexpr double memory_share = 0.94;                               // of what memory's clock says
+constexpr double tall_step_clocks = 1930, flat_step_clocks = 1290;  // of many_rows
+constexpr double tile_end_clocks = 6500;
 constexpr double few_bytes_a_clock = 36;  // that one block streams at most
 constexpr double split_us = 3;
 constexpr std::int64_t most_groups = 1024;            // that the kernels list
@@ -54,12 +53,10 @@ struct Model {
     const std::int64_t wide = ceil_div(columns, 2), clusters = gpu.multiprocessors / 2;
     const double down = std::max(1.0, mean / 256);
     const bool tall = planned() > 128;
-    const double products = (tall ? 1024 : 512) / tensor_share;  // clocks of a step
-    const double loads = (tall ? 32768 : 24576) / l2_bytes_a_clock;
     const double rounds =
         std::ceil(static_cast<double>(hit * wide) * down / static_cast<double>(clusters));
-    const double tiles_us =
-        rounds * us(static_cast<double>(steps) * std::max(products, loads) + tile_end_clocks);
+    const double step = tall ? tall_step_clocks : flat_step_clocks;
+    const double tiles_us = rounds * us(static_cast<double>(steps) * step + tile_end_clocks);
     plan.us =
         many_start_us + std::max(memory_us(), tiles_us) + 0.1 * std::min(memory_us(), tiles_us);
     plan.blocks = static_cast<int>(2 * std::min(clusters, most_tiles(wide, 64)));
@@ -70,7 +67,10 @@ struct Model {
     PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
     const double down = std::ceil(planned() / tokens);
     const double bytes = 128 * 128 + tokens * (sizes.packed_rows ? 128 : 256);
-    const double step = std::max(bytes / few_bytes_a_clock, 420.0 + 5 * tokens);
+    // Four warps move the rows, a step each.
+    const double rows = std::min<double>(planned(), tokens);
+    const double step = std::max(
+        {bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows * (sizes.packed_rows ? 85 : 124)});
     const double tiles = static_cast<double>(hit * columns) * down;
     const std::int64_t clusters =
         split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
