@@ -52,10 +52,11 @@ struct Model {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = 256};
     const std::int64_t wide = ceil_div(columns, 2), clusters = gpu.multiprocessors / 2;
     const double down = std::max(1.0, mean / 256);
-    const bool tall = planned() > 128;
     const double rounds =
         std::ceil(static_cast<double>(hit * wide) * down / static_cast<double>(clusters));
-    const double step = tall ? tall_step_clocks : flat_step_clocks;
+    // Groups are of different sizes: tiles become tall little by little.
+    const double tall = std::clamp((mean - 96) / 64, 0.0, 1.0);
+    const double step = flat_step_clocks + tall * (tall_step_clocks - flat_step_clocks);
     const double tiles_us = rounds * us(static_cast<double>(steps) * step + tile_end_clocks);
     plan.us =
         many_start_us + std::max(memory_us(), tiles_us) + 0.1 * std::min(memory_us(), tiles_us);
@@ -98,7 +99,7 @@ PackedPlans candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
   const Model model(sizes, gpu);
   if (!sizes.packed_out) {
     for (const int split : {1, 2, 4}) {
-      if (split > 1 && model.steps < std::int64_t{2} * split) continue;
+      if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{2} * split)) continue;
       for (const int tokens : {8, 16, 32, 64}) plans.add(model.few(tokens, split));
     }
   }

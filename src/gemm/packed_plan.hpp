@@ -19,6 +19,7 @@ struct PackedSizes {
   double bits = 8;            // a weight, with scales
   bool packed_rows = false;   // are fp8 already; few_rows can round others on the way
   bool rows_in_place = true;  // in groups one after the other, for bulk copies
+  bool whole_k = false;       // k is not shared out: a row's bits do not depend on the batch
   bool packed_out = false;    // out is to be fp8, which few_rows does not write
 };
 

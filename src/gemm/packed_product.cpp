@@ -37,6 +37,7 @@ PackedSizes sizes_of(const PackedProduct& p) {
           .rows_in_place = p.permutation == nullptr && p.row_weight == nullptr &&
                            p.layout.k % 2 == 0 && aligned_to(p.rows, 16) &&
                            (p.rows.shape[0] <= 1 || p.rows.strides[0] > 0),
+          .whole_k = p.whole_k,
           .packed_out = p.out.dtype == DType::f8_e4m3};
 }
 
@@ -107,8 +108,10 @@ void multiply_packed(const Gpu& gpu, const PackedProduct& p) {
 
 bool quantising_pays(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows) {
   const GpuFigures f = figures(gpu);
-  const PackedPlan before = plan_packed(sizes_for(layout, groups, rows, true), f);
-  if (before.kernel != PackedPlan::many_rows) return false;
+  PackedSizes sizes = sizes_for(layout, groups, rows, true);
+  sizes.packed_out = true;  // the first of two products
+  const PackedPlan before = plan_packed(sizes, f);
+  if (before.kernel == PackedPlan::none) return false;
   const double bytes = 3.0 * static_cast<double>(rows * layout.k);
   const double gather_us = 2 + bytes / (f.read_gbps * 1e3);
   return before.us + gather_us < plan_packed(sizes_for(layout, groups, rows, false), f).us;

@@ -26,6 +26,7 @@ struct PackedProduct {
   // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
   const std::int32_t* offsets = nullptr;
   const std::int32_t* valid = nullptr;
+  bool whole_k = false;  // as PackedSizes
 
   Tensor rows{};        // [T, k] f32 | bf16 | f16 | f8_e4m3, rows may be strided
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
