@@ -324,7 +324,7 @@ int Evaluation::run() {
     if (!options_.calibrate.empty()) {
       command += " --calibrate " + std::filesystem::path(options_.calibrate).filename().string();
     }
-    fmt::print("{}", eval_markdown(report, command + " --markdown", context()));
+    fmt::print("{}", eval_markdown(report, command + " --markdown"));
   } else {
     print_eval(report, context());
     if (!options_.record.empty()) {

@@ -61,19 +61,17 @@ void print_eval(const EvalReport& report, const Context& context) {
   fmt::print("{}", wrap(note, 0));
 }
 
-std::string eval_markdown(const EvalReport& report, const std::string& command,
-                          const Context& context) {
-  std::string text = fmt::format(
-      "| experts | bits a weight | bytes a token | weight error | bits per byte | loss | MoE us a "
-      "token |\n|---|--:|--:|--:|--:|--:|--:|\n");
+std::string eval_markdown(const EvalReport& report, const std::string& command) {
+  std::string text =
+      "| experts | bits a weight | bytes a token | weight error | bits per byte | loss |\n"
+      "|---|--:|--:|--:|--:|--:|\n";
   for (const EvalRow& row : report.rows) {
-    text += fmt::format("| {} | {:.4g} | {} | {} | {:.4f} | {} | {} |\n", row.name,
-                        row.bits_per_weight, size(row.bytes_per_token), error_text(row),
-                        row.score.per_byte(), loss_text(report, row), time_text(row));
+    text += fmt::format("| {} | {:.4g} | {} | {} | {:.4f} | {} |\n", row.name, row.bits_per_weight,
+                        size(row.bytes_per_token), error_text(row), row.score.per_byte(),
+                        loss_text(report, row));
   }
-  text +=
-      fmt::format("\n{}; MoE layers in {}, {}, {} threads. Made by\n\n    {}\n", text_words(report),
-                  report.arithmetic, cpu_name(), context.threads(), command);
+  text += fmt::format("\n{}; MoE layers in {}. Made by\n\n    {}\n", text_words(report),
+                      report.arithmetic, command);
   return text;
 }
 
