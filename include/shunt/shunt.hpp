@@ -14,4 +14,5 @@
 #include "shunt/route_and_order.hpp"
 #include "shunt/safetensors.hpp"
 #include "shunt/shuffle.hpp"
+#include "shunt/sparse.hpp"
 #include "shunt/tensor.hpp"

@@ -6,6 +6,7 @@
 #include "activate/cpu_engine.hpp"
 #include "core/workspace.hpp"
 #include "cpu/convert.hpp"
+#include "gemm/packed_panels.hpp"
 
 namespace shunt::cpu_engine {
 namespace {
@@ -84,6 +85,14 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
   return s;
 }
 
+bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
+PackedPanels packed_panels(const PanelLayout& layout) {
+  return {layout.format, layout.n, layout.k, layout.paired};
+}
+std::int64_t weight_bytes(const PanelLayout& layout) {
+  return packed(layout) ? packed_panels(layout).group_bytes() : layout.group_bytes();
+}
+
 // Everything a task needs, fixed before the threads start.
 class Run {
  public:
@@ -95,6 +104,9 @@ class Run {
         count_(product.offsets[product.groups]),
         plan_(plan_product(pool.isa(), product.layout, count_)),
         panels_(static_cast<std::size_t>(product.layout.panels())) {
+    if (packed(p_.layout)) {
+      packed_kernel_ = cpu_engine::packed_kernel(pool.isa(), p_.layout.format.format);
+    }
     choose_operands();
     scratch_ =
         carve(pool, plan_, p_.layout, p_.groups, count_, converted_rows_, prepared(), workspace);
@@ -104,7 +116,7 @@ class Run {
     while (parts_ < most_parts && whole * parts_ < std::int64_t{8} * pool.threads()) parts_ *= 2;
     const double operations = 2.0 * static_cast<double>(count_) * static_cast<double>(p_.layout.n) *
                               static_cast<double>(p_.layout.k);
-    const auto bytes = static_cast<double>(blocks_ * p_.layout.group_bytes());
+    const auto bytes = static_cast<double>(blocks_ * weight_bytes(p_.layout));
     threaded_ = pool.threads() > 1 && operations / 64 + bytes / 16 > threads_pay_ns;
   }
 
@@ -216,6 +228,7 @@ class Run {
   void multiply(const Block& block, std::int64_t panel, int column, int columns,
                 const ThreadScratch& s) const {
     const PanelLayout& layout = p_.layout;
+    if (packed(layout)) return multiply_packed(block, panel, column, columns, s);
     const bool widen = plan_.widen && block.rows > widen_tiles * kernels_.tile_rows;
     const char* const data = prepared() ? static_cast<const char*>(p_.prepared) +
                                               block.group * layout.group_bytes() +
@@ -272,7 +285,29 @@ class Run {
     }
   }
 
+  void multiply_packed(const Block& block, std::int64_t panel, int column, int columns,
+                       const ThreadScratch& s) const {
+    const PackedPanels panels = packed_panels(p_.layout);
+    const char* const group =
+        static_cast<const char*>(p_.prepared) + block.group * panels.group_bytes();
+    PackedHeader header;
+    std::memcpy(&header, group, sizeof header);
+    const float globals[4] = {header.global[0], header.global[panels.paired ? 1 : 0],
+                              header.global[0], header.global[panels.paired ? 1 : 0]};
+    packed_kernel_({.rows = reinterpret_cast<const float* const*>(s.rows),
+                    .count = static_cast<std::size_t>(block.rows),
+                    .panel = group + PackedPanels::header_bytes + panel * panels.panel_bytes(),
+                    .k = static_cast<std::size_t>(panels.k),
+                    .group = static_cast<std::size_t>(panels.group()),
+                    .column = column,
+                    .columns = columns,
+                    .globals = globals,
+                    .halves = header.halves != 0,
+                    .sums = s.sums});
+  }
+
   const GroupedProduct& p_;
+  PackedKernel packed_kernel_ = nullptr;
   const GemmKernels& kernels_;
   const ConvertKernels& convert_;
   const ActivateKernels& activate_;
@@ -308,12 +343,17 @@ const GemmKernels& gemm_kernels([[maybe_unused]] Isa isa) {
 ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) {
   const GemmKernels& kernels = gemm_kernels(isa);
   ProductPlan plan;
-  plan.dot = layout.dtype == DType::bf16 && kernels.bf16_dot != nullptr;
+  // Packed weights are decoded to f32 and multiplied by FMA, whatever rows are rounded to.
+  plan.dot = layout.dtype == DType::bf16 && kernels.bf16_dot != nullptr && !packed(layout);
   plan.operand = layout.dtype == DType::f32   ? Form::f32
                  : layout.dtype == DType::f16 ? Form::f32_of_f16
                  : plan.dot                   ? Form::bf16
                                               : Form::f32_of_bf16;
   plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
+  if (packed(layout)) {
+    plan.stretch = std::max<std::int64_t>(layout.k, 1);
+    return plan;
+  }
   plan.widen =
       layout.dtype != DType::f32 && !plan.dot && plan.block_rows > widen_tiles * kernels.tile_rows;
   // What passes through the L2 is f32 when weights are widened.

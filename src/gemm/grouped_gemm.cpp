@@ -11,6 +11,7 @@
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fused.hpp"
 #include "gemm/layout.hpp"
+#include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/packed_product.hpp"
 
@@ -51,7 +52,7 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
          to_string(w.dtype), w.groups, w.n, w.k, to_string(spec.dtype), spec.groups, spec.n,
          spec.k);
   }
-  if (w.format != spec.format) {
+  if (w.format != resolved(spec.format)) {
     fail(Status::invalid_argument, "grouped_gemm: prepared weights are {}: the spec says {}",
          to_string(w.format), to_string(spec.format));
   }
@@ -62,6 +63,12 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
   if (w.device != device) {
     fail(Status::invalid_argument, "grouped_gemm: prepared weights are on another device");
   }
+}
+
+PanelLayout panel_layout(const GroupedGemmSpec& spec) {
+  PanelLayout layout(spec.dtype, spec.n, spec.k, false);
+  layout.format = resolved(spec.format);
+  return layout;
 }
 
 bool on_gpu(const Context& context) {
@@ -107,12 +114,17 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
   if (!float_dtype(spec.dtype)) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
-  if (spec.format != FormatSpec{} || spec.rows != RowFormat::as_dtype) {
+  const bool packed = spec.format != FormatSpec{};
+  if (packed && spec.rows == RowFormat::as_dtype && device.type == DeviceType::cpu) {
+    if (!spec.prepared) {
+      return refuse("format is {}: must be plain, or prepared true", to_string(spec.format));
+    }
+  } else if (packed || spec.rows != RowFormat::as_dtype) {
     if (device.type != DeviceType::cuda || !cuda_engine::computed(spec.format.format, spec.rows) ||
         !spec.prepared) {
       return refuse(
-          "format is {} and rows {}: must be plain and 0, or on a GPU prepared fp8_block and 2, "
-          "fp8_channel or fp8_tensor and 1",
+          "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
+          "prepared fp8_block and 2, fp8_channel or fp8_tensor and 1",
           to_string(spec.format), static_cast<int>(spec.rows));
     }
     if (spec.k < 1) return refuse("k is {}: must be 1 or more", spec.k);
@@ -131,8 +143,8 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
   if (on_gpu(context)) return 0;
   Carver carver;
   carver.take_bytes(bias_bytes(spec));
-  carver.take_bytes(cpu_engine::product_workspace_bytes(
-      context.pool(), {spec.dtype, spec.n, spec.k, false}, spec.groups, rows, rows, spec.prepared));
+  carver.take_bytes(cpu_engine::product_workspace_bytes(context.pool(), panel_layout(spec),
+                                                        spec.groups, rows, rows, spec.prepared));
   return carver.used();
 }
 
@@ -197,7 +209,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   }
   Carver carver(workspace);
   auto* const bias = static_cast<float*>(carver.take_bytes(bias_bytes(spec)));
-  cpu_engine::GroupedProduct product{.layout = {spec.dtype, spec.n, spec.k, false},
+  cpu_engine::GroupedProduct product{.layout = panel_layout(spec),
                                      .groups = spec.groups,
                                      .offsets = offsets,
                                      .rows = in.rows,
@@ -348,11 +360,14 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
   const std::int64_t blocks = std::max<std::int64_t>(
       hit, (rows + plan.block_rows - 1) / std::max<std::int64_t>(1, plan.block_rows));
   return fmt::format(
-      "{} {}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
+      "{} {}{}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
+      weights.format == FormatSpec{} ? "" : to_string(weights.format) + " decoded, ",
       plan.dot                         ? "bf16 dot"
       : isa == cpu_engine::Isa::scalar ? "f32"
                                        : "f32 FMA",
-      plan.widen ? ", weights widened once a block" : "", cpu_engine::gemm_kernels(isa).tile_rows,
+      plan.widen ? ", weights widened once a block" : "",
+      weights.format == FormatSpec{} ? cpu_engine::gemm_kernels(isa).tile_rows
+                                     : cpu_engine::packed_tile_rows,
       layout.k <= plan.stretch ? "one go" : fmt::format("stretches of {}", plan.stretch),
       blocks * layout.panels(), context.threads(), context.threads() == 1 ? "" : "s");
 }

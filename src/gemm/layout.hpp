@@ -27,11 +27,16 @@ struct PanelLayout {
   std::int64_t n = 0;  // gate and up together when paired
   std::int64_t k = 0;
   bool paired = false;
+  // Not plain: columns and rows are as here, bytes as packed_panels.hpp says; `dtype` is what rows
+  // are rounded to.
+  FormatSpec format{};
 
   PanelLayout() = default;
   PanelLayout(DType type, std::int64_t columns, std::int64_t depth, bool pairs)
       : dtype(type), n(columns), k(depth), paired(pairs) {}
-  explicit PanelLayout(const PreparedWeights& w) : PanelLayout(w.dtype, w.n, w.k, w.paired) {}
+  explicit PanelLayout(const PreparedWeights& w) : PanelLayout(w.dtype, w.n, w.k, w.paired) {
+    format = w.format;
+  }
 
   // Columns of the product after a gated activation, or n.
   std::int64_t out_columns() const { return paired ? n / 2 : n; }

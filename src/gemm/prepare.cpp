@@ -7,8 +7,10 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
+#include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/layout.hpp"
+#include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "shunt/gemm.hpp"
 
@@ -227,8 +229,8 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       const cuda_engine::PackedLayout layout = cuda_engine::layout_of(weights);
       return cuda_engine::read_packed(
-          context, layout,
-          static_cast<const char*>(weights.data) + group * layout.group_bytes(), out);
+          context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
+          out);
     }
     if (on_gpu(context)) {
       const cuda_engine::RowLayout rows{weights.dtype, weights.n, weights.k, weights.paired};
@@ -238,6 +240,27 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     }
   }
   const PanelLayout layout(weights);
+  if (weights.format != FormatSpec{}) {
+    const cpu_engine::PackedPanels packed{weights.format, weights.n, weights.k, weights.paired};
+    const char* const group_data =
+        static_cast<const char*>(weights.data) + group * packed.group_bytes();
+    context.pool().run([&](cpu_engine::Team& team) {
+      std::vector<double> values(static_cast<std::size_t>(packed.k));
+      team.for_each(
+          static_cast<std::size_t>(layout.panels() * panel_columns), [&](std::size_t task) {
+            const auto panel = static_cast<std::int64_t>(task) / panel_columns;
+            const std::int64_t column = static_cast<std::int64_t>(task) % panel_columns;
+            const std::int64_t row = layout.row(panel, column);
+            if (row < 0) return;
+            cpu_engine::read_packed_column(packed, group_data, panel, column, values.data());
+            for (std::int64_t k = 0; k < packed.k; ++k) {
+              store_f64(out.data, out.dtype, row * out.strides[0] + k * out.strides[1],
+                        values[static_cast<std::size_t>(k)]);
+            }
+          });
+    });
+    return;
+  }
   const char* const from = static_cast<const char*>(weights.data) + group * layout.group_bytes();
   context.pool().run([&](cpu_engine::Team& team) {
     team.for_each(static_cast<std::size_t>(layout.panels()), [&](std::size_t task) {

@@ -256,7 +256,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       },
       [&] {
         const Load now = load();
-        return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype);
+        return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype) +
+               packed_cost(experts.gate_up, now.hit);
       });
   clock(
       "down",
@@ -271,13 +272,17 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       },
       [&] {
         const Load now = load();
-        return down_cost(spec, options.dtype, now.rows, now.hit);
+        return down_cost(spec, options.dtype, now.rows, now.hit) +
+               packed_cost(experts.down, now.hit);
       });
 
   if (spec.shared.intermediate > 0 && !beside) {
     clock(
         "shared", [&] { shared_expert(context, stage); },
-        [&] { return shared_cost(spec, options.dtype, tokens, x.dtype); });
+        [&] {
+          return shared_cost(spec, options.dtype, tokens, x.dtype) +
+                 packed_cost(shared.gate_up, 1) + packed_cost(shared.down, 1);
+        });
   }
   if constexpr (cuda_engine::built) {
     if (beside) side->join();

@@ -122,6 +122,12 @@ StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens) {
           2 * tokens * spec.latent * spec.hidden};
 }
 
+StageCost packed_cost(const PreparedWeights& weights, int hit) {
+  if (weights.format == FormatSpec{}) return {};
+  const auto bytes = static_cast<std::int64_t>(weights.bytes) / weights.groups;
+  return {hit * (bytes - weights.n * weights.k * element(weights.dtype)), 0};
+}
+
 StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows,
                        DType output) {
   const std::int64_t shared = spec.shared.intermediate > 0 ? tokens * spec.hidden * 4 : 0;

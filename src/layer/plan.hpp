@@ -8,6 +8,7 @@
 
 #include "core/workspace.hpp"
 #include "shunt/combine.hpp"
+#include "shunt/gemm.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"
 
@@ -96,6 +97,8 @@ StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, 
 StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int hit);
 StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden);
 StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens);
+// By how many bytes `hit` groups of packed weights cost less than plain ones: a negative number.
+StageCost packed_cost(const PreparedWeights& weights, int hit);
 StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows, DType output);
 
 // Experts that `tokens` tokens hit on average under uniform routing: E (1 - (1 - k/E)^T).

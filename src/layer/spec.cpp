@@ -164,13 +164,26 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
   if (options.dtype != DType::f32 && options.dtype != DType::bf16 && options.dtype != DType::f16) {
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
-  if (options.format != FormatSpec{} || options.rows != RowFormat::as_dtype) {
+  const bool packed = options.format != FormatSpec{};
+  if (packed && options.rows == RowFormat::as_dtype && device.type == DeviceType::cpu) {
+    const int group = resolved(options.format).group;
+    const bool grouped = options.format.format == Format::int4;
+    if (grouped ? group < 16 || group % 16 != 0 : group != 0) {
+      return refuse("LayerOptions.format has the group {}: must be {}", group,
+                    grouped ? "a multiple of 16" : "0, only int4 has one");
+    }
+    if (options.in_place) {
+      return refuse("LayerOptions.in_place: must be false with format {}",
+                    to_string(options.format));
+    }
+  } else if (packed || options.rows != RowFormat::as_dtype) {
     const bool fp8 = options.format.format == Format::fp8_block &&
                      options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
     if (!fp8 || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be plain and 0, or on a GPU, with 16 bits, "
-          "fp8_block and 2",
+          "LayerOptions.format is {} and rows {}: must be plain and 0, any and 0 on the CPU, or on "
+          "a "
+          "GPU, with 16 bits, fp8_block and 2",
           to_string(options.format), static_cast<int>(options.rows));
     }
     if (spec.experts.experts > 1024) {

@@ -32,34 +32,50 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
   }
 }
 
+bool is_packed(const ExpertWeights& weights) {
+  return !weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty();
+}
+
+void check_packed_list(const std::string& name, const ExpertWeights& weights,
+                       const std::vector<PackedMatrix>& matrices, bool wanted, int count,
+                       std::int64_t n, std::int64_t k, Device device, const FormatSpec& format) {
+  const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
+  if (matrices.size() != expected) {
+    fail(Status::invalid_argument, "layer: {} has {} matrices, the spec asks for {}", name,
+         matrices.size(), expected);
+  }
+  for (std::size_t e = 0; e < matrices.size(); ++e) {
+    const PackedMatrix& m = matrices[e];
+    const std::string full = fmt::format("layer: {}[{}]", name, e);
+    check_packed(full, m, Device{});
+    // A GPU's products are of one format and kind of rows, which the options say.
+    if (device.type == DeviceType::cuda && m.format != format) {
+      fail(Status::unsupported, "{} is {}: LayerOptions.format says {}", full, to_string(m.format),
+           to_string(format));
+    }
+    if (m.n != n || m.k != k) {
+      fail(Status::invalid_argument, "{} is [{}, {}]: must be [{}, {}]", full, m.n, m.k, n, k);
+    }
+    // A whole row to a group differs with the row: up and down need not agree.
+    const FormatSpec& first = weights.packed_up[0].format;
+    if (m.format.format != first.format) {
+      fail(Status::invalid_argument, "{} is {}: must be {}, as up[0]", full, to_string(m.format),
+           to_string(first));
+    }
+  }
+}
+
 void check_experts(const std::string& name, const ExpertWeights& weights, int count,
                    std::int64_t hidden, std::int64_t intermediate, bool gated, bool gate_up_bias,
                    bool down_bias, Device device, const FormatSpec& format) {
-  const bool packed =
-      !weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty();
-  const auto check_packed_list = [&](const char* list, const std::vector<PackedMatrix>& matrices,
-                                     bool wanted, std::int64_t n, std::int64_t k) {
-    const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
-    if (matrices.size() != expected) {
-      fail(Status::invalid_argument, "layer: {}.{} has {} matrices, the spec asks for {}", name,
-           list, matrices.size(), expected);
-    }
-    for (std::size_t e = 0; e < matrices.size(); ++e) {
-      const PackedMatrix& m = matrices[e];
-      if (m.format != format) {
-        fail(Status::unsupported, "layer: {}.{}[{}] is {}: LayerOptions.format says {}", name, list,
-             e, to_string(m.format), to_string(format));
-      }
-      if (m.n != n || m.k != k) {
-        fail(Status::invalid_argument, "layer: {}.{}[{}] is [{}, {}]: must be [{}, {}]", name, list,
-             e, m.n, m.k, n, k);
-      }
-    }
-  };
+  const bool packed = is_packed(weights);
   if (packed) {
-    check_packed_list("packed_gate", weights.packed_gate, gated, intermediate, hidden);
-    check_packed_list("packed_up", weights.packed_up, true, intermediate, hidden);
-    check_packed_list("packed_down", weights.packed_down, true, hidden, intermediate);
+    check_packed_list(name + ".packed_gate", weights, weights.packed_gate, gated, count,
+                      intermediate, hidden, device, format);
+    check_packed_list(name + ".packed_up", weights, weights.packed_up, true, count, intermediate,
+                      hidden, device, format);
+    check_packed_list(name + ".packed_down", weights, weights.packed_down, true, count, hidden,
+                      intermediate, device, format);
   }
   check_list(name + ".gate", weights.gate, gated && !packed, count, {intermediate, hidden}, device);
   check_list(name + ".up", weights.up, !packed, count, {intermediate, hidden}, device);
@@ -209,6 +225,29 @@ Tensor stacked(const std::string& name, DType dtype, Device device,
   return view(base.data, dtype, {count, first != nullptr ? 2 * rows : rows, k}, device);
 }
 
+// The matrices packed, in memory of the copy.
+ExpertWeights packed_copy(const Context& context, const ExpertWeights& weights,
+                          const FormatSpec& format) {
+  const Context host = cpu({.threads = 1});
+  const auto memory = std::make_shared<std::vector<Buffer>>();
+  ExpertWeights copy;
+  const auto pack_all = [&](const std::vector<Tensor>& from, std::vector<PackedMatrix>& to) {
+    for (const Tensor& matrix : from) {
+      memory->push_back(host.allocate(packed_bytes(format, matrix.shape[0], matrix.shape[1])));
+      const std::vector<char> dense = on_host(context, matrix);
+      to.push_back(pack(format,
+                        view(static_cast<const void*>(dense.data()), matrix.dtype,
+                             {matrix.shape[0], matrix.shape[1]}),
+                        memory->back()));
+    }
+  };
+  pack_all(weights.gate, copy.packed_gate);
+  pack_all(weights.up, copy.packed_up);
+  pack_all(weights.down, copy.packed_down);
+  copy.memory = memory;
+  return copy;
+}
+
 std::size_t total(const std::vector<Buffer>& buffers) {
   std::size_t bytes = 0;
   for (const Buffer& buffer : buffers) bytes += buffer.bytes();
@@ -250,61 +289,21 @@ std::size_t HeldWeights::bytes() const { return total(buffers_); }
 PreparedExperts::PreparedExperts(const Context& context, DType dtype,
                                  const ActivationSpec& activation, const ExpertWeights& weights,
                                  bool in_place, const FormatSpec& format) {
+  if (is_packed(weights)) {
+    prepare_packed_ones(context, dtype, activation.gated, weights, format, in_place);
+    hold_biases(context, activation.gated, weights);
+    return;
+  }
   if (format != FormatSpec{}) {
-    pack_all(context, dtype, activation.gated, weights, format);
-  } else {
-    prepare_all(context, dtype, activation.gated, weights, in_place);
+    prepare_packed_ones(context, dtype, activation.gated, packed_copy(context, weights, format),
+                        format, in_place);
+    hold_biases(context, activation.gated, weights);
+    return;
   }
-  if (!weights.up_bias.empty()) {
-    gate_up_bias = hold_bias(context, activation.gated ? &weights.gate_bias : nullptr,
-                             weights.up_bias, buffers_);
-  }
-  if (!weights.down_bias.empty()) {
-    down_bias = hold_bias(context, nullptr, weights.down_bias, buffers_);
-  }
-}
-
-// Plain matrices are packed one after the other on the host; packed ones are taken as they are.
-void PreparedExperts::pack_all(const Context& context, DType dtype, bool gated,
-                               const ExpertWeights& weights, const FormatSpec& format) {
-  std::vector<Buffer> memory;
-  const auto all = [&](const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed) {
-    if (!packed.empty()) return packed;
-    std::vector<PackedMatrix> made;
-    for (const Tensor& matrix : plain) {
-      const std::vector<char> dense = on_host(context, matrix);
-      memory.push_back(cpu().allocate(packed_bytes(format, matrix.shape[0], matrix.shape[1])));
-      made.push_back(pack(format,
-                          view(static_cast<const void*>(dense.data()), matrix.dtype,
-                               {matrix.shape[0], matrix.shape[1]}),
-                          memory.back()));
-    }
-    return made;
-  };
-  const std::vector<PackedMatrix> up = all(weights.up, weights.packed_up);
-  const int groups = static_cast<int>(up.size());
-  const auto room = [&](std::int64_t n, std::int64_t k, bool paired) -> Buffer& {
-    buffers_.push_back(
-        context.allocate(shunt::prepared_bytes(context, dtype, format, groups, n, k, paired)));
-    return buffers_.back();
-  };
-  Buffer& first = room(gated ? 2 * up[0].n : up[0].n, up[0].k, gated);
-  if (gated) {
-    gate_up =
-        prepare_packed_paired(context, dtype, all(weights.gate, weights.packed_gate), up, first);
-  } else {
-    gate_up = prepare_packed(context, dtype, up, first);
-  }
-  memory.clear();
-  const std::vector<PackedMatrix> lower = all(weights.down, weights.packed_down);
-  down = prepare_packed(context, dtype, lower, room(lower[0].n, lower[0].k, false));
-}
-
-void PreparedExperts::prepare_all(const Context& context, DType dtype, bool gated,
-                                  const ExpertWeights& weights, bool in_place) {
   const int groups = static_cast<int>(weights.up.size());
   const std::int64_t intermediate = weights.up[0].shape[0];
   const std::int64_t hidden = weights.up[0].shape[1];
+  const bool gated = activation.gated;
   const std::int64_t columns = gated ? 2 * intermediate : intermediate;
   if (in_place) {
     const Device device = context.device();
@@ -336,6 +335,44 @@ void PreparedExperts::prepare_all(const Context& context, DType dtype, bool gate
         context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
     down = prepare(context, dtype, weights.down, buffers_.back());
   }
+  hold_biases(context, gated, weights);
+}
+
+void PreparedExperts::hold_biases(const Context& context, bool gated,
+                                  const ExpertWeights& weights) {
+  if (!weights.up_bias.empty()) {
+    gate_up_bias =
+        hold_bias(context, gated ? &weights.gate_bias : nullptr, weights.up_bias, buffers_);
+  }
+  if (!weights.down_bias.empty()) {
+    down_bias = hold_bias(context, nullptr, weights.down_bias, buffers_);
+  }
+}
+
+void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, bool gated,
+                                          const ExpertWeights& weights, const FormatSpec& wanted,
+                                          bool in_place) {
+  const PackedMatrix& up = weights.packed_up[0];
+  const PackedMatrix& second = weights.packed_down[0];
+  if (in_place) {
+    fail(Status::unsupported, "layer: LayerOptions.in_place: weights are packed, {}",
+         to_string(up.format));
+  }
+  if (wanted != FormatSpec{} && resolved(wanted) != up.format) {
+    fail(Status::invalid_argument,
+         "layer: LayerOptions.format is {}: weights are packed already, as {}", to_string(wanted),
+         to_string(up.format));
+  }
+  const int groups = static_cast<int>(weights.packed_up.size());
+  const std::int64_t columns = gated ? 2 * up.n : up.n;
+  buffers_.push_back(context.allocate(
+      shunt::prepared_bytes(context, dtype, up.format, groups, columns, up.k, gated)));
+  gate_up = gated ? prepare_packed_paired(context, dtype, weights.packed_gate, weights.packed_up,
+                                          buffers_.back())
+                  : prepare_packed(context, dtype, weights.packed_up, buffers_.back());
+  buffers_.push_back(context.allocate(
+      shunt::prepared_bytes(context, dtype, second.format, groups, second.n, second.k)));
+  down = prepare_packed(context, dtype, weights.packed_down, buffers_.back());
 }
 
 std::size_t PreparedExperts::bytes() const { return total(buffers_); }

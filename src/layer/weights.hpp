@@ -45,10 +45,9 @@ class PreparedExperts {
   void* keep(Buffer memory);
 
  private:
-  void pack_all(const Context& context, DType dtype, bool gated, const ExpertWeights& weights,
-                const FormatSpec& format);
-  void prepare_all(const Context& context, DType dtype, bool gated, const ExpertWeights& weights,
-                   bool in_place);
+  void prepare_packed_ones(const Context& context, DType dtype, bool gated,
+                           const ExpertWeights& weights, const FormatSpec& wanted, bool in_place);
+  void hold_biases(const Context& context, bool gated, const ExpertWeights& weights);
   std::vector<Buffer> buffers_;
 };
 

@@ -1,0 +1,21 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "gemm/dense3_bf16.hpp"
+#include "gemm/packed_kernels.hpp"
+
+namespace shunt::cpu_engine::scalar {
+namespace {
+
+#include "cpu/simd_scalar.hpp"
+// What they decode.
+#include "gemm/codes_scalar.hpp"
+// The kernels.
+#include "gemm/packed_kernels.inl"
+
+}  // namespace
+
+const PackedKernels packed_kernels = all_packed_kernels;
+
+}  // namespace shunt::cpu_engine::scalar

@@ -1,0 +1,305 @@
+#include "gemm/packed_panels.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/check.hpp"
+#include "core/convert.hpp"
+#include "format/codes.hpp"
+#include "format/dense3.hpp"
+
+namespace shunt::cpu_engine {
+namespace {
+
+std::int64_t parts(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
+
+bool is_fp8(Format f) {
+  return f == Format::fp8_tensor || f == Format::fp8_channel || f == Format::fp8_block ||
+         f == Format::mxfp8;
+}
+bool one_scale(Format f) {
+  return f == Format::fp8_tensor || f == Format::fp8_channel || f == Format::int8;
+}
+bool e4m3_nan(std::uint8_t code) { return (code & 0x7f) == 0x7f; }
+
+// What a step holds: k, bytes of a column's word, and bytes of a step.
+struct Step {
+  std::int64_t k, word, bytes;
+};
+Step step_of(Format f) {
+  if (is_fp8(f)) return {2, 2, 128};
+  if (f == Format::int8) return {4, 4, 256};
+  if (f == Format::dense3) return {32, 12, 768};
+  if (f == Format::sparse_nvfp4) return {16, 6, 384};
+  return {8, 4, 256};
+}
+// Bytes of `values` for the first `k` of a row.
+std::int64_t value_bytes(Format f, std::int64_t k) {
+  if (is_fp8(f) || f == Format::int8) return k;
+  if (f == Format::dense3) return parts(k, 32) * dense3_group_bytes;
+  return parts(k, f == Format::sparse_nvfp4 ? 4 : 2);
+}
+
+// One matrix's row into column c of a panel.
+class Column {
+ public:
+  Column(const PackedPanels& layout, const PackedMatrix& m, std::int64_t row, std::int64_t column)
+      : layout_(layout), m_(m), row_(row), column_(column), format_(layout.format.format) {}
+
+  bool write(char* at) {
+    const std::int64_t group = layout_.group();
+    const Step step = step_of(format_);
+    const std::int64_t row_bytes = value_bytes(format_, layout_.k);
+    const auto* const values = m_.values.as<const char>() + row_ * row_bytes;
+    for (std::int64_t g = 0; g * group < layout_.k; ++g) {
+      const std::int64_t count = std::min(group, layout_.k - g * group);
+      scale(g, at);
+      at += layout_.scale_bytes();
+      for (std::int64_t k = 0; k < count; k += step.k) {
+        const std::int64_t from = value_bytes(format_, g * group + k);
+        const std::int64_t size = std::min(
+            value_bytes(format_, g * group + std::min(k + step.k, count)) - from, step.word);
+        codes(values + from, size, g * group + k, at);
+        at += step.bytes;
+      }
+    }
+    return finite_;
+  }
+
+ private:
+  void scale(std::int64_t g, char* at) {
+    const std::int64_t groups = m_.scales.rank == 2 ? m_.scales.shape[1] : 0;
+    const auto* const bytes = m_.scales.as<const std::uint8_t>();
+    switch (format_) {
+      case Format::fp8_tensor:
+        return put(at + 4 * column_, m_.global_scale);
+      case Format::fp8_channel:
+      case Format::int8:
+        return put(at + 4 * column_, m_.scales.as<const float>()[row_]);
+      case Format::fp8_block:
+        return put(at + column_ / 16 * 4, m_.scales.as<const float>()[row_ / 128 * groups + g]);
+      case Format::int4: {
+        const auto scale = load_f32(m_.scales.data, m_.scales.dtype, row_ * groups + g);
+        std::uint16_t half = 0;
+        if (m_.scales.dtype == DType::f16) {
+          half = m_.scales.as<const std::uint16_t>()[row_ * groups + g];
+        } else {
+          half = f32_to_bf16(scale);
+        }
+        finite_ = finite_ && std::isfinite(scale);
+        std::memcpy(at + 2 * column_, &half, 2);
+        at[128 + column_] =
+            static_cast<char>(m_.zeros ? m_.zeros.as<const std::uint8_t>()[row_ * groups + g] : 8);
+        return;
+      }
+      default: {
+        const std::uint8_t code = bytes[row_ * groups + g];
+        const bool power = format_ == Format::mxfp4 || format_ == Format::mxfp8;
+        finite_ = finite_ && !(power ? code == 255 : e4m3_nan(code));
+        at[column_] = static_cast<char>(code);
+      }
+    }
+  }
+  void put(char* at, float scale) {
+    finite_ = finite_ && std::isfinite(scale);
+    std::memcpy(at, &scale, 4);
+  }
+
+  // `size` bytes of codes of k on.
+  void codes(const char* from, std::int64_t size, std::int64_t k, char* at) {
+    if (is_fp8(format_)) {
+      for (std::int64_t i = 0; i < size; ++i) {
+        finite_ = finite_ && !e4m3_nan(static_cast<std::uint8_t>(from[i]));
+      }
+      std::memcpy(at + 2 * column_, from, static_cast<std::size_t>(size));
+    } else if (format_ == Format::dense3) {
+      for (std::int64_t word = 0; word < 3; ++word) {
+        std::memcpy(at + word * 256 + 4 * column_, from + 4 * word, 4);
+      }
+    } else if (format_ == Format::sparse_nvfp4) {
+      const std::int64_t row_bytes = parts(layout_.k, 8);
+      const auto* const places = m_.positions.as<const char>() + row_ * row_bytes + k / 8;
+      std::memcpy(at + 2 * column_, places,
+                  static_cast<std::size_t>(std::min<std::int64_t>(2, row_bytes - k / 8)));
+      std::memcpy(at + 128 + 4 * column_, from, static_cast<std::size_t>(size));
+    } else {
+      std::memcpy(at + 4 * column_, from, static_cast<std::size_t>(size));
+    }
+  }
+
+  const PackedPanels& layout_;
+  const PackedMatrix& m_;
+  std::int64_t row_, column_;
+  Format format_;
+  bool finite_ = true;
+};
+
+}  // namespace
+
+std::int64_t PackedPanels::group() const {
+  switch (format.format) {
+    case Format::fp8_block:
+      return 128;
+    case Format::mxfp8:
+    case Format::mxfp4:
+    case Format::dense3:
+      return 32;
+    case Format::nvfp4:
+    case Format::sparse_nvfp4:
+      return 16;
+    case Format::int4:
+      return format.group;
+    default:
+      return std::max<std::int64_t>(k, 1);
+  }
+}
+
+std::int64_t PackedPanels::scale_bytes() const {
+  if (one_scale(format.format)) return 256;
+  return format.format == Format::int4 ? 192 : 64;
+}
+
+std::int64_t PackedPanels::code_bytes(std::int64_t count) const {
+  const Step step = step_of(format.format);
+  return parts(count, step.k) * step.bytes;
+}
+
+std::int64_t PackedPanels::panel_bytes() const {
+  const std::int64_t whole = k / group(), rest = k % group();
+  return whole * (scale_bytes() + code_bytes(group())) +
+         (rest > 0 ? scale_bytes() + code_bytes(rest) : 0);
+}
+
+bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
+                        const PackedMatrix* up, std::int64_t panel, char* to) {
+  std::memset(to, 0, static_cast<std::size_t>(layout.panel_bytes()));
+  const PanelLayout order = layout.order();
+  bool finite = true;
+  for (std::int64_t c = 0; c < panel_columns; ++c) {
+    const std::int64_t row = order.row(panel, c);
+    if (row < 0) continue;
+    const bool second = up != nullptr && row >= gate.n;
+    finite =
+        Column(layout, second ? *up : gate, second ? row - gate.n : row, c).write(to) && finite;
+  }
+  return finite;
+}
+
+void write_packed_header(const PackedMatrix& gate, const PackedMatrix* up, char* to) {
+  std::memset(to, 0, PackedPanels::header_bytes);
+  const PackedHeader header{
+      .global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
+      .halves = gate.scales.dtype == DType::f16 ? 1U : 0U};
+  std::memcpy(to, &header, sizeof header);
+}
+
+void read_packed_column(const PackedPanels& layout, const char* group_data, std::int64_t panel,
+                        std::int64_t column, double* to) {
+  const Format f = layout.format.format;
+  const std::int64_t group = layout.group();
+  const Step step = step_of(f);
+  PackedHeader header;
+  std::memcpy(&header, group_data, sizeof header);
+  const bool up = layout.paired && column / column_block % 2 != 0;
+  const auto global = static_cast<double>(header.global[up ? 1 : 0]);
+  const char* at = group_data + PackedPanels::header_bytes + panel * layout.panel_bytes();
+  const auto number = [](const char* from) {
+    float x = 0;
+    std::memcpy(&x, from, 4);
+    return static_cast<double>(x);
+  };
+  const auto byte = [](const char* from) { return static_cast<std::uint8_t>(*from); };
+  for (std::int64_t begin = 0; begin < layout.k; begin += group) {
+    const std::int64_t count = std::min(group, layout.k - begin);
+    double scale = 1;
+    int zero = 0;
+    if (one_scale(f)) {
+      scale = number(at + 4 * column);
+    } else if (f == Format::fp8_block) {
+      scale = number(at + column / 16 * 4);
+    } else if (f == Format::int4) {
+      std::uint16_t half = 0;
+      std::memcpy(&half, at + 2 * column, 2);
+      scale = static_cast<double>(header.halves != 0 ? f16_to_f32(half) : bf16_to_f32(half));
+      zero = byte(at + 128 + column);
+    } else if (f == Format::mxfp4 || f == Format::mxfp8) {
+      scale = e8m0_to_f64(byte(at + column));
+    } else {
+      scale = static_cast<double>(e4m3_to_f32(byte(at + column))) * global;
+    }
+    at += layout.scale_bytes();
+    for (std::int64_t k = 0; k < count; k += step.k, at += step.bytes) {
+      std::uint8_t word[12] = {};
+      if (f == Format::dense3) {
+        for (int w = 0; w < 3; ++w) std::memcpy(word + 4 * w, at + 256 * w + 4 * column, 4);
+      } else {
+        std::memcpy(word,
+                    at + (f == Format::sparse_nvfp4 ? 128 : 0) +
+                        std::min<std::int64_t>(step.word, 4) * column,
+                    static_cast<std::size_t>(std::min<std::int64_t>(step.word, 4)));
+      }
+      std::uint16_t places = 0;
+      if (f == Format::sparse_nvfp4) std::memcpy(&places, at + 2 * column, 2);
+      for (std::int64_t i = 0; i < step.k && k + i < count; ++i) {
+        double value = 0;
+        const int nibble = word[i / 2 % 12] >> (i % 2 * 4) & 15;
+        if (is_fp8(f)) {
+          value = static_cast<double>(e4m3_to_f32(word[i]));
+        } else if (f == Format::int8) {
+          value = static_cast<std::int8_t>(word[i]);
+        } else if (f == Format::dense3) {
+          value =
+              static_cast<double>(dense3_values[static_cast<std::size_t>(dense3_window(word, i))]);
+        } else if (f == Format::sparse_nvfp4) {
+          for (std::int64_t j = i / 4 * 2; j < i / 4 * 2 + 2; ++j) {
+            if ((places >> (2 * j) & 3) == i % 4) {
+              value = static_cast<double>(
+                  e2m1_values[static_cast<std::size_t>(word[j / 2] >> (j % 2 * 4) & 15)]);
+            }
+          }
+        } else if (f == Format::int4) {
+          value = nibble - zero;
+        } else {
+          value = static_cast<double>(e2m1_values[static_cast<std::size_t>(nibble)]);
+        }
+        to[begin + k + i] = value * scale;
+      }
+    }
+  }
+}
+
+PackedKernel packed_kernel([[maybe_unused]] Isa isa, Format format) {
+  const PackedKernels* kernels = &scalar::packed_kernels;
+#if SHUNT_X86
+  if (isa == Isa::avx2) kernels = &avx2::packed_kernels;
+  if (isa >= Isa::avx512) kernels = &avx512::packed_kernels;
+#endif
+  switch (format) {
+    case Format::fp8_tensor:
+    case Format::fp8_channel:
+      return kernels->fp8_column;
+    case Format::fp8_block:
+      return kernels->fp8_block;
+    case Format::mxfp8:
+      return kernels->mxfp8;
+    case Format::nvfp4:
+      return kernels->nvfp4;
+    case Format::mxfp4:
+      return kernels->mxfp4;
+    case Format::int8:
+      return kernels->int8;
+    case Format::int4:
+      return kernels->int4;
+    case Format::dense3:
+      return kernels->dense3;
+    case Format::sparse_nvfp4:
+      return kernels->sparse_nvfp4;
+    case Format::plain:
+      break;
+  }
+  fail(Status::internal, "no kernel multiplies packed weights of {}",
+       to_string(FormatSpec{format}));
+}
+
+}  // namespace shunt::cpu_engine

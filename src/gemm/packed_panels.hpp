@@ -1,0 +1,63 @@
+// The prepared layout of packed weights on the CPU, one source of truth: who writes it, who reads
+// it, how many bytes.
+//
+// Panels of 64 columns as in layout.hpp, gate and up in blocks of 16 that take turns when paired. A
+// group begins with a header of 64 bytes; its panels follow. A panel is one stream of groups of k,
+// each its scales and then its codes, all multiples of 64 bytes:
+//   fp8_tensor, fp8_channel  [64] f32 for all of k;     codes [k / 2][64][2] e4m3
+//   fp8_block                [4] f32, of 16 columns each, and padding, for 128 of k; codes the same
+//   mxfp8                    [64] e8m0 for 32;          codes the same
+//   int8                     [64] f32 for all of k;     codes [k / 4][64][4]
+//   nvfp4                    [64] e4m3 for 16;          codes [k / 8][64] words of eight nibbles
+//   mxfp4                    [64] e8m0 for 32;          codes the same
+//   int4                     [64] f16 or bf16, [64] u8 zero points, for a group; codes the same
+//   dense3                   [64] e4m3 for 32;          codes [3][64] words of the group's 96 bits
+//   sparse_nvfp4             [64] e4m3 for 16;          [64] half-words of eight positions, [64]
+//                                                       words of eight nibbles
+// so that a kernel finds a column's next codes in one word of a vector's lane, and memory is read
+// from front to back. What k or the columns do not fill is zero, and means nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/features.hpp"
+#include "gemm/layout.hpp"
+#include "gemm/packed_kernels.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt::cpu_engine {
+
+struct PackedHeader {
+  float global[2] = {1, 1};  // gate's (or the only one) and up's
+  std::uint32_t halves = 0;  // int4: scales are f16, else bf16
+};
+
+struct PackedPanels {
+  FormatSpec format{};
+  std::int64_t n = 0;  // gate and up together when paired
+  std::int64_t k = 0;
+  bool paired = false;
+
+  static constexpr std::int64_t header_bytes = 64;
+  PanelLayout order() const { return {DType::f32, n, k, paired}; }
+  // Of k that share a scale; at least 1.
+  std::int64_t group() const;
+  std::int64_t scale_bytes() const;
+  // Codes of `count` k: a group, or its last part.
+  std::int64_t code_bytes(std::int64_t count) const;
+  std::int64_t panel_bytes() const;
+  std::int64_t group_bytes() const { return header_bytes + order().panels() * panel_bytes(); }
+};
+
+// One panel from its matrices. False when a scale or an e4m3 is NaN.
+bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
+                        const PackedMatrix* up, std::int64_t panel, char* to);
+void write_packed_header(const PackedMatrix& gate, const PackedMatrix* up, char* to);
+// The exact weights of a column of a panel: to[k].
+void read_packed_column(const PackedPanels& layout, const char* group, std::int64_t panel,
+                        std::int64_t column, double* to);
+
+PackedKernel packed_kernel(Isa isa, Format format);
+
+}  // namespace shunt::cpu_engine

@@ -1,0 +1,235 @@
+// Products from packed weights on the CPU, against plain-double decoders of each format.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/test_isa.hpp"
+#include "format/plain.hpp"
+#include "gemm/fused.hpp"
+#include "gemm/gemm_data.hpp"
+
+namespace shunt::test {
+namespace {
+
+std::vector<FormatSpec> formats() {
+  std::vector<FormatSpec> list = known_formats();
+  list.push_back({Format::int4, 16});
+  list.push_back({Format::int4, 128});
+  return list;
+}
+
+struct Weights {
+  std::vector<Packed> held;
+  std::vector<PackedMatrix> matrices;
+};
+Weights random_weights(const FormatSpec& spec, int groups, std::int64_t n, std::int64_t k,
+                       unsigned seed) {
+  Weights w;
+  for (int g = 0; g < groups; ++g) {
+    w.held.push_back(Packed::of(spec, normal_values(n * k, seed + static_cast<unsigned>(g)), n, k));
+  }
+  for (const Packed& p : w.held) w.matrices.push_back(p.packed);
+  return w;
+}
+
+class PackedCpu : public testing::TestWithParam<std::tuple<cpu_engine::Isa, FormatSpec>> {
+ protected:
+  FormatSpec spec() const { return std::get<1>(GetParam()); }
+  Context context(int threads) const { return context_of(std::get<0>(GetParam()), threads); }
+};
+INSTANTIATE_TEST_SUITE_P(
+    All, PackedCpu, testing::Combine(testing::ValuesIn(all_isas()), testing::ValuesIn(formats())),
+    [](const auto& p) {
+      std::string name = isa_name(std::get<0>(p.param)) + "_" + to_string(std::get<1>(p.param));
+      std::replace(name.begin(), name.end(), ':', '_');
+      return name;
+    });
+
+struct Size {
+  std::int64_t n, k;
+};
+constexpr Size sizes[] = {{1, 1},   {3, 2},    {64, 16},   {65, 17},  {16, 31}, {40, 33},
+                          {96, 48}, {130, 40}, {200, 130}, {33, 259}, {7, 511}, {128, 128}};
+constexpr std::int32_t counts[] = {0, 1, 2, 3, 4, 5, 0, 9};
+constexpr int groups = 8;
+
+TEST_P(PackedCpu, MultipliesWithinTheBound) {
+  const Context one = context(1), three = context(3);
+  std::vector<std::int32_t> offsets = {0};
+  for (const std::int32_t count : counts) offsets.push_back(offsets.back() + count);
+  const std::int64_t rows = offsets.back();
+  for (const auto [n, k] : sizes) {
+    SCOPED_TRACE(testing::Message() << n << " x " << k);
+    const Weights w = random_weights(spec(), groups, n, k, 1);
+    const Array x = random_array(f32, {rows, k}, 3);
+    const Array bias = random_array(f32, {groups, n}, 4);
+    const std::size_t bytes = prepared_bytes(one, f32, spec(), groups, n, k);
+    const Buffer memory = one.allocate(bytes);
+    const PreparedWeights prepared = prepare_packed(one, f32, w.matrices, memory);
+    EXPECT_EQ(to_string(prepared.format), to_string(resolved(spec())));
+    const GroupedGemmSpec gemm{.groups = groups, .n = n, .k = k, .bias = true, .format = spec()};
+    const auto multiply = [&](const Context& context, const Array& in, const std::int32_t* at,
+                              const Array& out) {
+      const Buffer workspace =
+          context.allocate(grouped_gemm_workspace_bytes(context, gemm, in.tensor.shape[0]));
+      grouped_gemm(context, gemm,
+                   {.rows = in.tensor,
+                    .offsets = view(at, {groups + 1}),
+                    .prepared = prepared,
+                    .bias = bias.tensor},
+                   out.tensor, workspace);
+    };
+    const Array out(f32, {rows, n}), again(f32, {rows, n});
+    multiply(one, x, offsets.data(), out);
+    multiply(three, x, offsets.data(), again);
+    EXPECT_EQ(out.data, again.data);
+    for (int g = 0; g < groups; ++g) {
+      for (std::int32_t r = offsets[static_cast<std::size_t>(g)];
+           r < offsets[static_cast<std::size_t>(g) + 1]; ++r) {
+        for (std::int64_t c = 0; c < n; ++c) {
+          double sum = static_cast<double>(bias.get(g * n + c)), magnitude = std::fabs(sum);
+          for (std::int64_t i = 0; i < k; ++i) {
+            const double term = plain_weight(w.matrices[static_cast<std::size_t>(g)], c, i) *
+                                static_cast<double>(x.get(r * k + i));
+            sum += term;
+            magnitude += std::fabs(term);
+          }
+          // A scale's product with the global one, and its own multiplication.
+          ASSERT_NEAR(static_cast<double>(out.get(r * n + c)), sum, sum_bound(k + 4, magnitude))
+              << "row " << r << " column " << c;
+        }
+      }
+    }
+    // A row alone has the bits that it has among others.
+    std::vector<std::int32_t> alone(groups + 1, 0);
+    alone.back() = 1;
+    Array single(f32, {1, k});
+    for (std::int64_t i = 0; i < k; ++i) single.set(i, x.get((rows - 2) * k + i));
+    const Array single_out(f32, {1, n});
+    multiply(one, single, alone.data(), single_out);
+    EXPECT_EQ(std::memcmp(single_out.tensor.data, out.tensor.as<float>() + (rows - 2) * n,
+                          static_cast<std::size_t>(n) * 4),
+              0);
+  }
+}
+
+TEST_P(PackedCpu, UnpreparesExactly) {
+  const Context context = this->context(2);
+  for (const auto [n, k] : sizes) {
+    if (n % 2 != 0) continue;
+    const Weights gate = random_weights(spec(), 2, n / 2, k, 5);
+    const Weights up = random_weights(spec(), 2, n / 2, k, 7);
+    const Buffer memory = context.allocate(prepared_bytes(context, bf16, spec(), 2, n, k, true));
+    const PreparedWeights prepared =
+        prepare_packed_paired(context, bf16, gate.matrices, up.matrices, memory);
+    for (int g = 0; g < 2; ++g) {
+      std::vector<float> got(static_cast<std::size_t>(n * k));
+      unprepare(context, prepared, g, view(got.data(), {n, k}));
+      for (std::int64_t i = 0; i < n; ++i) {
+        const PackedMatrix& m = (i < n / 2 ? gate : up).matrices[static_cast<std::size_t>(g)];
+        for (std::int64_t j = 0; j < k; ++j) {
+          ASSERT_EQ(got[static_cast<std::size_t>(i * k + j)],
+                    static_cast<float>(plain_weight(m, i % (n / 2), j)));
+        }
+      }
+    }
+  }
+}
+
+// Gate and up with global scales far apart.
+TEST_P(PackedCpu, GateAndUpKeepTheirScales) {
+  const Context context = this->context(2);
+  const std::int64_t intermediate = 72, k = 80, rows = 5;
+  const Packed gate = Packed::of(spec(), normal_values(intermediate * k, 1), intermediate, k);
+  const Packed up = Packed::of(spec(), normal_values(intermediate * k, 2, 0.9F), intermediate, k);
+  const Buffer memory =
+      context.allocate(prepared_bytes(context, f32, spec(), 1, 2 * intermediate, k, true));
+  const PreparedWeights prepared =
+      prepare_packed_paired(context, f32, {gate.packed}, {up.packed}, memory);
+  const Array x = random_array(f32, {rows, k}, 3);
+  const Array out(f32, {rows, intermediate});
+  const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+  mlp_gate_up(context, prepared, {}, {.rows = x.tensor}, out.tensor, workspace);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < intermediate; ++c) {
+      double g = 0, u = 0;
+      for (std::int64_t i = 0; i < k; ++i) {
+        g += plain_weight(gate.packed, c, i) * static_cast<double>(x.get(r * k + i));
+        u += plain_weight(up.packed, c, i) * static_cast<double>(x.get(r * k + i));
+      }
+      ASSERT_NEAR(static_cast<double>(out.get(r * intermediate + c)), g / (1 + std::exp(-g)) * u,
+                  2e-5);
+    }
+  }
+}
+
+TEST(PackedCpuRefusals, ByName) {
+  const Context context = cpu({.threads = 1});
+  const auto message = [&](std::vector<PackedMatrix> matrices) -> std::string {
+    const Buffer memory = context.allocate(1 << 16);
+    try {
+      prepare_packed(context, f32, matrices, memory);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(none)";
+  };
+  const Packed a = Packed::of({Format::nvfp4}, normal_values(4 * 32, 1), 4, 32);
+  const Packed b = Packed::of({Format::mxfp4}, normal_values(4 * 32, 1), 4, 32);
+  EXPECT_NE(message({a.packed, b.packed}).find("matrices[1] is mxfp4"), std::string::npos);
+  a.packed.scales.as<std::uint8_t>()[3] = 0x7f;
+  EXPECT_NE(message({a.packed}).find("matrices[0] holds a NaN"), std::string::npos);
+  b.packed.scales.as<std::uint8_t>()[3] = 0xff;
+  EXPECT_NE(message({b.packed}).find("matrices[0] holds a NaN"), std::string::npos);
+  const Packed c = Packed::of({Format::fp8_channel}, normal_values(4 * 32, 1), 4, 32);
+  c.packed.values.as<std::uint8_t>()[77] = 0xff;
+  EXPECT_NE(message({c.packed}).find("matrices[0] holds a NaN"), std::string::npos);
+  const Packed d = Packed::of({Format::int4}, normal_values(4 * 32, 1), 4, 32);
+  const std::vector<std::int32_t> order(32, 0);
+  PackedMatrix m = d.packed;
+  m.group_of = view(order.data(), {32});
+  EXPECT_NE(message({m}).find("group_of is given"), std::string::npos);
+  const std::vector<float> scales(4, 0.1F);
+  m = d.packed;
+  m.scales = view(scales.data(), {4, 1});
+  EXPECT_NE(message({m}).find("scales[0, 0] is 0.1: must be exact in bf16"), std::string::npos);
+  EXPECT_FALSE(supports(
+      GroupedGemmSpec{.groups = 1, .n = 4, .k = 4, .prepared = false, .format = {Format::nvfp4}},
+      Device{}));
+}
+
+// Zero points of AWQ and GPTQ, and f16 scales.
+TEST(PackedCpu, Int4ZeroPointsAndHalves) {
+  const Context context = cpu({.threads = 1});
+  const std::int64_t n = 20, k = 72;
+  const Packed p = Packed::of({Format::int4, 32}, normal_values(n * k, 1), n, k);
+  std::vector<std::uint8_t> zeros;
+  std::vector<std::uint16_t> scales;
+  for (int i = 0; i < n * 3; ++i) {
+    zeros.push_back(static_cast<std::uint8_t>(i * 5 % 17));
+    scales.push_back(f32_to_f16(0.01F + 0.001F * static_cast<float>(i)));
+  }
+  PackedMatrix m = p.packed;
+  m.zeros = view(zeros.data(), DType::u8, {n, 3});
+  m.scales = view(scales.data(), DType::f16, {n, 3});
+  const Buffer memory = context.allocate(prepared_bytes(context, f32, m.format, 1, n, k));
+  const PreparedWeights prepared = prepare_packed(context, f32, {m}, memory);
+  const Array x = random_array(f32, {1, k}, 3);
+  const Array out(f32, {1, n});
+  const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, 1));
+  mlp_gemm(context, prepared, {.rows = x.tensor}, out.tensor, workspace);
+  for (std::int64_t c = 0; c < n; ++c) {
+    double sum = 0, magnitude = 0;
+    for (std::int64_t i = 0; i < k; ++i) {
+      const double term = plain_weight(m, c, i) * static_cast<double>(x.get(i));
+      sum += term;
+      magnitude += std::fabs(term);
+    }
+    EXPECT_NEAR(static_cast<double>(out.get(c)), sum, sum_bound(k + 4, magnitude));
+  }
+}
+
+}  // namespace
+}  // namespace shunt::test
