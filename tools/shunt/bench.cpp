@@ -26,6 +26,7 @@ struct BenchOptions {
   std::optional<std::int64_t> hidden, intermediate;
   std::string tokens = "1,16,256";
   DType dtype = DType::bf16;
+  std::string format = "plain";
   std::string routing = "uniform";
   std::string rotate;
   std::optional<double> seconds;
@@ -206,6 +207,11 @@ BenchPlan make_plan(const BenchOptions& options) {
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
+  plan.format = format_from_string(options.format);
+  if (plan.format != FormatSpec{} && options.stage != "layer") {
+    throw Error(Status::invalid_argument,
+                fmt::format("--format {}: only the layer takes packed weights", options.format));
+  }
   plan.spread = options.routing == "zipf"      ? Spread::zipf
                 : options.routing == "one-hot" ? Spread::one_hot
                                                : Spread::uniform;
@@ -220,7 +226,9 @@ BenchPlan make_plan(const BenchOptions& options) {
 
 // Columns are fixed, so that rows can be printed as they come.
 void print_heading(const BenchPlan& plan, const Context& context, double busy) {
-  fmt::print("{}  {}\n", paint(Style::bold, plan.title), to_string(plan.dtype));
+  fmt::print("{}  {}\n", paint(Style::bold, plan.title),
+             to_string(plan.dtype) +
+                 (plan.format == FormatSpec{} ? "" : ", experts " + to_string(plan.format)));
   fmt::print("{}", wrap(plan.whole ? describe(plan.spec) : describe(plan.spec.route), 2));
   fmt::print("{}",
              wrap(fmt::format("{}, {} thread{}, {}; {} routing, weights rotate past {}", cpu_name(),
@@ -361,6 +369,10 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
   const bool rows = stage == "gather" || stage == "combine" || exchanged;
   int ranks = exchanged ? 8 : 0;
   while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
+  if (plan.format != FormatSpec{}) {
+    throw Error(Status::unsupported,
+                fmt::format("--format {}: not benchmarked on a GPU", to_string(plan.format)));
+  }
   for (const auto tokens : plan.tokens) {
     if (stage == "layer") {
       shapes.push_back({.stage = stage,
@@ -454,6 +466,8 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--tokens", options->tokens, "numbers of tokens (default: 1,16,256)")
       ->option_text("LIST");
   add_dtype_option(*command, options->dtype, "of weights and rows (default: bf16)");
+  command->add_option("--format", options->format, "layer: of the experts, nvfp4, int4:64, ..")
+      ->option_text("NAME");
   command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
       ->option_text("KIND")
       ->check(CLI::Validator(

@@ -23,7 +23,8 @@ struct BenchPlan {
   std::vector<std::int64_t> tokens;
   std::int64_t rotate_bytes = 0;
   double seconds = 1;
-  int tile = 0;  // order: of the padded form
+  int tile = 0;         // order: of the padded form
+  FormatSpec format{};  // layer: of the experts
 };
 
 // Where measurements go.

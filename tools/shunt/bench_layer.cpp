@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 
 #include "bench.hpp"
@@ -16,10 +17,12 @@ namespace {
 // Everything that the weights of one layer point to. Each prepared layer is a copy of its own, so
 // all of them can be made from one pool that is hardly larger than a matrix.
 struct Source {
-  Source(const BenchPlan& plan, const Context& context)
-      : matrices(context, bf16, largest(plan.spec) + (std::int64_t{1} << 20)),
+  Source(const BenchPlan& plan, const Context& on)
+      : context(on),
+        format(plan.format),
+        matrices(on, bf16, largest(plan.spec) + (std::int64_t{1} << 20)),
         unit(unit_rows(plan.spec.route.columns(), plan.spec.hidden, 7)),
-        router_memory(context.allocate(unit.size() * 2)),
+        router_memory(on.allocate(unit.size() * 2)),
         router(view(router_memory.data(), bf16, {plan.spec.route.columns(), plan.spec.hidden})) {
     for (std::size_t i = 0; i < unit.size(); ++i) {
       const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, unit[i]);
@@ -34,13 +37,29 @@ struct Source {
                      spec.hidden});
   }
 
+  // Packed once for each size: packing takes longer than measuring.
+  const PackedMatrix& packed(std::int64_t n, std::int64_t k) {
+    const auto found = packed_sizes.find({n, k});
+    if (found != packed_sizes.end()) return found->second;
+    const Tensor matrix = matrices.take(n, k);
+    packed_memory.push_back(context.allocate(packed_bytes(format, n, k)));
+    return packed_sizes.emplace(std::pair(n, k), pack(format, matrix, packed_memory.back()))
+        .first->second;
+  }
+
   ExpertWeights experts(int count, std::int64_t hidden, std::int64_t inner,
                         const ActivationSpec& activation, bool gate_up_bias, bool down_bias) {
     ExpertWeights weights;
     for (int e = 0; e < count; ++e) {
-      if (activation.gated) weights.gate.push_back(matrices.take(inner, hidden));
-      weights.up.push_back(matrices.take(inner, hidden));
-      weights.down.push_back(matrices.take(hidden, inner));
+      if (format != FormatSpec{}) {
+        if (activation.gated) weights.packed_gate.push_back(packed(inner, hidden));
+        weights.packed_up.push_back(packed(inner, hidden));
+        weights.packed_down.push_back(packed(hidden, inner));
+      } else {
+        if (activation.gated) weights.gate.push_back(matrices.take(inner, hidden));
+        weights.up.push_back(matrices.take(inner, hidden));
+        weights.down.push_back(matrices.take(hidden, inner));
+      }
       if (gate_up_bias && activation.gated) weights.gate_bias.push_back(matrices.take(inner));
       if (gate_up_bias) weights.up_bias.push_back(matrices.take(inner));
       if (down_bias) weights.down_bias.push_back(matrices.take(hidden));
@@ -77,6 +96,10 @@ struct Source {
     return weights;
   }
 
+  Context context;
+  FormatSpec format;
+  std::map<std::pair<std::int64_t, std::int64_t>, PackedMatrix> packed_sizes;
+  std::vector<Buffer> packed_memory;
   RandomPool matrices;
   std::vector<float> unit;  // the router's rows, as hidden states are made from them
   Buffer router_memory;
@@ -97,9 +120,9 @@ Rotation rotation_for(const BenchPlan& plan, std::int64_t tokens) {
   Rotation rotation;
   // While runs hit at most half of the experts, RoutingSource takes the others next.
   rotation.batches = hit * 2 <= experts ? experts / hit : 1;
-  const double once =
-      static_cast<double>(hit * rotation.batches) * expert_bytes(plan.spec, plan.dtype) +
-      shared_bytes(plan.spec, plan.dtype);
+  const double once = static_cast<double>(hit * rotation.batches) *
+                          expert_bytes(plan.spec, plan.dtype, plan.format) +
+                      shared_bytes(plan.spec, plan.dtype, plan.format);
   rotation.layers = copies_to_rotate(plan, once, 4096);
   return rotation;
 }
@@ -114,7 +137,7 @@ struct Batch {
 }  // namespace
 
 void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
-  const LayerOptions options{.dtype = plan.dtype};
+  const LayerOptions options{.dtype = plan.dtype, .format = plan.format};
   const Support support = supports(plan.spec, options, context.device());
   if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
   if (plan.spec.route.hashed) {
@@ -124,8 +147,8 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   std::int64_t copies = 1;
   for (const auto tokens : plan.tokens)
     copies = std::max(copies, rotation_for(plan, tokens).layers);
-  const double one = plan.spec.experts.experts * expert_bytes(plan.spec, plan.dtype) +
-                     shared_bytes(plan.spec, plan.dtype);
+  const double one = plan.spec.experts.experts * expert_bytes(plan.spec, plan.dtype, plan.format) +
+                     shared_bytes(plan.spec, plan.dtype, plan.format);
   require_memory(plan, one * static_cast<double>(copies));
 
   Source source(plan, context);
@@ -179,7 +202,8 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
     };
     work.cost = [&](std::int64_t i) {
       const Batch& batch = batches[static_cast<std::size_t>(i)];
-      return layer_cost(plan.spec, plan.dtype, plan.dtype, tokens, batch.hit, batch.pairs);
+      return layer_cost(plan.spec, plan.dtype, plan.dtype, tokens, batch.hit, batch.pairs,
+                        plan.format);
     };
     run_case(plan, context, emit, work);
   }

@@ -14,15 +14,15 @@ struct Cost {
 };
 
 double element_bytes(DType dtype);
-// Weights of one routed expert, and of the shared expert, biases included.
-double expert_bytes(const LayerSpec& spec, DType dtype);
-double shared_bytes(const LayerSpec& spec, DType dtype);
+// Weights of one routed expert, and of the shared expert, biases included; matrices in `format`.
+double expert_bytes(const LayerSpec& spec, DType dtype, const FormatSpec& format = {});
+double shared_bytes(const LayerSpec& spec, DType dtype, const FormatSpec& format = {});
 double latent_bytes(const LayerSpec& spec, DType dtype);  // its two projections
 double router_bytes(const LayerSpec& spec, DType dtype);
 
 // The whole layer over `tokens` tokens that hit `experts_hit` experts with `pairs` pairs: those
 // weights once, hidden states in and out; rows between the stages need not cross memory.
 Cost layer_cost(const LayerSpec& spec, DType weights, DType rows, std::int64_t tokens,
-                std::int64_t experts_hit, std::int64_t pairs);
+                std::int64_t experts_hit, std::int64_t pairs, const FormatSpec& format = {});
 
 }  // namespace shunt::tool

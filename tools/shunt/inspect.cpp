@@ -25,12 +25,12 @@ struct InspectOptions {
 
 // What one MoE layer weighs in its file.
 struct LayerBytes {
-  DType dtype = DType::f32;
-  double expert = 0;     // one routed expert
-  double routed = 0;     // all of them
-  double shared = 0;     // the shared expert
-  double router = 0;     // and its biases
-  double per_token = 0;  // what one token needs
+  std::string format = "f32";  // of the experts' matrices: a dtype, or a FormatSpec
+  double expert = 0;           // one routed expert
+  double routed = 0;           // all of them
+  double shared = 0;           // the shared expert
+  double router = 0;           // and its biases
+  double per_token = 0;        // what one token needs
 };
 
 double total(const std::vector<Tensor>& tensors) {
@@ -44,13 +44,19 @@ double total(const ExpertWeights& experts) {
                            &experts.up_bias, &experts.down_bias}) {
     sum += total(*list);
   }
+  for (const auto* list : {&experts.packed_gate, &experts.packed_up, &experts.packed_down}) {
+    for (const PackedMatrix& matrix : *list) sum += static_cast<double>(matrix.bytes());
+  }
   return sum;
 }
 
 LayerBytes weigh(const Checkpoint& checkpoint, int layer, const LayerSpec& spec) {
   const LayerWeights weights = checkpoint.weights(layer);
   LayerBytes bytes;
-  if (!weights.experts.down.empty()) bytes.dtype = weights.experts.down[0].dtype;
+  if (!weights.experts.down.empty()) bytes.format = to_string(weights.experts.down[0].dtype);
+  if (!weights.experts.packed_up.empty()) {
+    bytes.format = to_string(weights.experts.packed_up[0].format);
+  }
   bytes.routed = total(weights.experts);
   bytes.expert = bytes.routed / std::max(1, spec.experts.experts);
   bytes.shared = total(weights.shared) + total({weights.shared_gate});
@@ -108,7 +114,7 @@ int inspect(const InspectOptions& options) {
     experts += bytes.routed + bytes.shared;
     per_token += bytes.per_token;
     json["module"] = entry.module;
-    json["dtype"] = to_string(bytes.dtype);
+    json["dtype"] = bytes.format;
     json["expert_bytes"] = bytes.expert;
     json["routed_bytes"] = bytes.routed;
     json["shared_bytes"] = bytes.shared;
@@ -117,7 +123,7 @@ int inspect(const InspectOptions& options) {
     layers.push_back(json);
     bool known = false;
     for (auto& kind : kinds) {
-      if (!known && kind.spec == spec && kind.bytes.dtype == bytes.dtype) {
+      if (!known && kind.spec == spec && kind.bytes.format == bytes.format) {
         kind.layers.push_back(entry.index);
         known = true;
       }
@@ -158,8 +164,7 @@ int inspect(const InspectOptions& options) {
                                   ? fmt::format(", shared expert {}", kind.spec.shared.intermediate)
                                   : std::string())});
     table.fact("rule", describe(kind.spec.route), page_width - 12);
-    table.row(
-        {"experts", fmt::format("{}, {}", describe(e.activation), to_string(kind.bytes.dtype))});
+    table.row({"experts", fmt::format("{}, {}", describe(e.activation), kind.bytes.format)});
     const LayerBytes& bytes = kind.bytes;
     table.row({"bytes", fmt::format("{} an expert, {} routed, {}{} router", size(bytes.expert),
                                     size(bytes.routed),
