@@ -208,9 +208,10 @@ BenchPlan make_plan(const BenchOptions& options) {
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
   plan.format = format_from_string(options.format);
-  if (plan.format != FormatSpec{} && options.stage != "layer") {
-    throw Error(Status::invalid_argument,
-                fmt::format("--format {}: only the layer takes packed weights", options.format));
+  if (plan.format != FormatSpec{} && options.stage != "layer" && options.stage != "gemm") {
+    throw Error(
+        Status::invalid_argument,
+        fmt::format("--format {}: only gemm and layer take packed weights", options.format));
   }
   plan.spread = options.routing == "zipf"      ? Spread::zipf
                 : options.routing == "one-hot" ? Spread::one_hot
@@ -466,7 +467,8 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--tokens", options->tokens, "numbers of tokens (default: 1,16,256)")
       ->option_text("LIST");
   add_dtype_option(*command, options->dtype, "of weights and rows (default: bf16)");
-  command->add_option("--format", options->format, "layer: of the experts, nvfp4, int4:64, ..")
+  command
+      ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
   command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
       ->option_text("KIND")

@@ -24,7 +24,7 @@ struct BenchPlan {
   std::int64_t rotate_bytes = 0;
   double seconds = 1;
   int tile = 0;         // order: of the padded form
-  FormatSpec format{};  // layer: of the experts
+  FormatSpec format{};  // gemm, layer: of the experts
 };
 
 // Where measurements go.

@@ -239,7 +239,10 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
   const int groups = computed_experts(plan);
   for (const Shape shape : {Shape{"gate_up", gate_up, experts.hidden},
                             Shape{"down", experts.hidden, experts.intermediate}}) {
-    const double matrix = element_bytes(plan.dtype) * static_cast<double>(shape.n * shape.k);
+    const bool packed = plan.format != FormatSpec{};
+    const double width =
+        packed ? bits_per_weight(plan.format) / 8 : static_cast<double>(element_bytes(plan.dtype));
+    const double matrix = width * static_cast<double>(shape.n * shape.k);
     // The copies that the fewest tokens need serve all; hits of a run are spread as in a layer.
     std::int64_t copies = 1;
     std::vector<std::int64_t> batches;
@@ -251,20 +254,37 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       copies = std::max(
           copies, copies_to_rotate(plan, matrix * static_cast<double>(hit * batches.back()), 4096));
     }
-    const std::size_t one = prepared_bytes(context, plan.dtype, groups, shape.n, shape.k);
+    const std::size_t one =
+        prepared_bytes(context, plan.dtype, plan.format, groups, shape.n, shape.k);
     require_memory(plan, static_cast<double>(one) * static_cast<double>(copies));
     RandomPool pool(context, bf16, shape.n * shape.k + (1 << 20));
     std::vector<Buffer> memory;
     std::vector<PreparedWeights> prepared;
+    // Packed once: that takes longer than measuring.
+    Buffer packed_memory;
+    PackedMatrix one_matrix;
+    if (packed) {
+      packed_memory = context.allocate(packed_bytes(plan.format, shape.n, shape.k));
+      one_matrix = pack(plan.format, pool.take(shape.n, shape.k), packed_memory);
+    }
     for (std::int64_t i = 0; i < copies; ++i) {
+      memory.push_back(context.allocate(one));
+      if (packed) {
+        const std::vector<PackedMatrix> all(at(groups), one_matrix);
+        prepared.push_back(prepare_packed(context, plan.dtype, all, memory.back()));
+        continue;
+      }
       std::vector<Tensor> matrices;
       matrices.reserve(at(groups));
       for (int g = 0; g < groups; ++g) matrices.push_back(pool.take(shape.n, shape.k));
-      memory.push_back(context.allocate(one));
       prepared.push_back(prepare(context, plan.dtype, matrices, memory.back()));
     }
-    const GroupedGemmSpec spec{
-        .groups = groups, .n = shape.n, .k = shape.k, .dtype = plan.dtype, .prepared = true};
+    const GroupedGemmSpec spec{.groups = groups,
+                               .n = shape.n,
+                               .k = shape.k,
+                               .dtype = plan.dtype,
+                               .prepared = true,
+                               .format = plan.format};
 
     for (std::size_t t = 0; t < plan.tokens.size(); ++t) {
       const std::int64_t tokens = plan.tokens[t];
