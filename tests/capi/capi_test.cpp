@@ -50,7 +50,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ShuffleSpec>(), 6);
   EXPECT_EQ(members<ScatterAddSpec>(), 1);
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
-  EXPECT_EQ(members<ExpertWeights>(), 9);
+  EXPECT_EQ(members<ExpertWeights>(), 10);
   EXPECT_EQ(members<LayerWeights>(), 14);
   EXPECT_EQ(members<LayerOptions>(), 5);
   EXPECT_EQ(members<LayerInputs>(), 4);
