@@ -124,7 +124,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                        .permutation = at(s.permutation, i32, {pairs}),
                        .inverse = inverse};
   if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
-  const bool at_once = routes_and_orders_at_once(spec, context.device(), tokens);
+  const bool at_once = routes_and_orders_at_once(tokens);
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {

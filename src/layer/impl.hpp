@@ -26,6 +26,7 @@ struct Layer::Impl {
   void set_up();
 
   bool on_gpu() const { return context.device().type == DeviceType::cuda; }
+  bool routes_and_orders_at_once(std::int64_t tokens) const;
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;

@@ -67,6 +67,14 @@ void Layer::Impl::set_up() {
   }
 }
 
+bool Layer::Impl::routes_and_orders_at_once(std::int64_t tokens) const {
+  bool dependent = false;
+  if constexpr (cuda_engine::built) {
+    if (on_gpu()) dependent = context.gpu().dependent_launch;
+  }
+  return shunt::routes_and_orders_at_once(spec, context.device(), tokens, dependent);
+}
+
 SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
   if (spec.shared.intermediate == 0 || !on_gpu()) return {};
   const bool whole_k = options.batch_invariant;
@@ -142,7 +150,7 @@ std::string Layer::explain(std::int64_t tokens) const {
       tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
   text += fmt::format("  route    router GEMM in f32, then selection; {}\n", describe(spec.route));
-  if (routes_and_orders_at_once(spec, impl_->context.device(), tokens)) {
+  if (impl_->routes_and_orders_at_once(tokens)) {
     text +=
         "  order    in the router's launch where it is one for few tokens, else in one that starts "
         "while it ends; compact: no padding rows\n";

@@ -61,8 +61,10 @@ OrderSpec order_spec(const LayerSpec& spec) {
           .local_experts = spec.experts.experts};
 }
 
-bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens) {
-  return device.type == DeviceType::cuda && tokens * spec.route.slots() <= most_pairs_at_once;
+bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_t tokens,
+                               bool dependent_launch) {
+  return device.type == DeviceType::cuda && !dependent_launch &&
+         tokens * spec.route.slots() <= most_pairs_at_once;
 }
 
 SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {
