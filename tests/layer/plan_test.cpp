@@ -1,0 +1,33 @@
+// What a layer's plan decides: pure functions, the same with and without a GPU.
+#include "layer/plan.hpp"
+
+#include <gtest/gtest.h>
+
+namespace shunt {
+namespace {
+
+constexpr Device gpu{DeviceType::cuda, 0};
+
+TEST(LayerPlan, ASharedExpertRunsBesideRoutingWhereThatHidesMoreThanAForkCosts) {
+  EXPECT_FALSE(plan_shared(Device{}, 64, 20).beside);
+  EXPECT_FALSE(plan_shared(gpu, 64, 2).beside);
+  const SharedPlan few = plan_shared(gpu, 64, 20), many = plan_shared(gpu, 4096, 200);
+  EXPECT_TRUE(few.beside);
+  EXPECT_EQ(few.us, 20);
+  EXPECT_GT(few.hidden, 5);
+  EXPECT_LT(few.hidden, 20);
+  EXPECT_TRUE(many.beside);
+  EXPECT_GT(many.hidden, few.hidden);
+}
+
+TEST(LayerPlan, FewPairsAreRoutedAndOrderedAtOnceUnlessLaunchesAreDependent) {
+  LayerSpec spec;
+  spec.route = {.experts = 64, .top_k = 8};
+  EXPECT_TRUE(routes_and_orders_at_once(spec, gpu, 128, false));
+  EXPECT_FALSE(routes_and_orders_at_once(spec, gpu, 129, false));
+  EXPECT_FALSE(routes_and_orders_at_once(spec, gpu, 1, true));
+  EXPECT_FALSE(routes_and_orders_at_once(spec, Device{}, 1, false));
+}
+
+}  // namespace
+}  // namespace shunt
