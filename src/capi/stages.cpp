@@ -399,7 +399,8 @@ shunt_status shunt_grouped_gemm(const shunt_context* context, const shunt_groupe
                          .offsets = call.tensor("inputs.offsets", in.offsets),
                          .weights = call.tensor("inputs.weights", in.weights),
                          .prepared = to_prepared(call, "inputs.prepared", in.prepared),
-                         .bias = call.tensor("inputs.bias", in.bias)},
+                         .bias = call.tensor("inputs.bias", in.bias),
+                         .row_scales = call.tensor("inputs.row_scales", in.row_scales)},
                         call.tensor("out", out), {workspace, workspace_bytes});
   });
 }

@@ -480,6 +480,7 @@ typedef struct shunt_grouped_gemm_inputs {
   const shunt_tensor* weights;            /* [groups, n, k] float; iff not spec.prepared */
   const shunt_prepared_weights* prepared; /* iff spec.prepared */
   const shunt_tensor* bias;               /* [groups, n] float; iff spec.bias */
+  const shunt_tensor* row_scales; /* [R] or [R, ceil(k / 128)] f32, of rows in fp8; else NULL */
 } shunt_grouped_gemm_inputs;
 
 SHUNT_API shunt_status shunt_grouped_gemm_supports(const shunt_context* context,
