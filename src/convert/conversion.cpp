@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 
 #include "checkpoint/access.hpp"
@@ -81,7 +80,7 @@ class Conversion {
   std::vector<SourceFile> files_;
   std::set<std::string> expert_tensors_;
   Naming naming_ = Naming::as_source;
-  std::optional<SafetensorsFile> recordings_;
+  std::unique_ptr<const SafetensorsFile> recordings_;
   std::int64_t done_ = 0, total_ = 0;  // weights
 
   // Of the layer at work.
@@ -127,7 +126,8 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
     }
   }
   if (!options_.calibrate.empty()) {
-    recordings_ = SafetensorsFile::open(options_.calibrate);
+    recordings_ =
+        std::make_unique<const SafetensorsFile>(SafetensorsFile::open(options_.calibrate));
     for (const CheckpointLayer& layer : checkpoint_.layers()) {
       if (!layer.moe) continue;
       require(supports_calibration(checkpoint_.spec(layer.index)), "calibration");

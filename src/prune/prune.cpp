@@ -133,7 +133,7 @@ PruneMethod prune_method_from_string(const std::string& text) {
 PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
                          std::int64_t k, const InputStatistics* statistics) {
   if (spec.method != PruneMethod::magnitude) check_statistics(spec, k, statistics);
-  if (!(spec.damping >= 0 && spec.damping <= 1)) {
+  if (std::isnan(spec.damping) || spec.damping < 0 || spec.damping > 1) {
     fail(Status::invalid_argument, "prune: damping is {}: must be 0 to 1", spec.damping);
   }
   for (std::int64_t i = 0; i < n * k; ++i) {

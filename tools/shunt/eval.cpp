@@ -108,7 +108,7 @@ class Evaluation {
   Context host_;
   Checkpoint checkpoint_;
   Windows windows_;
-  std::optional<SafetensorsFile> recordings_;
+  std::unique_ptr<const SafetensorsFile> recordings_;
   std::map<int, std::vector<std::uint16_t>> recorded_;  // bf16
   Progress progress_;
 };
@@ -286,9 +286,12 @@ int Evaluation::run() {
   windows_.stride = options_.stride.value_or(std::max<std::int64_t>(1, windows_.context / 2));
   std::vector<ConversionSpec> specs;
   for (const std::string& format : options_.formats) specs.push_back(parse_format(format));
-  if (!options_.calibrate.empty()) recordings_ = SafetensorsFile::open(options_.calibrate);
+  if (!options_.calibrate.empty()) {
+    recordings_ =
+        std::make_unique<const SafetensorsFile>(SafetensorsFile::open(options_.calibrate));
+  }
   if (options_.all_formats) {
-    const auto all = all_conversions(recordings_.has_value());
+    const auto all = all_conversions(recordings_ != nullptr);
     specs.insert(specs.end(), all.begin(), all.end());
   }
   for (const ConversionSpec& spec : specs) {
