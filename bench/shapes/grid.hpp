@@ -27,6 +27,9 @@ struct StageShape {
   std::int64_t columns = 0;
   std::int64_t group_rows = 0;
   std::shared_ptr<const LayerSpec> layer;  // layer
+  // gemm, layer: of the experts, and what their rows are rounded to.
+  FormatSpec format{};
+  RowFormat rows = RowFormat::as_dtype;
 };
 
 const std::vector<StageShape>& routing_grid();

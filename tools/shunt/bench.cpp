@@ -27,6 +27,7 @@ struct BenchOptions {
   std::string tokens = "1,16,256";
   DType dtype = DType::bf16;
   std::string format = "plain";
+  RowFormat rows = RowFormat::as_dtype;
   std::string routing = "uniform";
   std::string rotate;
   std::optional<double> seconds;
@@ -265,6 +266,11 @@ int run_gpu(const BenchOptions& options) {
       for (auto& shape : stage_shapes(plan, stage)) wanted.shapes.push_back(shape);
     }
   }
+  for (auto& shape : wanted.shapes) {
+    if (shape.stage != "gemm" && shape.stage != "layer") continue;
+    shape.format = format_from_string(options.format);
+    shape.rows = options.rows;
+  }
   if (wanted.shapes.empty()) {
     throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
                                                  options.stage, fmt::join(gpu_stages, ", ")));
@@ -370,10 +376,6 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
   const bool rows = stage == "gather" || stage == "combine" || exchanged;
   int ranks = exchanged ? 8 : 0;
   while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
-  if (plan.format != FormatSpec{}) {
-    throw Error(Status::unsupported,
-                fmt::format("--format {}: not benchmarked on a GPU", to_string(plan.format)));
-  }
   for (const auto tokens : plan.tokens) {
     if (stage == "layer") {
       shapes.push_back({.stage = stage,
@@ -470,6 +472,17 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
+  command
+      ->add_option_function<std::string>(
+          "--rows",
+          [options](const std::string& text) {
+            options->rows = text == "fp8_block"   ? RowFormat::fp8_block
+                            : text == "fp8_token" ? RowFormat::fp8_token
+                                                  : RowFormat::as_dtype;
+          },
+          "gemm, layer on a GPU: what rows are rounded to")
+      ->option_text("as_dtype|fp8_block|fp8_token")
+      ->check(CLI::IsMember({"as_dtype", "fp8_block", "fp8_token"}));
   command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
       ->option_text("KIND")
       ->check(CLI::Validator(

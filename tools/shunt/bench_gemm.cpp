@@ -21,7 +21,8 @@ struct Products {
   Context context;
   GroupedGemmSpec spec;
   Variants rows, out, offsets;
-  Variants weights;  // of call 0, as they were before
+  Tensor row_scales;  // of rows that are fp8
+  Variants weights;   // of call 0, as they were before
   std::vector<Buffer> memory;
   std::vector<PreparedWeights> prepared;
   std::vector<std::int32_t> first_offsets;
@@ -29,8 +30,11 @@ struct Products {
 
   void run(std::int64_t i) const {
     grouped_gemm(context, spec,
-                 {.rows = rows[i], .offsets = offsets[i], .prepared = prepared[at(i)]}, out[i],
-                 workspace);
+                 {.rows = rows[i],
+                  .offsets = offsets[i],
+                  .prepared = prepared[at(i)],
+                  .row_scales = row_scales},
+                 out[i], workspace);
   }
 };
 
@@ -75,6 +79,39 @@ void check_products(const Products& made, const std::string& label) {
   }
 }
 
+// Weights and rows that are fp8 already: one random matrix for all groups, rows of random bytes.
+// What is multiplied is checked by the tests.
+void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
+  const GroupedGemmSpec& spec = made.spec;
+  const Context& context = made.context;
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(at(spec.n * spec.k));
+  for (float& x : numbers) x = normal(random) / std::sqrt(static_cast<float>(spec.k));
+  const Buffer packed = host().allocate(packed_bytes(spec.format, spec.n, spec.k));
+  const PackedMatrix matrix = pack(spec.format, view(numbers.data(), {spec.n, spec.k}), packed);
+  const std::vector<PackedMatrix> all(at(spec.groups), matrix);
+  for (std::int64_t i = 0; i < n; ++i) {
+    made.memory.push_back(context.allocate(
+        prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k)));
+    made.prepared.push_back(prepare_packed(context, spec.dtype, all, made.memory.back()));
+  }
+  if (spec.rows == RowFormat::as_dtype) return;
+  std::vector<std::uint8_t> bytes(at(rows * spec.k));
+  for (auto& byte : bytes) byte = f32_to_e4m3(normal(random) * 100);
+  made.rows = Variants(context, DType::f8_e4m3, {rows, spec.k}, n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    context.copy(made.rows[i].data, bytes.data(), bytes.size());
+  }
+  const std::int64_t blocks = spec.rows == RowFormat::fp8_token ? 1 : (spec.k + 127) / 128;
+  const std::vector<float> scales(at(rows * blocks), 0.01f);
+  made.memory.push_back(context.allocate(scales.size() * sizeof(float)));
+  context.copy(made.memory.back().data(), scales.data(), scales.size() * sizeof(float));
+  made.row_scales = view(static_cast<const void*>(made.memory.back().data()), DType::f32,
+                         {rows, blocks}, context.device());
+  if (spec.rows == RowFormat::fp8_token) made.row_scales.rank = 1;
+}
+
 }  // namespace
 
 StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spread spread,
@@ -87,6 +124,8 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
                                                       .n = shape.columns,
                                                       .k = shape.hidden,
                                                       .dtype = shape.dtype,
+                                                      .format = shape.format,
+                                                      .rows = shape.rows,
                                                   }});
   require(supports(made->spec, context.device()));
 
@@ -102,17 +141,22 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
   made->first_offsets = offsets[0];
   std::int64_t hit = 0;
   for (int g = 0; g < groups; ++g) hit += offsets[0][at(g) + 1] > offsets[0][at(g)];
+  const bool packed = shape.format != FormatSpec{};
   const double width = element_bytes(shape.dtype);
-  const double moved = width * static_cast<double>(hit * shape.columns * shape.hidden +
-                                                   rows * (shape.columns + shape.hidden));
-  const std::int64_t n = variants_for(
-      moved + width * static_cast<double>((groups - hit) * shape.columns * shape.hidden),
+  const double weight = packed ? bits_per_weight(shape.format) / 8 : width;
+  const double row = shape.rows == RowFormat::as_dtype ? width : 1;
+  const double moved = weight * static_cast<double>(hit * shape.columns * shape.hidden) +
+                       static_cast<double>(rows) * (width * static_cast<double>(shape.columns) +
+                                                    row * static_cast<double>(shape.hidden));
+  std::int64_t n = variants_for(
+      moved + weight * static_cast<double>((groups - hit) * shape.columns * shape.hidden),
       rotate_bytes);
   made->rows = Variants(context, shape.dtype, {rows, shape.hidden}, n);
   made->out = Variants(context, shape.dtype, {rows, shape.columns}, n);
   made->offsets = Variants(context, DType::i32, {groups + 1}, n);
   fill(context, made->rows, 1, 1);
-  for (std::int64_t i = n - 1; i >= 0; --i) {
+  if (packed) make_packed(*made, rows, n);
+  for (std::int64_t i = packed ? -1 : n - 1; i >= 0; --i) {
     made->weights = Variants(context, shape.dtype, {groups * shape.columns, shape.hidden}, 1);
     fill(context, made->weights, 1 / std::sqrt(static_cast<float>(shape.hidden)),
          2 + static_cast<std::uint64_t>(i));
@@ -125,15 +169,16 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
     made->prepared.push_back(prepare(context, shape.dtype, matrices, made->memory.back()));
     context.synchronize();
   }
-  std::reverse(made->prepared.begin(), made->prepared.end());
+  if (!packed) std::reverse(made->prepared.begin(), made->prepared.end());
   upload(context, made->offsets, offsets);
   made->workspace = context.allocate(grouped_gemm_workspace_bytes(context, made->spec, rows));
 
-  const std::string label =
+  std::string label =
       shape.group_rows > 0
           ? fmt::format("G{} M{} N{} K{}", groups, shape.group_rows, shape.columns, shape.hidden)
           : fmt::format("T{} G{} R{} N{} K{}", shape.tokens, groups, rows, shape.columns,
                         shape.hidden);
+  if (packed) label += " " + to_string(shape.format);
   return {.op = "grouped_gemm",
           .label = label,
           .dtype = shape.dtype,
@@ -141,7 +186,10 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
           .cost = {moved, 2.0 * static_cast<double>(rows * shape.columns * shape.hidden)},
           .on_tensor_cores = shape.dtype != DType::f32,
           .call = [made](std::int64_t i) { made->run(i); },
-          .check = [made, label] { check_products(*made, label); }};
+          .check =
+              [made, label, packed] {
+                if (!packed) check_products(*made, label);
+              }};
 }
 
 }  // namespace shunt::tool

@@ -55,6 +55,21 @@ class Weights {
     weights.input_norm = vector(spec.input_norm.weight, spec.hidden);
     weights.output_norm = vector(spec.output_norm.weight, spec.hidden);
   }
+  // The first expert's matrices, packed, for all of them: packing is the host's, and slow.
+  void pack_experts(const FormatSpec& format) {
+    ExpertWeights& e = weights.experts;
+    const auto pack_list = [&](std::vector<Tensor>& plain, std::vector<PackedMatrix>& to) {
+      if (plain.empty()) return;
+      const OnHost first(context_, plain[0]);
+      packed_.push_back(
+          host().allocate(packed_bytes(format, first.tensor.shape[0], first.tensor.shape[1])));
+      to.assign(plain.size(), pack(format, first.tensor, packed_.back()));
+      plain.clear();
+    };
+    pack_list(e.gate, e.packed_gate);
+    pack_list(e.up, e.packed_up);
+    pack_list(e.down, e.packed_down);
+  }
   LayerWeights weights;
 
  private:
@@ -90,6 +105,7 @@ class Weights {
   Context context_;
   std::uint64_t seed_;
   std::vector<Variants> memory_;
+  std::vector<Buffer> packed_;
 };
 
 }  // namespace
@@ -97,16 +113,22 @@ class Weights {
 StageCase layer_case(const Context& context, const bench::StageShape& shape,
                      std::int64_t rotate_bytes) {
   const LayerSpec& spec = *shape.layer;
-  const LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
+  LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
+  options.format = shape.format;
+  options.rows = shape.rows;
+  const bool packed = shape.format != FormatSpec{};
+  const double smaller =
+      packed ? bits_per_weight(shape.format) / (8 * element_bytes(shape.dtype)) : 1;
   require(supports(spec, options, context.device()));
   auto made = std::make_shared<Layers>(Layers{.context = context});
   const std::int64_t tokens = shape.tokens;
-  const double whole =
-      spec.experts.experts * expert_bytes(spec, shape.dtype) + shared_bytes(spec, shape.dtype);
+  const double whole = spec.experts.experts * expert_bytes(spec, shape.dtype) * smaller +
+                       shared_bytes(spec, shape.dtype);
   const auto copies = static_cast<std::int64_t>(
       std::clamp(std::ceil(static_cast<double>(rotate_bytes) / whole), 1.0, 64.0));
   for (std::int64_t i = 0; i < copies; ++i) {
-    const Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
+    Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
+    if (packed) random.pack_experts(shape.format);
     made->layers.emplace_back(spec, random.weights, context, options);
     context.synchronize();
   }
@@ -131,11 +153,13 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
                                              [&](auto id) { return id >= 0 && id < computed; }) +
                                spec.route.shared.count * tokens;
     const Cost one = layer_cost(spec, shape.dtype, shape.dtype, tokens, hit, pairs);
-    cost.bytes += one.bytes / static_cast<double>(n);
+    const double saved = static_cast<double>(hit) * expert_bytes(spec, shape.dtype) * (1 - smaller);
+    cost.bytes += (one.bytes - saved) / static_cast<double>(n);
     cost.flops += one.flops / static_cast<double>(n);
   }
-  const std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
-                                        spec.experts.intermediate, computed, spec.route.top_k);
+  std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
+                                  spec.experts.intermediate, computed, spec.route.top_k);
+  if (packed) label += " " + to_string(shape.format);
   return {.op = "layer",
           .label = label,
           .dtype = shape.dtype,
