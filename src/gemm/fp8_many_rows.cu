@@ -23,7 +23,7 @@
 // Bytes a step and block from L2: 32 KB tall, 24 flat, for 8.4 and 4.2 MFLOP; of shared memory 96
 // bytes a clock. A tall step is 1024 clocks of the tensor cores; a warpgroup's sums take 200 of the
 // other's 512. Time predicted on an H200 at 1300 TFLOP/s: G16 M1024 N2048 K5120 285 us, N5120 K1024
-// 170, G128 M128 N2048 K5120 345, N5120 K1024 205.
+// 170, G128 M128 N2048 K5120 345, N5120 K1024 205. Measured: 343, 229, 471, 299.
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"

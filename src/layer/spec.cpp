@@ -181,9 +181,8 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
                      options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
     if (!fp8 || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be plain and 0, any and 0 on the CPU, or on "
-          "a "
-          "GPU, with 16 bits, fp8_block and 2",
+          "LayerOptions.format is {} and rows {}: must be plain and 0, any and 0 on the CPU, or "
+          "fp8_block and 2 on a GPU, with a dtype of 16 bits",
           to_string(options.format), static_cast<int>(options.rows));
     }
     if (spec.experts.experts > 1024) {
