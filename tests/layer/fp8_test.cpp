@@ -25,7 +25,7 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   EXPECT_FALSE(supports(spec, fp8, Device{}));
   LayerOptions one = fp8;
   one.rows = RowFormat::as_dtype;
-  EXPECT_FALSE(supports(spec, one, Device{}));
+  EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
   one = fp8;
   one.format.format = Format::nvfp4;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
