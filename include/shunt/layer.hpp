@@ -105,7 +105,11 @@ struct LayerWeights {
 };
 
 struct LayerOptions {
-  // Of plain expert weights and of the rows between stages. Routing is f32 whatever this says.
+  // Of plain expert weights and of the rows between stages: the experts' input, their hidden rows
+  // and, on CUDA, the rows that they return, which are rounded once before the weighted sum: an
+  // output moves by up to 2^-8 (bf16) or 2^-11 (f16) of the sum of |w| |expert(u)|, and f16
+  // saturates at 65504. The CPU engine keeps those in f32. Routing and sums are f32 whatever this
+  // says.
   DType dtype = DType::bf16;
   // Of the experts' matrices in memory. plain: packed weights of a checkpoint are computed in the
   // format that they have, plain ones in `dtype`. Else plain weights are packed as they are

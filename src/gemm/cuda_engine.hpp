@@ -23,6 +23,10 @@ struct GroupedProduct {
   const std::int32_t* offsets = nullptr;
   const std::int32_t* valid = nullptr;
   bool whole_k = false;  // k is not shared out: a row's bits do not depend on how many there are
+  // Both, and the weights, were there before the launch that precedes this one, which like every
+  // launch of the engine waited for its predecessor before it let this one start: they may be read
+  // while that one still runs.
+  bool early = false;
 
   Tensor rows{};                              // [T, k], rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]

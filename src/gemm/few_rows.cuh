@@ -6,8 +6,10 @@
 // a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
 // steps of 64 through a ring of stages as deep as shared memory holds. 12 warps:
 //   warp 0      one thread orders bulk copies of the weights, 16 KB a step: a tile of the prepared
-//               layout, or a box of a tensor
-//   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there
+//               layout, or a box of a tensor; those of the first tile before the groups are listed
+//   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there. Where
+//               groups are older than the grid before this one, only they wait for that: everything
+//               that others do but copying weights comes after a copy of theirs
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
@@ -44,10 +46,11 @@ struct FewTile {
   static constexpr int pitch = rows + 4;  // floats from one token's sums to the next
   static constexpr int sum_bytes = tokens * pitch * 4;
   static constexpr int most_bytes = 226 * 1024;  // of shared memory
-  static constexpr int list_bytes(int groups) { return 4 * (3 * groups + 1); }
-  static constexpr int stages = (most_bytes - 1024 - sum_bytes - 4 * (3 * 1024 + 1)) / stage_bytes;
+  using List = TileList<tokens, 1>;
+  static constexpr int stages =
+      (most_bytes - 1024 - sum_bytes - List::bytes(most_listed_groups)) / stage_bytes;
   static constexpr int shared_bytes(int groups) {
-    return 1024 + stages * stage_bytes + sum_bytes + list_bytes(groups);
+    return 1024 + stages * stage_bytes + sum_bytes + List::bytes(groups);
   }
 };
 
@@ -73,7 +76,8 @@ __global__ void __launch_bounds__(S::threads, 1)
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the same in all lanes, and known so
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
   if (thread == 0) {
@@ -86,48 +90,68 @@ __global__ void __launch_bounds__(S::threads, 1)
     mbarrier_init(&used, static_cast<unsigned>(8 * split));
     mbarrier_init_fence();
   }
-  wait_for_predecessor();
-  let_successor_start();
-  TileList<S::tokens, 1> list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
-                              args.columns);
-  list.build(args.offsets, args.valid, args.rows);
-  cluster_barrier();  // the other blocks' barriers are there
-
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / split, tiles = list.tiles();
-  const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
-  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
+  const int clusters = static_cast<int>(gridDim.x) / split;
+  const int begin = args.steps * rank / split, end = args.steps * (rank + 1) / split;
   int tile = static_cast<int>(blockIdx.x) / split;
   int stage = 0;
   unsigned parity = 0;
+  bool again = false;  // the ring has been round
+  const auto next = [&] {
+    if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
+  };
+  // By one thread: weights of steps [from, to) of a tile.
+  const auto copy_weights = [&](const GroupTile& at, int from, int to) {
+    const int weight_row = at.group * args.group_rows + at.column * S::rows;
+    const char* const tiles = args.tiles + at.group * args.group_bytes +
+                              std::int64_t{at.column} * args.steps * S::weight_bytes;
+#pragma unroll 1
+    for (int i = from; i < to; ++i) {
+      if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+      mbarrier_arrive_expect(&full[stage], S::weight_bytes);
+      unsigned char* const stage_at = stages + stage * S::stage_bytes;
+      if (args.tiles != nullptr) {
+        copy_bytes_once(stage_at, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
+                        &full[stage]);
+      } else {
+        copy_box(stage_at, &weights, &full[stage], S::step * i, weight_row);
+      }
+      next();
+    }
+  };
+  const bool early = args.early;  // weights and groups are older than the grid before this one
+  if (!early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  int copied = begin;  // of the first tile's steps, before there is a list
+  if (warp == 0) {
+    const GroupTile at =
+        S::List::find_unlisted(args.offsets, args.rows, args.groups, args.columns, tile);
+    if (at.group >= 0) {
+      copied = min(end, begin + S::stages);
+      if (lane == 0) copy_weights(at, begin, copied);
+    }
+    __syncwarp();
+  }
+  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
+                        args.columns);
+  list.build(args.offsets, args.valid, args.rows);
+  cluster_barrier();  // the other blocks' barriers are there
+  const int tiles = list.tiles();
   if (warp < 4) {
-    bool again = false;  // the ring has been round
-    const auto next = [&] {
-      if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
-    };
     if (warp == 0) {
       for (; tile < tiles; tile += clusters) {
         const GroupTile at = list.find(tile);
-        if (lane == 0) {
-          const int weight_row = at.group * args.group_rows + at.column * S::rows;
-          const char* const tiles = args.tiles + at.group * args.group_bytes +
-                                    std::int64_t{at.column} * args.steps * S::weight_bytes;
-          for (int i = begin; i < end; ++i) {
-            if (again) mbarrier_wait(&empty[stage], parity ^ 1);
-            mbarrier_arrive_expect(&full[stage], S::weight_bytes);
-            unsigned char* const to = stages + stage * S::stage_bytes;
-            if (args.tiles != nullptr) {
-              copy_bytes_once(to, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
-                              &full[stage]);
-            } else {
-              copy_box(to, &weights, &full[stage], S::step * i, weight_row);
-            }
-            next();
-          }
-        }
+        if (lane == 0) copy_weights(at, copied, end);
         __syncwarp();
+        copied = begin;
       }
     } else if (warp >= 2) {
+      if (early) {
+        wait_for_predecessor();
+        let_successor_start();
+      }
       // Piece `part` of rows line + 8 c of a step, swizzled as wgmma wants them.
       const int line = (thread - 64) / 8, part = thread % 8;
       const std::uint32_t to = shared_address(stages) + S::weight_bytes +

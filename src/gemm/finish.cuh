@@ -7,6 +7,8 @@
 // the gate and the up of one element.
 #pragma once
 
+#include <type_traits>
+
 #include "activate/activation.cuh"
 #include "cuda/element.cuh"
 #include "gemm/hopper_product.hpp"
@@ -75,41 +77,50 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
 }
 
-// The part of shared memory through which a warpgroup turns 64 rows of weights x 64 tokens at a
-// time: 64 lines of 144 bytes, or 32 of 272.
-inline constexpr int turn_bytes = 64 * 144;
+// The part of shared memory through which a warpgroup's results go out: `count` boxes (1 or 2) of
+// 64 tokens x 64 or, paired, 32 results of 16 bits, swizzled as `map` says, or 32 tokens x 64
+// floats. The warpgroup's first thread has them copied out, while the others write the next box or
+// go on to another tile.
+inline constexpr int box_bytes = 64 * 128;
+struct Boxes {
+  unsigned char* memory = nullptr;  // at a multiple of 1024
+  int count = 1;
+  const void* map = nullptr;  // map_row_ends()
+  int barrier = 0;            // one of the warpgroup's own, 128 threads
+  int next = 0;
+};
 
-// An m64 block of a warpgroup: `floats` / 32 times 64 tokens. `first`: its first row of weights;
-// `barrier`: one of the warpgroup's own, 128 threads.
-template <int floats>
-class BlockFinish {
+// The end of a warpgroup's part of a tile: `blocks` m64 blocks of `floats` / 32 times 64 tokens.
+// `first`: the first one's first row of weights. T: of the operands, and of plain results.
+template <class T, int blocks, int floats>
+class TileFinish {
  public:
-  __device__ __forceinline__ BlockFinish(const Finish& f, int group, std::int64_t row, int count,
-                                         std::int64_t first, unsigned char* turn, int barrier)
+  __device__ __forceinline__ TileFinish(const Finish& f, int group, int row, int count,
+                                        std::int64_t first, Boxes& boxes)
       : f_(f),
         group_(group),
         row_(row),
         count_(count),
         first_(first),
-        turn_(turn),
-        barrier_(barrier),
+        boxes_(boxes),
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
-  __device__ __forceinline__ void write(float (&d)[floats]) const {
+  __device__ __forceinline__ void write(float (&d)[blocks][floats]) const {
     if (!f_.plain) {
       through_f32(d);
-    } else if (f_.out_dtype == DType::bf16) {
-      through_16<true>(d);
     } else {
-      through_16<false>(d);
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) through_16(d[b], first_ + 64 * b);
     }
   }
 
  private:
-  template <bool bf16>
-  __device__ __forceinline__ void through_16(float (&d)[floats]) const {
+  // Of one block, whose first row of weights is `first`.
+  __device__ __forceinline__ void through_16(float (&d)[floats], std::int64_t first) const {
+    constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
     const int lane = thread_ % 32, warp = thread_ / 32;
-    const std::int64_t first_column = f_.paired ? first_ / 2 : first_;
+    const std::int64_t first_column = f_.paired ? first / 2 : first;
+    if (first_column >= f_.out_columns) return;
     float bias[2] = {0, 0};
     if (f_.bias != nullptr) {
       const int r = f_.paired ? 8 * warp + lane / 4 : 16 * warp + lane / 4;
@@ -118,14 +129,22 @@ class BlockFinish {
       bias[1] = f_.paired ? bias_of(f_, group_, f_.out_columns + min(column, last))
                           : bias_of(f_, group_, min(column + 8, last));
     }
-    const std::uint32_t turn = shared_address(turn_);
 #pragma unroll
     for (int c = 0; c < floats / 32; ++c) {
       if (64 * c >= count_) break;
-      if (c > 0) named_barrier(barrier_, 128);  // the chunk before has been read
       float* const e = d + 32 * c;
+      if (f_.bias != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) e[i] += bias[i / 2 % 2];
+        for (int i = 0; i < 32; ++i) e[i] += bias[i / 2 % 2];
+      }
+      if (thread_ == 0) {
+        boxes_.count == 1 ? wait_for_boxes_read<0>() : wait_for_boxes_read<1>();
+      }
+      __syncwarp();
+      named_barrier(boxes_.barrier, 128);  // the box is free
+      const std::uint32_t box =
+          shared_address(boxes_.memory) + static_cast<std::uint32_t>(boxes_.next * box_bytes);
+      // Piece p of 16 bytes of a token's line lies at p ^ (the token's part of the swizzle).
       if (f_.paired) {
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
@@ -135,8 +154,8 @@ class BlockFinish {
             const float* const g = e + 4 * (j + q);
             four[q] = pack<bf16>(fast_silu(f_.rule, g[0], g[2]), fast_silu(f_.rule, g[1], g[3]));
           }
-          const int token = 8 * (j + lane / 8) + lane % 8;
-          stmatrix_x4_transposed(turn + static_cast<std::uint32_t>(token * 144 + 16 * warp), four);
+          const int token = 8 * (j + lane / 8) + lane % 8, piece = warp ^ (token / 2 % 4);
+          stmatrix_x4_transposed(box + static_cast<std::uint32_t>(token * 64 + 16 * piece), four);
         }
       } else {
 #pragma unroll
@@ -145,59 +164,56 @@ class BlockFinish {
           const std::uint32_t four[4] = {pack<bf16>(g[0], g[1]), pack<bf16>(g[2], g[3]),
                                          pack<bf16>(g[4], g[5]), pack<bf16>(g[6], g[7])};
           const int token = 8 * (j + lane / 16) + lane % 8;
-          stmatrix_x4_transposed(
-              turn + static_cast<std::uint32_t>(token * 144 + 32 * warp + 16 * (lane / 8 % 2)),
-              four);
+          const int piece = (2 * warp + lane / 8 % 2) ^ (token % 8);
+          stmatrix_x4_transposed(box + static_cast<std::uint32_t>(token * 128 + 16 * piece), four);
         }
       }
-      named_barrier(barrier_, 128);
-      const int shift = f_.paired ? 2 : 3;  // 4 or 8 vectors of a token
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = thread_ + 128 * i;
-        const int token = at >> shift, v = at & ((1 << shift) - 1);
-        if (token >= 64 || 64 * c + token >= count_) continue;
-        const std::int64_t column = first_column + 8 * v, left = f_.out_columns - column;
-        const unsigned char* const from = turn_ + token * 144 + 16 * v;
-        auto* const to =
-            static_cast<std::uint16_t*>(f_.out) + (row_ + 64 * c + token) * f_.out_stride + column;
-        if (left >= 8) {
-          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        } else {
-          for (int n = 0; n < left; ++n) to[n] = reinterpret_cast<const std::uint16_t*>(from)[n];
-        }
+      fence_for_async();
+      named_barrier(boxes_.barrier, 128);  // the box is full
+      if (thread_ == 0) {
+        const int tokens = min(64, count_ - 64 * c);
+        store_box(boxes_.map, box, static_cast<int>(first_column), 64 - tokens,
+                  row_ + 64 * c + tokens);
       }
+      __syncwarp();
+      if (++boxes_.next == boxes_.count) boxes_.next = 0;
     }
-    named_barrier(barrier_, 128);  // the next block may write
   }
 
-  __device__ __forceinline__ void through_f32(float (&d)[floats]) const {
+  // The code of all epilogues once: pieces of 32 tokens one after the other.
+  __device__ __forceinline__ void through_f32(float (&d)[blocks][floats]) const {
+    constexpr int pieces = floats / 16;
     const int lane = thread_ % 32, warp = thread_ / 32;
-    auto* const turn = reinterpret_cast<float*>(turn_);
-    constexpr int pitch = 68;
+    auto* const box = reinterpret_cast<float*>(boxes_.memory);
+    // Swizzled: lanes of one instruction differ in two bits of the token and three of the row.
+    const auto at = [](int token, int r) { return token * 64 + (r ^ token / 2 % 4 * 8); };
+#pragma unroll 1
+    for (int piece = 0; piece < blocks * pieces; ++piece) {
+      const int b = piece / pieces, token = piece % pieces * 32;
+      if (token >= count_) continue;
 #pragma unroll
-    for (int c = 0; c < floats / 16; ++c) {
-      if (32 * c >= count_) break;
+      for (int p = 0; p < blocks * pieces; ++p) {
+        if (p != piece) continue;  // registers have no index
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int token = i / 4 * 8 + 2 * (lane % 4) + i % 2;
-        turn[token * pitch + 16 * warp + lane / 4 + i / 2 % 2 * 8] = d[16 * c + i];
+        for (int i = 0; i < 16; ++i) {
+          box[at(i / 4 * 8 + 2 * (lane % 4) + i % 2, 16 * warp + lane / 4 + i / 2 % 2 * 8)] =
+              d[p / pieces][16 * (p % pieces) + i];
+        }
       }
-      named_barrier(barrier_, 128);
+      named_barrier(boxes_.barrier, 128);
       finish_sums<64>(
-          f_, group_, row_ + 32 * c, min(32, count_ - 32 * c), first_,
-          [&](int token, int r) { return turn[token * pitch + r]; }, thread_, 128);
-      named_barrier(barrier_, 128);
+          f_, group_, row_ + token, min(32, count_ - token), first_ + 64 * b,
+          [&](int t, int r) { return box[at(t, r)]; }, thread_, 128);
+      named_barrier(boxes_.barrier, 128);
     }
   }
 
   const Finish& f_;
   int group_;
-  std::int64_t row_;
+  int row_;
   int count_;
   std::int64_t first_;
-  unsigned char* turn_;
-  int barrier_;
+  Boxes& boxes_;
   int thread_;
 };
 

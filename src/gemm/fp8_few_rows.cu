@@ -45,11 +45,11 @@ struct FewTile {
   static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
   static constexpr int sum_bytes = tokens * pitch * 4;
   static constexpr int most_bytes = 226 * 1024;  // of shared memory
-  static constexpr int list_bytes(int groups) { return 4 * (3 * groups + 1); }
-  static constexpr int stages =
-      (most_bytes - 1024 - sum_bytes - 4 * (3 * 1024 + 1)) / (stage_bytes + 4 * scales);
+  using List = TileList<tokens, 1>;
+  static constexpr int stages = (most_bytes - 1024 - sum_bytes - List::bytes(most_listed_groups)) /
+                                (stage_bytes + 4 * scales);
   static constexpr int shared_bytes(int groups) {
-    return 1024 + stages * (stage_bytes + 4 * scales) + sum_bytes + list_bytes(groups);
+    return 1024 + stages * (stage_bytes + 4 * scales) + sum_bytes + List::bytes(groups);
   }
 };
 
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  TileList<S::tokens, 1> list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
-                              args.columns);
+  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
+                        args.columns);
   list.build(args.offsets, args.valid, args.rows);
   cluster_barrier();  // the other blocks' barriers are there
 

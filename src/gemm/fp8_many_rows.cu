@@ -47,7 +47,7 @@ constexpr int turn_bytes_all = 128 * pitch;  // 16 rows a warp
 constexpr int most_bytes = 64 * 2 * 4;       // magnitudes of a flat tile's rows, a warpgroup's
 
 int shared_bytes(int groups) {
-  return 1024 + stages * stage_bytes + turn_bytes_all + most_bytes + 4 * (3 * groups + 1);
+  return 1024 + stages * stage_bytes + turn_bytes_all + most_bytes + TileList<64, 4>::bytes(groups);
 }
 
 #if defined(SHUNT_SM_90A)

@@ -18,6 +18,8 @@ struct MlpInput {
   const std::int32_t* valid = nullptr;
   // On a GPU: k is not shared out, so that a row's bits do not depend on how many there are.
   bool whole_k = false;
+  // Offsets, valid and bias were there before the launch that precedes this one on the GPU.
+  bool early = false;
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;

@@ -98,9 +98,10 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
                   .k_bytes = 2 * layout.k,
                   .permutation = p.permutation,
                   .slots = p.slots,
+                  .early = p.early,
                   .finish = {.paired = layout.paired,
                              .activates = activates,
-                             .plain = in_registers && p.out.dtype != DType::f32 &&
+                             .plain = in_registers && p.out.dtype == layout.dtype &&
                                       aligned(p.out.data, p.out.strides[0]),
                              .rule = p.activation,
                              .out = p.out.data,

@@ -15,7 +15,8 @@ struct Finish {
   DType bias_dtype = DType::f32;
   std::int64_t bias_group_stride = 0, bias_stride = 0;
   bool paired = false, activates = false;
-  // Gated SiLU or no activation, 16 bits out, vectors of 16 bytes aligned: from registers.
+  // Gated SiLU or no activation, out of the operands' dtype, its rows at multiples of 16 bytes:
+  // from registers.
   bool plain = false;
   cpu_engine::ActivationRule rule;
   void* out = nullptr;
@@ -36,11 +37,13 @@ struct HopperArgs {
   const char* tiles = nullptr;
   int row_tiles = 0;  // of 128 rows, of a group
   std::int64_t group_bytes = 0;
+  bool once = false;  // many_rows: most weights are read by one tile only
   // Rows as few_rows gathers them.
   const char* source = nullptr;
   std::int64_t source_rows = 0, source_row_bytes = 0, k_bytes = 0;
   const std::int32_t* permutation = nullptr;
   int slots = 1;
+  bool early = false;  // offsets were there before the grid that precedes this one started
   Finish finish;
 };
 

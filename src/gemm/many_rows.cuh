@@ -1,33 +1,40 @@
 // Grouped GEMM for groups of many rows on Hopper, 16 bits, f32 sums: weights are wgmma's A, rows
 // ("tokens") its B, so that the ragged side is the one that instructions cut in steps of 64.
 //
-// A cluster of two blocks takes tiles of 2 x 128 blocks rows of weights by up to `tokens` rows of a
-// group, tile numbers cluster, cluster + clusters, ..; each block has one half of the weights and
-// all of the tokens. k goes by in steps of 64 through a ring of stages. 12 warps:
+// A cluster of two blocks takes tiles of up to `tokens` rows of a group by two blocks' rows of
+// weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
+// by in steps of 64 through a ring of stages. 12 warps:
 //   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
-//   or
-//               a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster; what
-//               lies beyond the edges comes as zeros, what lies behind the group's end is another
-//               group's and is not stored
-//   warps 1-3   nothing
-//   warps 4-11  two warpgroups with wgmma: each has 64 blocks rows of weights, all tokens
-//   full[s]     stage s is there: 1 arrival, the ordering thread's, and the bytes of both blocks
-//   empty[s]    stage s may be overwritten in both blocks: 16 arrivals, of each warp that
-//               multiplies in either block, one step later than its products were started
+//               or a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster;
+//               what lies beyond the edges comes as zeros, what lies behind the group's end is
+//               another group's and is not stored
+//   warp 1      finds the tiles, one or two ahead of warp 0: that takes a thousand clocks
+//   warps 2, 3  nothing
+//   warps 4-11  two warpgroups with wgmma. Together: both have the same tile, 64 `blocks` rows of
+//               weights each, and all tokens. In turn: each has every other tile, so that the end
+//               of one passes while the other's products run
+//   full[s]     stage s is there, and before a tile's first step which tile it is: 1 arrival, the
+//               ordering thread's, and the bytes of both blocks
+//   turn        named barriers 3 and 4, in turn only: the last of a warpgroup's stages was there,
+//               and the other one may go on to its own
+//   found, read named barriers 5 to 8: of warps 0 and 1, for tiles of even and odd rounds
+//   empty[s]    stage s may be overwritten in both blocks: an arrival of each warp of either block
+//               that multiplies it, one step later than its products were started
 // All blocks of a cluster walk the same tiles and steps. The tile's end: finish.cuh, by each
 // warpgroup for itself, while copies for the next tile are under way. The last cluster barrier: no
 // block leaves while the other copies into it or arrives at its barriers.
 //
-// Bytes a step and block from L2: 32 KB (16 of weights, 16 of tokens; blocks = 1, tokens = 256) or
-// 40 KB (32 and 8; blocks = 2, tokens = 128), for 4.2 MFLOP. Time predicted on an H200, the larger
-// of operations / 690 TFLOP/s (power) over the share of tiles in the last round, and weights /
-// 4.6 TB/s, plus 3 us: G16 M1024 N2048 K5120 515 us, N5120 K1024 265, G128 M128 N2048 K5120 680,
-// N5120 K1024 370.
+// Bytes a step and block from L2, for 4.2 MFLOP: 32 KB (128 weights x 256 tokens, together), 40 KB
+// (256 x 128, together), 37 KB (128 x 192, in turn). Time predicted on an H200: the larger of
+// operations / 690 TFLOP/s (power) over the share of tiles in the last round, and weights / 4.6
+// TB/s, plus 3 us, and together 1500 clocks a tile: G16 M1024 N2048 K5120 515 us, N5120 K1024 265,
+// G128 M128 N2048 K5120 680, N5120 K1024 370.
 #pragma once
 
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "gemm/finish.cuh"
+#include "gemm/store_map.hpp"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -36,20 +43,33 @@ namespace {
 
 constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
-template <int blocks_, int tokens_>
+template <int blocks_, int tokens_, bool in_turn_>
 struct ManyTile {
   static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
-  static constexpr int box = 64 / cluster;   // tokens of a copy
-  static constexpr int rows = 128 * blocks;  // of weights, a block's
-  static constexpr int step = 64;            // along k
+  static constexpr bool in_turn = in_turn_;
+  static constexpr int box = 64 / cluster;                    // tokens of a copy
+  static constexpr int rows = (in_turn ? 64 : 128) * blocks;  // of weights, a block's
+  static constexpr int tiles = rows / 128;                    // of the prepared layout
+  static constexpr int step = 64;                             // along k
   static constexpr int threads = 384;
+  static constexpr int multiplying = in_turn ? 4 : 8;  // warps that read a stage
   static constexpr int weight_bytes = rows * step * 2, token_bytes = tokens * step * 2;
   static constexpr int stage_bytes = weight_bytes + token_bytes;
-  static constexpr int stages = 4;
-  static constexpr int shared_bytes(int groups) {
-    return 1024 + stages * stage_bytes + 2 * turn_bytes_ + 4 * (3 * groups + 1);
+  static constexpr int stages = 192 * 1024 / stage_bytes + (tokens == 192);
+  // Everything lies in dynamic memory, which then begins at a multiple of 1024.
+  static constexpr int barrier_bytes = 32 * (stages + 1);  // full, empty, tiles of stages, found
+  __host__ __device__ static constexpr int boxes(int groups) {
+    constexpr int most = 227 * 1024;
+    return bytes_with(2, 0) > most || bytes_with(2, groups) > most ? 1 : 2;
   }
-  static constexpr int turn_bytes_ = 64 * 144;
+  static constexpr int shared_bytes(int groups) { return bytes_with(boxes(groups), groups); }
+  using List = TileList<64, tokens / 64>;
+
+ private:
+  __host__ __device__ static constexpr int bytes_with(int boxes, int groups) {
+    return stages * stage_bytes + 2 * boxes * box_bytes_ + barrier_bytes + List::bytes(groups);
+  }
+  static constexpr int box_bytes_ = 64 * 128;
 };
 
 #if defined(SHUNT_SM_90A)
@@ -61,23 +81,26 @@ struct Ring {
   __device__ __forceinline__ void next() {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
+  __device__ __forceinline__ void skip(int steps) {
+    stage += steps;
+    parity ^= static_cast<unsigned>(stage / stages) & 1;
+    stage %= stages;
+  }
 };
 
-// The products of a tile of n tokens.
+// The products of a tile of n tokens. `next`: the barrier at which the other warpgroup waits for
+// its turn, where it does. d is 0.
 template <int n, class S, class T>
 __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens / 2], int steps,
                                                std::uint32_t a_base, std::uint32_t b_base,
                                                std::uint64_t* full, std::uint64_t* empty,
-                                               Ring<S::stages>& ring, unsigned lane) {
-#pragma unroll
-  for (int b = 0; b < S::blocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) d[b][i] = 0;
-  }
+                                               Ring<S::stages>& ring, unsigned lane, int next) {
   int before = 0;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     mbarrier_wait(&full[ring.stage], ring.parity);
+    // The steps that are still to be multiplied leave the other one the time to get ready.
+    if (next != 0 && i == steps - 1) named_arrive(next, 256);
     const auto at = static_cast<std::uint32_t>(ring.stage * S::stage_bytes);
     const std::uint64_t a = wgmma_descriptor(a_base + at), b = wgmma_descriptor(b_base + at);
     wgmma_fence();
@@ -98,68 +121,94 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens /
   if (lane < S::cluster) mbarrier_free_at(&empty[before], lane);
 }
 
+// Which tiles a cluster has, the same in all its warps: in every round one of as many that follow
+// each other, another place further each time. Tiles that follow each other differ in rows by a
+// period, and no cluster should have the short ones only.
+struct Rounds {
+  int clusters, cluster, count;
+  __device__ __forceinline__ Rounds(int all, int mine, int tiles) : clusters(all), cluster(mine) {
+    count = tiles / clusters;
+    count += tile(count) < tiles;
+  }
+  __device__ __forceinline__ int tile(int round) const {
+    return round * clusters + (cluster + round) % clusters;
+  }
+};
+
 #endif
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::threads, 1)
     many_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ CUtensorMap weights,
-              const __grid_constant__ CUtensorMap tokens) {
+              const __grid_constant__ CUtensorMap tokens, const __grid_constant__ CUtensorMap out) {
 #if defined(SHUNT_SM_90A)
-  static_assert(S::turn_bytes_ == turn_bytes);
-  extern __shared__ unsigned char shared[];
-  __shared__ std::uint64_t full[S::stages], empty[S::stages];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  // The same offset in both blocks.
-  unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
-  unsigned char* const turns = stages + S::stages * S::stage_bytes;
+  extern __shared__ __align__(1024) unsigned char stages[];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the same in all lanes, and known so
+  const int boxes = S::boxes(args.groups);
+  unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
+  auto* const tile_of = reinterpret_cast<GroupTile*>(outgoing + 2 * boxes * box_bytes);
+  GroupTile* const found = tile_of + S::stages;
+  auto* const full = reinterpret_cast<std::uint64_t*>(found + 2);
+  std::uint64_t* const empty = full + S::stages;
   if (thread == 0) {
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     prefetch_tensor_map(&tokens);
+    if (args.finish.plain) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], 8 * S::cluster);
+      mbarrier_init(&empty[s], S::multiplying * S::cluster);
     }
     mbarrier_init_fence();
   }
   wait_for_predecessor();
   let_successor_start();
-  TileList<64, S::tokens / 64> list(turns + 2 * turn_bytes, args.groups, args.columns);
+  typename S::List list(empty + S::stages, args.groups, args.columns);
   list.build(args.offsets, args.valid, args.rows);
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / S::cluster, tiles = list.tiles();
-  int tile = static_cast<int>(blockIdx.x) / S::cluster;
+  const Rounds rounds(static_cast<int>(gridDim.x) / S::cluster,
+                      static_cast<int>(blockIdx.x) / S::cluster, list.tiles());
   if (warp < 4) {
-    fewer_registers<56>();  // with the others' all that the block has
+    fewer_registers<S::in_turn ? 24 : 56>();  // with the others' all that the block has
     if (warp == 0) {
       Ring<S::stages> ring;
-      unsigned round = 0;
-      for (; tile < tiles; tile += clusters) {
-        const GroupTile at = list.find(tile);
+      bool again = false;  // the ring has been round
+      for (int round = 0; round < rounds.count; ++round) {
+        const int parity = round % 2;
+        named_barrier(5 + parity, 64);
+        const GroupTile at = found[parity];
+        if (round + 2 < rounds.count) named_arrive(7 + parity, 64);
         if (lane == 0) {
           const int units = (at.count + 63) / 64;
-          const int weight_row =
-              at.group * args.group_rows + (S::cluster * at.column + rank) * S::rows;
           const int first = at.row + S::box * rank;
-          const int tile_at = (S::cluster * at.column + rank) * S::blocks;
-          const int here = min(S::blocks, max(args.row_tiles - tile_at, 0));
+          const int part = S::cluster * at.column + rank;
+          const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
           const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
-          const char* const tiles = args.tiles + at.group * args.group_bytes + tile_at * apart;
           const bool tiled = args.tiles != nullptr;
+          const char* from =
+              tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
+          const int weight_row = at.group * args.group_rows + part * S::rows;
           const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) + units * 64 * 128;
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             const int s = ring.stage;
-            if (round > 0) mbarrier_wait(&empty[s], ring.parity ^ 1);
+            if (again) mbarrier_wait(&empty[s], ring.parity ^ 1);
+            if (i == 0) tile_of[s] = at;
             unsigned char* const stage = stages + s * S::stage_bytes;
             mbarrier_arrive_expect(&full[s], static_cast<unsigned>(bytes));
             if (tiled) {
-              const char* const from = tiles + std::int64_t{i} * tile_bytes;
 #pragma unroll 1
               for (int b = 0; b < here; ++b) {
-                copy_bytes(stage + b * tile_bytes, from + b * apart, tile_bytes, &full[s]);
+                unsigned char* const to = stage + b * tile_bytes;
+                if (args.once) {
+                  copy_bytes_once(to, from + b * apart, tile_bytes, &full[s]);
+                } else {
+                  copy_bytes(to, from + b * apart, tile_bytes, &full[s]);
+                }
               }
+              from += tile_bytes;
             } else {
               copy_box(stage, &weights, &full[s], S::step * i, weight_row);
             }
@@ -169,46 +218,67 @@ __global__ void __launch_bounds__(S::threads, 1)
               copy_box_to_ranks(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
             }
             ring.next();
-            if (ring.stage == 0) round = 1;
+            if (ring.stage == 0) again = true;
           }
         }
         __syncwarp();
       }
+    } else if (warp == 1) {
+      for (int round = 0; round < rounds.count; ++round) {
+        const int parity = round % 2;
+        const GroupTile at = list.find(rounds.tile(round));
+        if (round >= 2) named_barrier(7 + parity, 64);
+        if (lane == 0) found[parity] = at;
+        __syncwarp();
+        named_arrive(5 + parity, 64);
+      }
     }
   } else {
-    more_registers<224>();
+    more_registers<S::in_turn ? 240 : 224>();
     const int group = warp / 4 - 1;  // of the warps that multiply
+    const int block = S::in_turn ? 0 : group * S::blocks;
     const std::uint32_t base = shared_address(stages);
-    const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * S::blocks * 64 * 128);
+    const std::uint32_t a_base = base + static_cast<std::uint32_t>(block * 64 * 128);
     const std::uint32_t b_base = base + S::weight_bytes;
+    Boxes box{.memory = outgoing + group * boxes * box_bytes,
+              .count = boxes,
+              .map = &out,
+              .barrier = 1 + group};
     Ring<S::stages> ring;
-    float d[S::blocks][S::tokens / 2];
-    for (; tile < tiles; tile += clusters) {
-      const GroupTile at = list.find(tile);
+    if (S::in_turn && group == 1) ring.skip(args.steps);
+    for (int round = S::in_turn ? group : 0; round < rounds.count; round += S::in_turn ? 2 : 1) {
+      float d[S::blocks][S::tokens / 2];
+#pragma unroll
+      for (int b = 0; b < S::blocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < S::tokens / 2; ++i) d[b][i] = 0;
+      }
+      // Not before the other's stages were full: a barrier tells only one phase from the next.
+      if (S::in_turn && round > 0) named_barrier(3 + round % 2, 256);
+      const int next = S::in_turn && round + 1 < rounds.count ? 3 + (round + 1) % 2 : 0;
+      mbarrier_wait(&full[ring.stage], ring.parity);
+      const GroupTile at = tile_of[ring.stage];
       const auto with = [&]<int n>() {
         multiply_steps<n, S, T>(d, args.steps, a_base, b_base, full, empty, ring,
-                                static_cast<unsigned>(lane));
+                                static_cast<unsigned>(lane), next);
       };
       if (at.count <= 64) {
         with.template operator()<64>();
-      } else if (at.count <= 128) {
+      } else if (S::tokens == 128 || at.count <= 128) {
         with.template operator()<128>();
       } else if constexpr (S::tokens > 128) {
-        if (at.count <= 192) {
+        if (S::tokens == 192 || at.count <= 192) {
           with.template operator()<192>();
-        } else {
+        } else if constexpr (S::tokens > 192) {
           with.template operator()<256>();
         }
       }
-#pragma unroll
-      for (int b = 0; b < S::blocks; ++b) {
-        const std::int64_t first =
-            std::int64_t{S::cluster * at.column + rank} * S::rows + (group * S::blocks + b) * 64;
-        BlockFinish<S::tokens / 2>(args.finish, at.group, at.row, at.count, first,
-                                   turns + group * turn_bytes, 1 + group)
-            .write(d[b]);
-      }
+      if (S::in_turn) ring.skip(args.steps);
+      const std::int64_t first = std::int64_t{S::cluster * at.column + rank} * S::rows + block * 64;
+      TileFinish<T, S::blocks, S::tokens / 2>(args.finish, at.group, at.row, at.count, first, box)
+          .write(d);
     }
+    if (thread % 128 == 0) wait_for_boxes_written();
   }
   __syncwarp();
   cluster_barrier();
@@ -218,13 +288,17 @@ __global__ void __launch_bounds__(S::threads, 1)
 template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
+  args.once = p.out.shape[0] <= std::int64_t{args.groups} * S::tokens;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
-  CUtensorMap weights{}, tokens;
+  CUtensorMap weights{}, tokens, out{};
   if ((args.tiles == nullptr &&
        !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
                  p.layout.k, p.matrices.strides[1], S::rows)) ||
       !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k, p.rows.strides[0],
-                S::box)) {
+                S::box) ||
+      (args.finish.plain &&
+       !map_row_ends(out, p.out.data, p.out.dtype == DType::bf16, p.out.shape[0],
+                     args.finish.out_columns, p.out.strides[0], p.layout.paired ? 32 : 64, 64))) {
     return false;
   }
   launch("grouped_gemm", gpu,
@@ -232,17 +306,24 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = S::cluster},
-         many_rows<T, S>, args, weights, tokens);
+         many_rows<T, S>, args, weights, tokens, out);
   return true;
 }
 
 template <class T>
 bool launch_many_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                       const HopperArgs& args, bool bf16) {
-  if (plan.tile_tokens == 256) {
-    return launch_many<T, ManyTile<1, 256>>(gpu, plan, product, args, bf16);
+  if (plan.tile_rows == 256) {
+    return launch_many<T, ManyTile<2, 128, false>>(gpu, plan, product, args, bf16);
   }
-  return launch_many<T, ManyTile<2, 128>>(gpu, plan, product, args, bf16);
+  switch (plan.tile_tokens) {
+    case 256:
+      return launch_many<T, ManyTile<1, 256, false>>(gpu, plan, product, args, bf16);
+    case 192:
+      return launch_many<T, ManyTile<2, 192, true>>(gpu, plan, product, args, bf16);
+    default:
+      return launch_many<T, ManyTile<2, 128, true>>(gpu, plan, product, args, bf16);
+  }
 }
 
 }  // namespace

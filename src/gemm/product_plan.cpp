@@ -21,7 +21,7 @@ constexpr double many_start_us = 6;
 constexpr double memory_share = 0.95;     // of what memory's clock says
 constexpr double tensor_share = 0.65;     // that the power limit leaves at 4096 operations a clock
 constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
-constexpr double tile_end_clocks = 5000;  // while nothing is multiplied
+constexpr double tile_end_clocks = 2000;  // while nothing is multiplied
 constexpr double few_bytes_a_clock = 36;  // that one block streams at most
 constexpr double split_us = 3;            // for each time that k is halved
 constexpr int most_groups = 1024;         // that the kernels list
@@ -53,10 +53,10 @@ struct Model {
   // Rows that a group is planned for.
   double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
 
-  ProductPlan many(int weight_blocks, int tokens) const {
+  // in_turn: a tile's end passes while another tile is multiplied.
+  ProductPlan many(int rows, int tokens, bool in_turn) const {
     constexpr int cluster = 2;
-    ProductPlan plan{
-        .kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = 128 * weight_blocks};
+    ProductPlan plan{.kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = rows};
     const std::int64_t columns = ceil_div(sizes.group_rows, std::int64_t{cluster} * plan.tile_rows);
     const double down = std::max(1.0, mean / tokens);
     const double wide = std::min<double>(tokens, std::ceil(planned() / 64) * 64);
@@ -67,7 +67,7 @@ struct Model {
     const double rounds = std::ceil(tiles / static_cast<double>(clusters));
     plan.us = many_start_us +
               both(memory_us(), rounds * us(static_cast<double>(steps) * both(products, loads) +
-                                            tile_end_clocks));
+                                            (in_turn ? 0 : tile_end_clocks)));
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(cluster * std::min(clusters, most));
@@ -145,8 +145,10 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
       }
     }
     if (!sizes.gathered) {
-      plans.add(model.many(1, 256));
-      plans.add(model.many(2, 128));
+      plans.add(model.many(128, 256, false));
+      plans.add(model.many(256, 128, false));
+      plans.add(model.many(128, 192, true));
+      plans.add(model.many(128, 128, true));
     }
   }
   if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered) {

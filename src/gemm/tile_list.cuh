@@ -25,19 +25,18 @@ template <int unit, int most>
 class TileList {
  public:
   static constexpr int band = 8;
-  __host__ __device__ static constexpr int bytes(int groups) { return 4 * (3 * groups + 1); }
+  __host__ __device__ static constexpr int bytes(int groups) { return 128 + 4 * (2 * groups + 2); }
 
   // `memory` has bytes(groups). build() follows.
   __device__ TileList(void* memory, int groups, int columns)
-      : first_(static_cast<int*>(memory)),
+      : sums_(static_cast<int*>(memory)),
+        first_(sums_ + 32),
         begin_(first_ + groups + 1),
-        rows_(begin_ + groups),
         groups_(groups),
         columns_(columns) {}
 
   // By all threads of a block of up to 32 warps; ends with a barrier.
   __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows) {
-    __shared__ int sums[32];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int lane = thread % 32, warp = thread / 32;
     int before = 0;
@@ -52,18 +51,19 @@ class TileList {
         const int below = __shfl_up_sync(0xffffffffu, upto, step);
         if (lane >= step) upto += below;
       }
-      if (lane == 31) sums[warp] = upto;
+      if (lane == 31) sums_[warp] = upto;
       __syncthreads();
       int all = 0;
       for (int w = 0; w < threads / 32; ++w) {
         if (w == warp) upto += before + all;
-        all += sums[w];
+        all += sums_[w];
       }
       before += all;
       if (group < groups_) {
         first_[group + 1] = upto;
+        // A group ends where the next one begins, or is empty.
         begin_[group] = static_cast<int>(mine.begin);
-        rows_[group] = count;
+        if (group == groups_ - 1) begin_[groups_] = static_cast<int>(mine.end);
       }
       __syncthreads();
     }
@@ -71,6 +71,49 @@ class TileList {
     __syncthreads();
   }
   __device__ int tiles() const { return first_[groups_]; }
+
+  // Tile `number` without a list, by all lanes of a warp, while others build one. Group -1: there
+  // is none, or too many groups, or one only.
+  __device__ static GroupTile find_unlisted(const std::int32_t* offsets, std::int64_t rows,
+                                            int groups, int columns, int number) {
+    constexpr int most_each = 8;  // groups of a lane, one after the other
+    const int each = (groups + 31) / 32;
+    if (each > most_each || offsets == nullptr) return {.group = -1};
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int all = static_cast<int>(rows);
+    int begin[most_each + 1], sum = 0;
+#pragma unroll
+    for (int i = 0; i <= most_each; ++i)
+      begin[i] = offsets[min(lane * each + min(i, each), groups)];
+#pragma unroll
+    for (int i = 0; i <= most_each; ++i) begin[i] = min(max(begin[i], 0), all);
+#pragma unroll
+    for (int i = 0; i < most_each; ++i) sum += row_tiles(max(begin[i + 1] - begin[i], 0));
+    sum *= columns;
+    int before = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int below = __shfl_up_sync(0xffffffffu, before, step);
+      if (lane >= step) before += below;
+    }
+    const unsigned beyond = __ballot_sync(0xffffffffu, number < before);
+    if (beyond == 0) return {.group = -1};
+    const int owner = __ffs(static_cast<int>(beyond)) - 1;
+    int local = number - (before - sum), group = lane * each, first = begin[0];
+    int size = max(begin[1] - first, 0);
+    bool found = local < row_tiles(size) * columns;
+#pragma unroll
+    for (int i = 1; i < most_each; ++i) {
+      if (!found) {
+        local -= row_tiles(size) * columns;
+        ++group, first = begin[i], size = max(begin[i + 1] - first, 0);
+        found = local < row_tiles(size) * columns;
+      }
+    }
+    return within(__shfl_sync(0xffffffffu, group, owner), __shfl_sync(0xffffffffu, first, owner),
+                  __shfl_sync(0xffffffffu, size, owner), __shfl_sync(0xffffffffu, local, owner),
+                  columns);
+  }
 
   // By all lanes of a warp, for 0 <= number < tiles().
   __device__ GroupTile find(int number) const {
@@ -83,26 +126,33 @@ class TileList {
       return from + (31 - __clz(static_cast<int>(upto))) * step;
     };
     const int group = last_upto(last_upto(0, 32), 1);
-    const int local = number - first_[group], rows = rows_[group];
-    const int units = (rows + unit - 1) / unit;
-    const int down = row_tiles(rows);
-    if (down == 1) return {group, begin_[group], rows, local};
-    const int each = (units + down - 1) / down * unit;
-    const int nth = local / (band * columns_), within = local - nth * (band * columns_);
-    const int high = min(band, down - nth * band);
-    const int column = within / high, row = (nth * band + within - column * high) * each;
-    return {group, begin_[group] + row, min(each, rows - row), column};
+    const int begin = begin_[group];
+    return within(group, begin, max(begin_[group + 1] - begin, 0), number - first_[group],
+                  columns_);
   }
 
  private:
+  // Tile `local` of a group.
+  __device__ static GroupTile within(int group, int begin, int rows, int local, int columns) {
+    const int units = (rows + unit - 1) / unit;
+    const int down = row_tiles(rows);
+    if (down == 1) return {group, begin, rows, local};
+    const int nth = local / (band * columns), place = local - nth * (band * columns);
+    const int high = min(band, down - nth * band);
+    const int column = place / high, tile = nth * band + place - column * high;
+    const int each = units / down, larger = units - each * down;  // by one unit
+    const int row = (tile * each + min(tile, larger)) * unit;
+    return {group, begin + row, min((each + (tile < larger)) * unit, rows - row), column};
+  }
+
   __device__ static int row_tiles(int rows) {
     const int units = (rows + unit - 1) / unit;
     return (units + most - 1) / most;
   }
 
+  int* sums_;   // [32] of warps
   int* first_;  // [groups + 1] tiles before each group
-  int* begin_;
-  int* rows_;
+  int* begin_;  // [groups + 1]
   int groups_;
   int columns_;
 };

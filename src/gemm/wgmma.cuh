@@ -105,6 +105,26 @@ __device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsi
       : "memory");
 }
 
+// The box at shared address `from` to coordinates of a map of three dimensions. By one thread,
+// which commits it and waits for it: until all but the last `pending` commits have been read, or
+// until everything is written.
+__device__ __forceinline__ void store_box(const void* map, std::uint32_t from, int x, int y,
+                                          int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int pending>
+__device__ __forceinline__ void wait_for_boxes_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+__device__ __forceinline__ void wait_for_boxes_written() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // At the barrier in the same place of block `rank` of the cluster. Orders nothing: for what wgmma
 // has read, and has been waited for. (Released to a cluster, an arrival costs a thousand clocks.)
 __device__ __forceinline__ void mbarrier_free_at(std::uint64_t* barrier, unsigned rank) {
@@ -154,6 +174,10 @@ __device__ __forceinline__ void more_registers() {
 template <int registers>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+// Arrives at a barrier of `threads` threads that the others wait at.
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // A barrier of `threads` threads; 0 is __syncthreads'.
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -50,7 +50,7 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  device);
   }
   check_workspace("forward", workspace,
-                  carve(spec, options, tokens, stage_bytes(tokens), {}).total_bytes);
+                  carve(spec, options, rows_dtype(), tokens, stage_bytes(tokens), {}).total_bytes);
 }
 
 namespace {
@@ -102,7 +102,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const int slots = spec.route.slots();
   const std::int64_t pairs = tokens * slots;
   const std::int64_t inner = spec.experts.hidden;
-  const LayerScratch s = carve(spec, options, tokens, stage_bytes(given), workspace);
+  const LayerScratch s = carve(spec, options, rows_dtype(), tokens, stage_bytes(given), workspace);
   // Stage by stage, the shared expert has its turn as well.
   const bool beside =
       cuda_engine::built && side != nullptr && times == nullptr && shared_plan(tokens).beside;
@@ -222,7 +222,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const Fp8Rows fp8_h(s.h, pairs, spec.experts.intermediate, context.device());
   const Tensor h =
       rounded ? fp8_h.values : at(s.h, options.dtype, {pairs, spec.experts.intermediate});
-  const Tensor expert_rows = at(s.rows, f32, {pairs, inner});
+  const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
   const bool scaled = s.row_weights != nullptr;
   clock(
       "gate_up",
@@ -235,7 +235,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                       .row_scale = s.row_weights,
                       .bias = experts.gate_up_bias.as<float>()};
         if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
-          // Where the experts' rows will be written later: twice the room.
+          // Where the experts' rows will be written later.
           rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
           GatherInputs from{.hidden = u,
                             .permutation = at(s.permutation, i32, {pairs}),
@@ -267,13 +267,14 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                  {.rows = h,
                   .offsets = s.offsets,
                   .whole_k = whole_k,
+                  .early = true,  // gate_up lies in between
                   .bias = experts.down_bias.as<float>(),
                   .row_scales = rounded ? fp8_h.scales : Tensor{}},
                  expert_rows, stage);
       },
       [&] {
         const Load now = load();
-        return down_cost(spec, options.dtype, now.rows, now.hit) +
+        return down_cost(spec, options.dtype, rows_dtype(), now.rows, now.hit) +
                packed_cost(experts.down, now.hit);
       });
 
@@ -310,7 +311,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         combine(joined, with, parts,
                 latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y));
       },
-      [&] { return combine_cost(spec, tokens, load().rows, y.dtype); });
+      [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
   if (latent) {
     clock(
         "latent_up",

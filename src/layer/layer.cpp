@@ -121,7 +121,8 @@ std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
     fail(Status::invalid_argument, "workspace_bytes: max_tokens is {}: must be 0 to {}", max_tokens,
          (std::int64_t{1} << 31) / impl_->spec.route.slots() - 1);
   }
-  return carve(impl_->spec, impl_->options, max_tokens, impl_->stage_bytes(max_tokens), {})
+  return carve(impl_->spec, impl_->options, impl_->rows_dtype(), max_tokens,
+               impl_->stage_bytes(max_tokens), {})
       .total_bytes;
 }
 
@@ -162,7 +163,7 @@ std::string Layer::explain(std::int64_t tokens) const {
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
       mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit), whole_k));
   text += fmt::format(
-      "  down     f32 rows; {}\n",
+      "  down     {} rows; {}\n", to_string(impl_->rows_dtype()),
       mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit), whole_k));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);

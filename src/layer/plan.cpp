@@ -15,8 +15,8 @@ std::int64_t gate_up_columns(const ActivationSpec& activation, std::int64_t inte
 
 }  // namespace
 
-LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens,
-                   std::size_t stage_bytes, Workspace workspace) {
+LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType rows,
+                   std::int64_t tokens, std::size_t stage_bytes, Workspace workspace) {
   Carver carver = workspace.data == nullptr ? Carver() : Carver(workspace);
   const std::int64_t pairs = tokens * spec.route.slots();
   const std::int64_t width = element(options.dtype);
@@ -39,8 +39,9 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int6
   };
   s.h = carver.take<char>(
       std::max(pairs * spec.experts.intermediate * width, fp8_bytes(spec.experts.intermediate)));
-  s.rows = reinterpret_cast<float*>(
-      carver.take<char>(std::max(pairs * spec.experts.hidden * 4, fp8_bytes(spec.experts.hidden))));
+  // Before they are the experts' rows: those of the layer's dtype that are gathered.
+  s.rows = carver.take<char>(std::max(pairs * spec.experts.hidden * std::max(width, element(rows)),
+                                      fp8_bytes(spec.experts.hidden)));
   if (spec.shared.intermediate > 0) {
     s.shared_h = carver.take<char>(tokens * spec.shared.intermediate * width);
     s.shared = carver.take<float>(tokens * spec.hidden);
@@ -105,10 +106,11 @@ StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, 
           2 * rows * columns * e.hidden};
 }
 
-StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int hit) {
+StageCost down_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t rows,
+                    int hit) {
   const ExpertSpec& e = spec.experts;
   return {hit * e.intermediate * e.hidden * element(dtype) +
-              rows * (e.intermediate * element(dtype) + e.hidden * 4),
+              rows * (e.intermediate * element(dtype) + e.hidden * element(rows_dtype)),
           2 * rows * e.intermediate * e.hidden};
 }
 
@@ -130,10 +132,11 @@ StageCost packed_cost(const PreparedWeights& weights, int hit) {
   return {hit * (bytes - weights.n * weights.k * element(weights.dtype)), 0};
 }
 
-StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows,
-                       DType output) {
+StageCost combine_cost(const LayerSpec& spec, DType rows_dtype, std::int64_t tokens,
+                       std::int64_t rows, DType output) {
   const std::int64_t shared = spec.shared.intermediate > 0 ? tokens * spec.hidden * 4 : 0;
-  return {rows * spec.experts.hidden * 4 + shared + tokens * spec.hidden * element(output),
+  return {rows * spec.experts.hidden * element(rows_dtype) + shared +
+              tokens * spec.hidden * element(output),
           2 * rows * spec.experts.hidden};
 }
 

@@ -26,7 +26,7 @@ struct LayerScratch {
   float* normed = nullptr;              // [T, H], input norm only
   float* latent = nullptr;              // [T, L], latent only
   void* h = nullptr;                    // [N, I] of the layer's dtype
-  float* rows = nullptr;                // [N, experts.hidden]
+  void* rows = nullptr;                 // [N, experts.hidden] of Layer::Impl::rows_dtype()
   float* inner = nullptr;               // [T, experts.hidden], latent only
   void* shared_h = nullptr;             // [T, shared I] of the layer's dtype
   float* shared = nullptr;              // [T, H], shared expert only
@@ -54,9 +54,10 @@ struct Fp8Rows {
   }
 };
 
-// With a null workspace: measures.
-LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens,
-                   std::size_t stage_bytes, Workspace workspace);
+// `rows`: of the experts' rows between their second GEMM and the combine. With a null workspace:
+// measures.
+LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType rows,
+                   std::int64_t tokens, std::size_t stage_bytes, Workspace workspace);
 
 // The order stage of a layer: computed experts only, zero-compute ids fall out of range.
 OrderSpec order_spec(const LayerSpec& spec);
@@ -96,12 +97,14 @@ StageCost route_cost(const LayerSpec& spec, const LayerWeights& held, std::int64
 StageCost order_cost(const LayerSpec& spec, std::int64_t tokens);
 StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, std::int64_t rows,
                        int hit, DType hidden);
-StageCost down_cost(const LayerSpec& spec, DType dtype, std::int64_t rows, int hit);
+StageCost down_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t rows,
+                    int hit);
 StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden);
 StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens);
 // By how many bytes `hit` groups of packed weights cost less than plain ones: a negative number.
 StageCost packed_cost(const PreparedWeights& weights, int hit);
-StageCost combine_cost(const LayerSpec& spec, std::int64_t tokens, std::int64_t rows, DType output);
+StageCost combine_cost(const LayerSpec& spec, DType rows_dtype, std::int64_t tokens,
+                       std::int64_t rows, DType output);
 
 // Experts that `tokens` tokens hit on average under uniform routing: E (1 - (1 - k/E)^T).
 double expected_hit(const LayerSpec& spec, std::int64_t tokens);

@@ -1,5 +1,6 @@
 #include "layer/reference.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "activate/reference.hpp"
@@ -59,6 +60,31 @@ Vector expert(const ActivationSpec& activation, const ExpertWeights& weights, st
   return product(part(weights.down), part(weights.down_bias), h);
 }
 
+double root_mean_square(const Vector& x) {
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  return std::sqrt(squares / static_cast<double>(x.size()));
+}
+
+// What becomes of changes of the numbers of y of this size, by W and by the norm.
+Vector spread_of_product(const Tensor& w, const Vector& x) {
+  Vector y(static_cast<std::size_t>(w.shape[0]), 0.0);
+  for (std::size_t n = 0; n < y.size(); ++n) {
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      y[n] += std::abs(at(w, static_cast<std::int64_t>(n), static_cast<std::int64_t>(k))) * x[k];
+    }
+  }
+  return y;
+}
+Vector spread_of_norm(const Vector& y, const Vector& normed, Vector spread) {
+  const double all = root_mean_square(spread) / std::max(root_mean_square(y), 1e-300);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double factor = y[i] != 0 ? std::abs(normed[i] / y[i]) : 0;
+    spread[i] = factor * spread[i] + std::abs(normed[i]) * all;
+  }
+  return spread;
+}
+
 void add(Vector& y, double factor, const Vector& x) {
   for (std::size_t i = 0; i < y.size(); ++i) y[i] += factor * x[i];
 }
@@ -77,7 +103,7 @@ std::vector<double> router_input_reference(const LayerSpec& spec, const LayerWei
 
 std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& weights,
                                     const Tensor& x, const std::int32_t* ids,
-                                    const float* routing_weights) {
+                                    const float* routing_weights, std::vector<double>* spread) {
   const int slots = spec.route.slots();
   const int routed = spec.route.experts - spec.zero_experts;
   Vector result;
@@ -86,7 +112,7 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
     Vector input = rms_norm(spec.input_norm, weights.input_norm, row);
     if (spec.latent > 0) input = product(weights.latent_down, {}, input);
 
-    Vector sum(input.size(), 0.0);
+    Vector sum(input.size(), 0.0), sizes(input.size(), 0.0);
     for (std::int64_t pair = t * slots; pair < (t + 1) * slots; ++pair) {
       const std::int32_t id = ids[pair];
       const double w = static_cast<double>(routing_weights[pair]);
@@ -99,10 +125,14 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
       if (spec.route.weight_on_input) {
         for (double& value : scaled) value *= w;
       }
-      add(sum, spec.route.weight_on_input ? 1.0 : w,
-          expert(spec.experts.activation, weights.experts, static_cast<std::size_t>(id), scaled));
+      const double factor = spec.route.weight_on_input ? 1.0 : w;
+      const Vector returned =
+          expert(spec.experts.activation, weights.experts, static_cast<std::size_t>(id), scaled);
+      add(sum, factor, returned);
+      for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] += std::abs(factor * returned[i]);
     }
     Vector y = spec.latent > 0 ? product(weights.latent_up, {}, sum) : sum;
+    if (spec.latent > 0) sizes = spread_of_product(weights.latent_up, sizes);
     if (spec.shared.intermediate > 0) {
       double factor = static_cast<double>(spec.shared.scale);
       if (spec.shared.sigmoid_gate) {
@@ -119,7 +149,12 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
     for (std::size_t i = 0; i < y.size() && spec.output_bias; ++i) {
       y[i] += at(weights.output_bias, static_cast<std::int64_t>(i));
     }
-    y = rms_norm(spec.output_norm, weights.output_norm, std::move(y));
+    const Vector normed = rms_norm(spec.output_norm, weights.output_norm, y);
+    if (spread != nullptr) {
+      if (spec.output_norm.enabled) sizes = spread_of_norm(y, normed, std::move(sizes));
+      spread->insert(spread->end(), sizes.begin(), sizes.end());
+    }
+    y = normed;
     result.insert(result.end(), y.begin(), y.end());
   }
   return result;

@@ -13,9 +13,11 @@ std::vector<double> router_input_reference(const LayerSpec& spec, const LayerWei
                                            const Tensor& x);
 
 // y [T, H] for hidden states x [T, H] and a routing: ids and weights [T, S], S = route.slots().
-// Checks nothing, rounds nothing.
+// Checks nothing, rounds nothing. `spread`, if given: [T, H], by how much y changes at most, to
+// first order, where every number that an expert returns changes by as much as it is.
 std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& weights,
                                     const Tensor& x, const std::int32_t* ids,
-                                    const float* routing_weights);
+                                    const float* routing_weights,
+                                    std::vector<double>* spread = nullptr);
 
 }  // namespace shunt

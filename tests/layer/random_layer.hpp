@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/convert.hpp"
+#include "layer/reference.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::testing {
@@ -102,6 +103,34 @@ class RandomLayer {
   std::deque<std::vector<char>> bytes_;
   std::deque<std::vector<std::int32_t>> ints_;
 };
+
+// By how much of itself a number changes at most when experts' rows are rounded to a dtype.
+inline double row_rounding(DType dtype) {
+  return dtype == DType::f32 ? 0 : dtype == DType::bf16 ? 0x1.01p-8 : 0x1.01p-11;
+}
+
+// [T, H]: times row_rounding(), how far that moves the layer's output at most. For the caller's ids
+// and weights [T, k]; slots that are not his weigh the scale at most.
+inline std::vector<double> spread_of_rows(const LayerSpec& spec, const LayerWeights& given,
+                                          const Tensor& hidden,
+                                          const std::vector<std::int32_t>& ids,
+                                          const std::vector<float>& weights) {
+  const RouteSpec& route = spec.route;
+  std::vector<std::int32_t> all_ids;
+  std::vector<float> all_weights;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    all_ids.push_back(ids[i]);
+    all_weights.push_back(weights[i]);
+    if ((i + 1) % static_cast<std::size_t>(route.top_k) != 0) continue;
+    for (int s = 0; s < route.shared.count; ++s) {
+      all_ids.push_back(route.experts + s);
+      all_weights.push_back(route.scale);
+    }
+  }
+  std::vector<double> spread;
+  layer_reference(spec, given, hidden, all_ids.data(), all_weights.data(), &spread);
+  return spread;
+}
 
 // Specs that between them use every part of a layer.
 struct NamedSpec {
