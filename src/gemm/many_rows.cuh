@@ -313,16 +313,13 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
 template <class T>
 bool launch_many_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                       const HopperArgs& args, bool bf16) {
-  if (plan.tile_rows == 256) {
-    return launch_many<T, ManyTile<2, 128, false>>(gpu, plan, product, args, bf16);
-  }
   switch (plan.tile_tokens) {
     case 256:
       return launch_many<T, ManyTile<1, 256, false>>(gpu, plan, product, args, bf16);
     case 192:
       return launch_many<T, ManyTile<2, 192, true>>(gpu, plan, product, args, bf16);
     default:
-      return launch_many<T, ManyTile<2, 128, true>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<2, 128, false>>(gpu, plan, product, args, bf16);
   }
 }
 

@@ -1,10 +1,11 @@
 // The cost model of the grouped GEMM's kernels.
 //
-// A launch reads the weights of the groups that can be hit, rows and results once: memory's time.
-// A tile's step of 64 along k takes as long as its products or its bytes from the L2, whichever is
-// longer; tiles go round by round over the multiprocessors. The larger of the two, where there are
-// many rows a tenth of the other, and what it takes to start. Rows are taken to be spread evenly,
-// give or take the square root.
+// Three things go on at once. Memory: a launch reads the weights of the groups that can be hit,
+// rows and results once. The pipe: a tile's step of 64 along k takes as long as its products or its
+// bytes from the L2, whichever is longer; tiles go round by round over the multiprocessors. Power:
+// what is multiplied, at the rate that the power limit leaves. They hinder each other where they
+// take about as long: the norm of degree 4 says how much, to some 7 % of what was measured.
+// Rows of a group are taken to spread by the square root.
 #include "gemm/product_plan.hpp"
 
 #include <fmt/format.h>
@@ -19,12 +20,14 @@ namespace {
 constexpr double start_us = 3;  // launch, group walk, first loads, last stores
 constexpr double many_start_us = 6;
 constexpr double memory_share = 0.95;     // of what memory's clock says
-constexpr double tensor_share = 0.65;     // that the power limit leaves at 4096 operations a clock
+constexpr double tensor_share = 0.68;     // that the power limit leaves at 4096 operations a clock
 constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
-constexpr double tile_end_clocks = 2000;  // while nothing is multiplied
-constexpr double few_bytes_a_clock = 36;  // that one block streams at most
-constexpr double split_us = 3;            // for each time that k is halved
-constexpr int most_groups = 1024;         // that the kernels list
+constexpr double together_clocks = 3500;  // a tile's end and the next one's start
+constexpr double in_turn_clocks = 1000;
+constexpr double few_bytes_a_clock = 36;                      // that one block streams at most
+constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
+constexpr double split_us = 3;                                // for each time that k is halved
+constexpr int most_groups = 1024;                             // that the kernels list
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -48,26 +51,42 @@ struct Model {
         static_cast<double>(sizes.rows) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
-  // Two things at once: the longer, and a tenth of the other that does not overlap.
+  // Two things of a tile at once: the longer, and a tenth of the other that does not overlap.
   static double both(double a, double b) { return std::max(a, b) + 0.1 * std::min(a, b); }
+  // Things of a whole launch at once.
+  static double all(double a, double b, double c) {
+    const auto fourth = [](double x) { return x * x * x * x; };
+    return std::sqrt(std::sqrt(fourth(a) + fourth(b) + fourth(c)));
+  }
+  double spread() const { return sizes.groups > 1 ? std::sqrt(mean) : 0; }
   // Rows that a group is planned for.
-  double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
+  double planned() const { return mean + spread() / 2; }
 
   // in_turn: a tile's end passes while another tile is multiplied.
   ProductPlan many(int rows, int tokens, bool in_turn) const {
     constexpr int cluster = 2;
     ProductPlan plan{.kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = rows};
-    const std::int64_t columns = ceil_div(sizes.group_rows, std::int64_t{cluster} * plan.tile_rows);
-    const double down = std::max(1.0, mean / tokens);
-    const double wide = std::min<double>(tokens, std::ceil(planned() / 64) * 64);
-    const double products = plan.tile_rows * wide * 64 * 2 / (4096 * tensor_share);  // clocks
-    const double loads = (plan.tile_rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
-    const double tiles = static_cast<double>(hit * columns) * down;
+    const std::int64_t columns = ceil_div(sizes.group_rows, std::int64_t{cluster} * rows);
+    // Of a group and a column: tiles, units of 64 rows, clocks.
+    double tiles = 0, units = 0, clocks = 0;
+    for (const double away : {-1.0, 0.0, 1.0}) {
+      const double here = std::ceil(std::max(1.0, mean + away * spread()) / 64);
+      const double down = std::ceil(here * 64 / tokens), wide = here * 64 / down;
+      const double products = rows * wide * 64 * 2 / (4096 * 0.95);
+      const double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
+      tiles += down / 3;
+      units += here / 3;
+      clocks += down / 3 *
+                (static_cast<double>(steps) * both(products, loads) +
+                 (in_turn ? in_turn_clocks : together_clocks));
+    }
     const std::int64_t clusters = gpu.multiprocessors / cluster;
-    const double rounds = std::ceil(tiles / static_cast<double>(clusters));
-    plan.us = many_start_us +
-              both(memory_us(), rounds * us(static_cast<double>(steps) * both(products, loads) +
-                                            (in_turn ? 0 : tile_end_clocks)));
+    const double each = static_cast<double>(hit * columns);
+    const double rounds = std::ceil(each * tiles / static_cast<double>(clusters));
+    const double operations =
+        each * cluster * rows * units * 64 * static_cast<double>(steps) * 64 * 2;
+    const double power = us(operations / (4096 * tensor_share * gpu.multiprocessors));
+    plan.us = many_start_us + all(memory_us(), us(rounds * clocks / tiles), power);
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(cluster * std::min(clusters, most));
@@ -88,9 +107,10 @@ struct Model {
     const double rounds = tiles / static_cast<double>(clusters);
     // Blocks without a tile leave more of the memory to the others: only the first round is whole.
     const double turns = std::max(1.0, rounds);
-    const double each = static_cast<double>(ceil_div(steps, split)) * step + 600;
-    plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
-              std::max(memory_us(), turns * us(each));
+    const double each = static_cast<double>(ceil_div(steps, split)) * step + few_end_clocks +
+                        few_row_clocks * mean / std::max(1.0, mean / tokens);
+    plan.us =
+        start_us + split_us * (split == 4 ? 3 : split - 1) + all(memory_us(), turns * us(each), 0);
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(split * std::min(clusters, most));
@@ -148,7 +168,6 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
       plans.add(model.many(128, 256, false));
       plans.add(model.many(256, 128, false));
       plans.add(model.many(128, 192, true));
-      plans.add(model.many(128, 128, true));
     }
   }
   if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered) {
