@@ -132,18 +132,15 @@ __global__ void __launch_bounds__(256)
 // Copies get by with 32 registers, so that a multiprocessor holds 2048 threads.
 template <class Vector, int each, class Map>
 __global__ void __launch_bounds__(128, Vector::copies ? 16 : 1)
-    spread_rows_kernel(Map map, RowsView from, RowsView to, int vectors, int spans,
-                       std::int64_t first_group) {
+    spread_rows_kernel(Map map, RowsView from, RowsView to, int vectors, std::int64_t first_group) {
   constexpr int together = 8;
   wait_for_predecessor();
   let_successor_start();
-  const unsigned group = blockIdx.x / static_cast<unsigned>(spans);
-  const unsigned span = blockIdx.x - group * static_cast<unsigned>(spans);
-  const std::int64_t token = (first_group + group) * blockDim.y + threadIdx.y;
+  const std::int64_t token = (first_group + blockIdx.y) * blockDim.y + threadIdx.y;
   if (token >= map.tokens) return;
   const std::int32_t rows = map.row_count();
   const int width = static_cast<int>(blockDim.x);
-  const int first = static_cast<int>(span) * width * each + static_cast<int>(threadIdx.x);
+  const int first = static_cast<int>(blockIdx.x) * width * each + static_cast<int>(threadIdx.x);
 
   Raw<Vector::from_bytes> raw[each];
   bool reads[each];
@@ -201,16 +198,16 @@ void launch_spread(const char* what, const Gpu& gpu, std::int64_t vectors, const
   const std::int64_t down =
       std::clamp<std::int64_t>(128 / across, 1, std::min<std::int64_t>(map.tokens, 64));
   const std::int64_t groups = (map.tokens + down - 1) / down;
-  const std::int64_t at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / spans);
+  constexpr std::int64_t at_once = 65535;  // blocks along y
   auto* const kernel = each == 1   ? spread_rows_kernel<Vector, 1, Map>
                        : each == 2 ? spread_rows_kernel<Vector, 2, Map>
                                    : spread_rows_kernel<Vector, most, Map>;
   for (std::int64_t first = 0; first < groups; first += at_once) {
-    const auto blocks = static_cast<unsigned>(std::min(groups - first, at_once) * spans);
-    launch(
-        what, gpu,
-        {.grid = {blocks}, .block = {static_cast<unsigned>(across), static_cast<unsigned>(down)}},
-        kernel, map, from, to, static_cast<int>(vectors), static_cast<int>(spans), first);
+    launch(what, gpu,
+           {.grid = {static_cast<unsigned>(spans),
+                     static_cast<unsigned>(std::min(groups - first, at_once))},
+            .block = {static_cast<unsigned>(across), static_cast<unsigned>(down)}},
+           kernel, map, from, to, static_cast<int>(vectors), first);
   }
 }
 
