@@ -45,11 +45,23 @@ DeviceRoute device_route(const RouteCall& call);
 // is exact.
 void fit_per_lane(DeviceRoute& r, int per_lane);
 
+// The rule of most that have no bias: a softmax of the selected and nothing else. Kernels that
+// are compiled for it have less code between what they run, and take less time: 8192 tokens of 256
+// experts 4.6 us, not 5.6.
+inline bool is_softmax_of_top(const DeviceRoute& r) {
+  return r.plain_best != 0 && r.rule.weigh == Weigh::softmax_of_selected && !r.rule.renormalize &&
+         r.rule.factor == 1 && r.router_bias.data == nullptr &&
+         r.per_expert_scale.data == nullptr && r.replay.data == nullptr;
+}
+
 // How fast_rows.cuh serves the rule. `many`: tokens enough to fill the GPU with more than one to a
 // warp.
 FastPlan fast_plan(const DeviceRoute& r, bool many);
 
-// Both return false, and do nothing, where the rule is not one of those.
+// Each returns false, and does nothing, where the rule is not one of those. token_gate_cuda: nor
+// where tokens are many.
+bool first_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
+bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 

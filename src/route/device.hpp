@@ -39,6 +39,8 @@ struct DeviceRoute {
   Rule rule;  // its own pointers are null
   std::int64_t tokens = 0;
   const std::int32_t* valid_tokens = nullptr;  // [1] or null
+  DeviceRows<std::int32_t> ids;                // [T, S]; beside what every kernel reads first
+  DeviceRows<float> weights;                   // [T, S]
   DeviceVector router_bias;                    // [C]
   DeviceVector selection_bias;                 // [E]
   DeviceVector per_expert_scale;               // [C]
@@ -48,8 +50,6 @@ struct DeviceRoute {
   std::int64_t token_stride = 0, hash_row_stride = 0, hash_column_stride = 0, vocabulary = 0;
 
   DeviceRows<const float> shared_logits;  // [T, shared_count]
-  DeviceRows<std::int32_t> ids;           // [T, S]
-  DeviceRows<float> weights;              // [T, S]
   DeviceRows<float> dense;                // [T, E + shared_count]
   DeviceRows<float> logits_out;           // [T, C]
   DeviceRows<std::int16_t> replay;        // [T, k]

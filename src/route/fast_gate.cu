@@ -107,7 +107,7 @@ bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Ten
   const std::int64_t few = std::int64_t{gpu.multiprocessors} * (r.rule.groups > 1 ? 64 : 16);
   const FastPlan plan = fast_plan(r, r.tokens > few);
   if (plan.lanes == 0) return false;
-  const Logits from = aligned_logits(logits, r.rule.experts, plan.lanes);
+  const Logits from = aligned_logits(logits, r.rule.experts, 32 / plan.lanes);
   const Launch launch{gpu, r, from, plan};
   if (plan.lanes == 8) {
     launch.with_blocks<8, 8>();

@@ -2,7 +2,8 @@
 // For the rules that serve models most (fast_plan()); rows.cuh does all others, with the same
 // bits.
 //
-// Lane q of a token holds the experts 32 i + V q + j, i < blocks, j < V = 32 / lanes.
+// Lane q of a token holds the experts 32 i + V q + j, i < blocks, j < V = 32 / lanes
+// (plain_rows.cuh may have blocks of 16).
 //   1. Logits are cleaned; scored, approximately, where scores rank; the bias added; groups that do
 //      not stay are dropped.
 //   2. The largest of each of 4 P buckets of experts; lanes merge their sorted lists of these
@@ -19,39 +20,33 @@
 // softmax: 990; 256 experts in 8 groups, sigmoid: 1460. min and max issue every other cycle.
 #pragma once
 
-#include <utility>
-
 #include "route/rows.cuh"
+#include "route/sorting.cuh"
+#include "route/weights.cuh"
 
 namespace shunt::routing {
 
-// What is compared.
-enum class Ranked {
-  logit,
-  score,            // with a selection bias
-  score_in_groups,  // likewise; each block of 32 experts is a group
-};
-
-template <int lanes_, int best_, int blocks_, Ranked ranked_>
+template <int lanes_, int best_, int blocks_, Ranked ranked_, int width_ = 32>
 struct FastShape {
   static constexpr int lanes = lanes_;    // of a token
   static constexpr int best = best_;      // P: k or more
-  static constexpr int blocks = blocks_;  // of 32 experts
+  static constexpr int blocks = blocks_;  // of `width` experts
+  static constexpr int width = width_;
   static constexpr Ranked ranked = ranked_;
   static constexpr int tokens = 32 / lanes;         // of a warp
-  static constexpr int run = 32 / lanes;            // V
+  static constexpr int run = width / lanes;         // V
   static constexpr int held = run * blocks;         // experts of a lane
   static constexpr int share = lanes < 32 ? 2 : 1;  // candidates of a lane
   static constexpr int room = share * lanes;        // candidates of a token
   static constexpr int slots = best < 4 ? 4 : best;
   static constexpr int most_buckets = 4 * best < lanes ? 1 : 4 * best / lanes;
   static constexpr int buckets = held < most_buckets ? held : most_buckets;  // of a lane
-  static_assert(best <= lanes && held <= 64);
+  static_assert(held <= 64);
 
   // The n-th expert of lane q.
   __device__ static __forceinline__ int expert(int n, int q) {
     const auto index = static_cast<unsigned>(n);
-    return static_cast<int>(index / run * 32 + index % run) + q * run;
+    return static_cast<int>(index / run * width + index % run) + q * run;
   }
   // Where to read a run that begins at `first`: no run ends past E, which is a multiple of the run.
   // Routers are compiled for more blocks than a small E has.
@@ -73,80 +68,7 @@ struct alignas(16) FastScratch {
   std::int32_t ids[S::room];
 };
 
-// ---- lists of keys, greatest first
-// -------------------------------------------------------------
-
-// Comparators (i, j), i before j, of Batcher's odd-even merge sort of P, and of its last merge
-// where the list falls and then rises.
-struct Network {
-  int count = 0;
-  int first[64] = {}, second[64] = {};
-  constexpr void add(int i, int j) {
-    first[count] = i;
-    second[count++] = j;
-  }
-};
-constexpr Network sorting_network(int P) {
-  Network n;
-  for (int p = 1; p < P; p *= 2) {
-    for (int k = p; k >= 1; k /= 2) {
-      for (int j = k % p; j + k < P; j += 2 * k) {
-        for (int i = 0; i < k && i + j + k < P; ++i) {
-          if ((i + j) / (2 * p) == (i + j + k) / (2 * p)) n.add(i + j, i + j + k);
-        }
-      }
-    }
-  }
-  return n;
-}
-constexpr Network bitonic_network(int P) {
-  Network n;
-  for (int k = P / 2; k >= 1; k /= 2) {
-    for (int i = 0; i < P; ++i) {
-      if ((i & k) == 0) n.add(i, i + k);
-    }
-  }
-  return n;
-}
-template <int P>
-struct Networks {
-  static constexpr Network sorting = sorting_network(P);
-  static constexpr Network bitonic = bitonic_network(P);
-};
-
-__device__ __forceinline__ float larger_key(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ float smaller_key(float a, float b) { return fminf(a, b); }
-__device__ __forceinline__ std::int32_t larger_key(std::int32_t a, std::int32_t b) {
-  return max(a, b);
-}
-__device__ __forceinline__ std::int32_t smaller_key(std::int32_t a, std::int32_t b) {
-  return min(a, b);
-}
-
-template <int i, int j, class V, int P>
-__device__ __forceinline__ void exchange_keys(V (&a)[P]) {
-  const V x = a[i], y = a[j];
-  a[i] = larger_key(x, y);
-  a[j] = smaller_key(x, y);
-}
-// Unrolled by hand: the loops above are too deep for a compiler that keeps arrays in registers.
-template <class V, int P, int... c>
-__device__ __forceinline__ void sort_keys(V (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange_keys<Networks<P>::sorting.first[c], Networks<P>::sorting.second[c]>(a), ...);
-}
-template <class V, int P>
-__device__ __forceinline__ void sort_keys(V (&a)[P]) {
-  sort_keys(a, std::make_integer_sequence<int, Networks<P>::sorting.count>{});
-}
-template <class V, int P, int... c>
-__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P], std::integer_sequence<int, c...>) {
-  (exchange_keys<Networks<P>::bitonic.first[c], Networks<P>::bitonic.second[c]>(a), ...);
-}
-// Sorts a list that falls and then rises.
-template <class V, int P>
-__device__ __forceinline__ void sort_bitonic_keys(V (&a)[P]) {
-  sort_bitonic_keys(a, std::make_integer_sequence<int, Networks<P>::bitonic.count>{});
-}
+// ---- thresholds --------------------------------------------------------------------------------
 
 struct Threshold {
   float kth, first;
@@ -214,22 +136,6 @@ __device__ __forceinline__ float bounded_below(float x) { return fmaxf(x, -large
 __device__ __forceinline__ float sqrt_softplus_about(float l) {
   const float log2 = log2_about(1.0F + exp2_about(fabsf(l) * -0x1.715476p+0F));
   return sqrt_about(fused(log2, 0x1.62e43p-1F, fminf(fmaxf(l, 0.0F), largest)));
-}
-
-// exp_of_negative() where the result is a normal number, x > -87: the same bits, in less.
-__device__ __forceinline__ float exp_of_small_negative(float x) {
-  constexpr float shift = 0x1.8p+23F;
-  const float shifted = fused(x, 0x1.715476p+0F, shift);
-  const float n = shifted - shift;
-  const float r = fused(n, -0x1.7f7d1cp-20F, fused(n, -0x1.62e4p-1F, x));
-  float p = 0x1.6a23d0p-10F;
-  p = fused(p, r, 0x1.123a20p-7F);
-  p = fused(p, r, 0x1.5558f2p-5F);
-  p = fused(p, r, 0x1.555492p-3F);
-  p = fused(p, r, 0x1.fffffcp-2F);
-  p = fused(p, r * r, r) + 1.0F;
-  return float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits_of(p)) +
-                                            (static_cast<std::uint32_t>(bits_of(shifted)) << 23)));
 }
 
 // The sum of exp(l - best) over a token's experts in policy.hpp's order of sums. -inf past E.
@@ -380,10 +286,6 @@ __device__ __forceinline__ Kept keep_groups(const Rule& rule, float (&first)[S::
 
 // ---- exact selection ---------------------------------------------------------------------------
 
-__device__ __forceinline__ float float_of_ordered(std::int32_t o) {
-  return float_of(o ^ ((o >> 31) & 0x7fffffff));
-}
-
 // Kept::of_token of a token, by the whole warp, each block of 32 experts a group.
 template <class S, class Source>
 __device__ __noinline__ std::uint32_t keep_groups_exactly(const DeviceRoute& r, Source source,
@@ -462,7 +364,7 @@ template <class S, class Source>
 __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source source,
                                            float (&v)[S::held], FastScratch<S>* of_warp,
                                            std::int64_t t, bool there, int lane) {
-  static_assert(S::held <= 32);
+  static_assert(S::held <= 32 && S::best <= S::lanes && S::width == 32);
   const Rule& rule = r.rule;
   const int token = lane / S::lanes;
   FastScratch<S>& scratch = of_warp[token];

@@ -105,7 +105,10 @@ struct Launch {
 }  // namespace
 
 void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  if (plain_gate_cuda(gpu, r, logits) || fast_gate_cuda(gpu, r, logits)) return;
+  if (first_gate_cuda(gpu, r, logits) || token_gate_cuda(gpu, r, logits) ||
+      plain_gate_cuda(gpu, r, logits) || fast_gate_cuda(gpu, r, logits)) {
+    return;
+  }
   const DeviceVector data{logits.data, static_cast<Form>(logits.dtype)};
   const std::int64_t stride = logits.strides[0];
   const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;

@@ -15,9 +15,9 @@ struct Logits {
   bool runs = false;  // whole runs of a lane are aligned
 };
 
-inline Logits aligned_logits(const Tensor& logits, int experts, int lanes) {
+// `run`: how many a lane reads that lie side by side.
+inline Logits aligned_logits(const Tensor& logits, int experts, int run) {
   const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;
-  const std::int64_t run = 32 / lanes;
   const std::int64_t bytes = std::min<std::int64_t>(run * size, 16);
   const bool runs =
       experts % run == 0 &&

@@ -1,11 +1,11 @@
 // Gate, for the rules of plain_rows.cuh: from logits [T, C] in memory to ids and weights, one
 // launch.
 //
-// A warp takes 1, 2, 4 or 8 tokens (32 / lanes), once; blocks of 4 warps share nothing and never
-// synchronise. Few tokens: one a warp, which ends soonest; many: as many as registers hold. What
-// plain_rows.cuh leaves is done a token at a time by fast_rows.cuh. Bytes: logits once, outputs
-// once. Predicted for 32768 tokens of 128 experts, top 8, in 16 bits: 400 instructions a warp, 6
-// us; measured 9.6 (docs/notes/cuda-route.md).
+// A warp takes 4 to 32 tokens (32 / lanes), once; blocks of up to 4 warps share nothing and never
+// synchronise. As many tokens a warp as registers hold the logits of, as long as every scheduler
+// has two warps. What plain_rows.cuh leaves is done a token at a time by fast_rows.cuh. Bytes:
+// logits once, outputs once. Predicted for 32768 tokens of 128 experts, top 8, in 16 bits: 800
+// instructions a warp of 16 tokens, 6.5 us; measured 6.9 (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
@@ -17,74 +17,91 @@ namespace {
 
 constexpr int block_warps = 4;
 
-// A run of a lane's logits as 16-bit words.
+// A lane's logits, two 16-bit words each.
 template <class S>
-__device__ __forceinline__ void load_words(const std::uint16_t* row, bool runs, int experts, int q,
-                                           std::uint32_t (&bits)[S::held]) {
-  struct alignas(S::run * 2) Run {
-    std::uint16_t of[S::run];
-  };
-  if (S::run == 1 || runs) {
+__device__ __forceinline__ void load_pairs(const std::uint16_t* row, bool runs, int experts, int q,
+                                           std::uint32_t (&words)[(S::held + 1) / 2]) {
+  if constexpr (S::run > 1) {
+    constexpr int each = S::run < 8 ? S::run : 8;  // numbers of a vector
+    struct alignas(2 * each) Vector {
+      std::uint32_t of[each / 2];
+    };
+    if (runs) {
 #pragma unroll
-    for (int i = 0; i < S::blocks; ++i) {
-      const Run run =
-          *reinterpret_cast<const Run*>(row + S::run_within(32 * i + q * S::run, experts));
+      for (int n = 0; n < S::held; n += each) {
+        const int first = S::run_within(S::width * (n / S::run) + q * S::run, experts) + n % S::run;
+        const Vector vector = *reinterpret_cast<const Vector*>(row + first);
 #pragma unroll
-      for (int j = 0; j < S::run; ++j) bits[i * S::run + j] = run.of[j];
+        for (int j = 0; j < each / 2; ++j) words[n / 2 + j] = vector.of[j];
+      }
+      return;
     }
-  } else {
-#pragma unroll
-    for (int n = 0; n < S::held; ++n) bits[n] = row[min(S::expert(n, q), experts - 1)];
   }
+  const auto number = [&](int n) -> std::uint32_t {
+    return row[min(S::expert(n < S::held ? n : 0, q), experts - 1)];
+  };
+#pragma unroll
+  for (int n = 0; n < S::held; n += 2) words[n / 2] = number(n) | number(n + 1) << 16;
 }
 
 template <class S>
-__device__ __noinline__ void route_left(const DeviceRoute& r, const RowsOfWarp& rows,
-                                        FastScratch<S>* scratch, std::int64_t first, int i,
-                                        int lane) {
+__device__ __noinline__ void route_left(const DeviceRoute& r, const Logits logits,
+                                        FastScratch<S>* scratch, std::int64_t t, int lane) {
+  const RowsOfWarp rows(logits, t);
   float v[S::held];
 #pragma unroll 1
-  for (int n = 0; n < S::held; ++n) v[n] = rows(i, min(S::expert(n, lane), r.rule.experts - 1));
-  const auto source = [&rows, i](int, int e) { return rows(i, e); };
-  route_fast<S>(r, source, v, scratch, first + i, true, lane);
+  for (int n = 0; n < S::held; ++n) v[n] = rows(0, min(S::expert(n, lane), r.rule.experts - 1));
+  route_fast<S>(
+      r, [&rows](int, int e) { return rows(0, e); }, v, scratch, t, true, lane);
 }
 
-template <class S, bool packed>
+// What a warp's tokens may be.
+enum class Kind {
+  f32,
+  packed,  // 16 bits
+  usual,   // bf16, aligned, and that of route_packed()
+};
+
+template <class S, Kind kind>
 __global__ void __launch_bounds__(32 * block_warps)
-    plain_gate(const __grid_constant__ DeviceRoute r, const Logits logits) {
+    plain_gate(const Logits logits, const __grid_constant__ DeviceRoute r) {
   using Whole = FastShape<32, 8, S::blocks, Ranked::logit>;
+  constexpr bool usual = kind == Kind::usual;
   __shared__ FastScratch<Whole> scratch[block_warps];
-  __shared__ std::int32_t won[packed ? 1 : block_warps * S::tokens][8];
+  __shared__ std::int32_t won[kind == Kind::f32 ? block_warps * S::tokens : 1][8];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  const std::int64_t first = (std::int64_t{blockIdx.x} * block_warps + warp) * S::tokens;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * (blockDim.x >> 5) + warp) * S::tokens;
   const int token = lane / S::lanes, q = lane & (S::lanes - 1);
   const std::int64_t t = first + token;
   const std::int64_t valid = valid_tokens(r);
   if (first >= r.tokens) return;
   const bool there = t < valid;
-  const RowsOfWarp rows(logits, first);
-  const LogitRow row = rows.row(there ? token : 0);
+  const auto* const row = static_cast<const char*>(logits.data) +
+                          (there ? t : first) * logits.stride * (kind == Kind::f32 ? 4 : 2);
   std::uint32_t left = 0;
-  if constexpr (packed) {
-    std::uint32_t bits[S::held];
-    load_words<S>(static_cast<const std::uint16_t*>(row.data), logits.runs, r.rule.experts, q,
-                  bits);
-    left = route_packed<S>(r, logits.form == Form::bf16, bits, t, there, lane);
-  } else {
+  if constexpr (kind == Kind::f32) {
+    const auto* const numbers = reinterpret_cast<const float*>(row);
     float v[S::held];
-    load_row<float, S>(static_cast<const float*>(row.data), logits.runs, r.rule.experts, q, v);
+    load_row<float, S>(numbers, logits.runs, r.rule.experts, q, v);
     left = route_plain<S>(
-        r, [&](std::int32_t e) { return static_cast<const float*>(row.data)[e]; }, v,
-        won[warp * S::tokens + token], t, there, lane);
+        r, [numbers](std::int32_t e) { return numbers[e]; }, v, won[warp * S::tokens + token], t,
+        there, lane);
+  } else {
+    std::uint32_t words[(S::held + 1) / 2];
+    load_pairs<S>(reinterpret_cast<const std::uint16_t*>(row), usual || logits.runs,
+                  usual ? S::width * S::blocks : r.rule.experts, q, words);
+    left = route_packed<S, usual>(r, usual || logits.form == Form::bf16, words, t, there, lane);
   }
-  if (left == 0 && __all_sync(every_lane, there || t >= r.tokens)) return;
+  if (left == 0 && __all_sync(every_lane, there || t >= r.tokens)) [[likely]]
+    return;
   __syncwarp();
   constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
+#pragma unroll 1
   for (int i = 0; i < S::tokens; ++i) {
     if ((left >> (i * S::lanes) & of_token) != 0) {
-      route_left<Whole>(r, rows, scratch + warp, first, i, lane);
+      route_left<Whole>(r, logits, scratch + warp, first + i, lane);
     }
     if (first + i >= valid && first + i < r.tokens) clear_row(r, first + i, lane);
   }
@@ -93,63 +110,80 @@ __global__ void __launch_bounds__(32 * block_warps)
 struct Launch {
   const cuda_engine::Gpu& gpu;
   const DeviceRoute& r;
-  const Logits& logits;
+  const Tensor& logits;
 
-  template <class S>
+  template <class S, Kind kind>
   void go() const {
-    const std::int64_t each = block_warps * S::tokens;
-    // One warp starts a little sooner than four.
-    const auto warps = static_cast<unsigned>(
-        std::min<std::int64_t>(block_warps, (r.tokens + S::tokens - 1) / S::tokens));
-    const cuda_engine::Shape shape{
-        .grid = {static_cast<unsigned>((r.tokens + each - 1) / each), 1, 1},
-        .block = {32 * warps, 1, 1}};
-    const char* what = "route: gate";
-    if (logits.form == Form::f32) {
-      cuda_engine::launch(what, gpu, shape, plain_gate<S, false>, r, logits);
-    } else {
-      cuda_engine::launch(what, gpu, shape, plain_gate<S, true>, r, logits);
+    const Logits from = aligned_logits(logits, r.rule.experts, S::run);
+    const Rule& rule = r.rule;
+    if constexpr (kind == Kind::packed) {
+      if (from.runs && from.form == Form::bf16 && rule.experts == S::width * S::blocks &&
+          rule.top_k == S::best && rule.weigh == Weigh::softmax_of_selected && !rule.renormalize &&
+          rule.factor == 1 && r.per_expert_scale.data == nullptr && r.replay.data == nullptr) {
+        return go<S, Kind::usual>();
+      }
     }
+    // Few warps: on as many multiprocessors as there are.
+    const std::int64_t warps = (r.tokens + S::tokens - 1) / S::tokens;
+    const std::int64_t each = std::clamp<std::int64_t>(
+        (warps + gpu.multiprocessors - 1) / gpu.multiprocessors, 1, block_warps);
+    cuda_engine::launch("route: gate", gpu,
+                        {.grid = {static_cast<unsigned>((warps + each - 1) / each), 1, 1},
+                         .block = {32 * static_cast<unsigned>(each), 1, 1}},
+                        plain_gate<S, kind>, from, r);
   }
-  template <int lanes, int best>
+  template <int lanes, int blocks, Kind kind>
+  void with_best() const {
+    if (r.rule.top_k <= 4) return go<FastShape<lanes, 4, blocks, Ranked::logit>, kind>();
+    go<FastShape<lanes, 8, blocks, Ranked::logit>, kind>();
+  }
+  template <int lanes, Kind kind>
   void with_blocks() const {
     switch (r.fast.blocks) {
       case 1:
-        return go<FastShape<lanes, best, 1, Ranked::logit>>();
+        return with_best<lanes, 1, kind>();
       case 2:
-        return go<FastShape<lanes, best, 2, Ranked::logit>>();
+        return with_best<lanes, 2, kind>();
       case 4:
-        return go<FastShape<lanes, best, 4, Ranked::logit>>();
+        return with_best<lanes, 4, kind>();
       case 8:
-        return go<FastShape<lanes, best, 8, Ranked::logit>>();
+        return with_best<lanes, 8, kind>();
       case 16:
-        return go<FastShape<lanes == 8 ? 16 : lanes, best, 16, Ranked::logit>>();
+        return with_best < lanes == 8 && kind == Kind::f32 ? 16 : lanes, 16, kind > ();
       default:
-        return go<FastShape<32, best, 32, Ranked::logit>>();
+        return with_best<32, 32, kind>();
     }
+  }
+  // More than 4 tokens to a warp: false where that is not for this many, or runs would not fit.
+  bool packed_many() const {
+    const std::int64_t tokens = r.tokens, each = std::int64_t{gpu.multiprocessors} * 4;
+    const int blocks = r.fast.blocks;
+    int lanes = 8;
+    while (lanes > 1 && tokens * lanes > 64 * each && blocks * 32 / lanes < 64 &&
+           r.rule.experts % (64 / lanes) == 0) {
+      lanes /= 2;
+    }
+    if (r.rule.experts % (32 / lanes) != 0) return false;
+    if (blocks == 1 && lanes <= 2) return with_best<1, 1, Kind::packed>(), true;
+    if (blocks == 1 && lanes == 4) return with_best<4, 1, Kind::packed>(), true;
+    if (blocks == 2 && lanes <= 2) return with_best<2, 2, Kind::packed>(), true;
+    if (blocks == 4 && lanes == 2) return with_best<2, 4, Kind::packed>(), true;
+    if (blocks == 4 && lanes == 4) return with_best<4, 4, Kind::packed>(), true;
+    if (blocks == 8 && lanes == 4) return with_best<4, 8, Kind::packed>(), true;
+    return false;
   }
 };
 
 }  // namespace
 
 bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  const bool wide = logits.dtype == DType::f32;
-  if (r.plain_best == 0 || (!wide && r.router_bias.data != nullptr)) return false;
-  const int k = r.rule.top_k, blocks = r.fast.blocks;
-  // One token a warp until every scheduler has one.
-  const bool many = r.tokens > std::int64_t{gpu.multiprocessors} * 4;
-  const int lanes = !many || blocks == 32 ? 32 : blocks == 16 ? 16 : blocks == 1 && k <= 4 ? 4 : 8;
-  const Logits from = aligned_logits(logits, r.rule.experts, lanes);
-  const Launch launch{gpu, r, from};
-  if (lanes == 4) {
-    k == 1 ? launch.go<FastShape<4, 1, 1, Ranked::logit>>()
-           : launch.go<FastShape<4, 4, 1, Ranked::logit>>();
-  } else if (lanes == 32) {
-    k == 1   ? launch.with_blocks<32, 1>()
-    : k <= 4 ? launch.with_blocks<32, 4>()
-             : launch.with_blocks<32, 8>();
-  } else {
-    k <= 4 ? launch.with_blocks<8, 4>() : launch.with_blocks<8, 8>();
+  const bool packed = logits.dtype != DType::f32;
+  if (r.plain_best == 0 || (packed && r.router_bias.data != nullptr)) return false;
+  const Launch launch{gpu, r, logits};
+  if (!packed) {
+    launch.with_blocks<8, Kind::f32>();
+  } else if (!launch.packed_many()) {
+    launch.with_blocks<8, Kind::packed>();
   }
   return true;
 }

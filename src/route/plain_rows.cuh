@@ -1,7 +1,8 @@
 // From the logits of several tokens to their ids and weights, by one warp, where nothing but logits
 // is compared and k is at most 8: what ends most routers, and the shortest way there is. What it
-// cannot decide it leaves to rows.cuh: tokens whose logits are not all finite, or tie where that
-// matters. Shapes and the experts of a lane are those of FastShape (fast_rows.cuh).
+// cannot decide it leaves to rows.cuh: f32 logits that are not all finite, or tie where that
+// matters, and infinities among the best in 16 bits. Shapes and the experts of a lane are those of
+// FastShape (fast_rows.cuh).
 //
 //   1. Every lane sorts the P largest of its values; lanes merge their lists pairwise, until each
 //      has the P largest of its token. The k-th is a threshold that is exact.
@@ -74,37 +75,96 @@ __device__ __forceinline__ SortedKeys<V, S::best> best_keys(const V (&keys)[S::h
   return merge_keys<S, 1>(list, nothing);
 }
 
-// Lane q of a token holds slot q, `logit` and `id`; `best`: the largest logit. Both finite.
+// The slots of a lane: q * each + i, i < each.
 template <class S>
-__device__ __forceinline__ void store_plain(const DeviceRoute& r, float logit, std::int32_t id,
-                                            float best, float sum_of_all, std::int64_t t, int q,
-                                            bool stores) {
+constexpr int slots_of_lane = S::best > S::lanes ? S::best / S::lanes : 1;
+
+// Writes a lane's values of a row of outputs from `slot` on, as one vector where rows lie so.
+template <int each, class T>
+__device__ __forceinline__ void store_slots(const DeviceRows<T>& rows, std::int64_t t, int slot,
+                                            int k, const T (&values)[each]) {
+  T* const to = rows.data + t * rows.stride + slot;
+  constexpr int together = each < 4 ? each : 4;
+  struct alignas(together * sizeof(T)) Vector {
+    T of[together];
+  };
+  const bool vectors =
+      k % together == 0 && ((reinterpret_cast<std::uintptr_t>(rows.data) |
+                             static_cast<std::uintptr_t>(rows.stride * sizeof(T))) %
+                            sizeof(Vector)) == 0;
+#pragma unroll
+  for (int i = 0; i < each; i += together) {
+    if (together > 1 && vectors) {
+      if (slot + i >= k) continue;
+      Vector vector;
+#pragma unroll
+      for (int j = 0; j < together; ++j) vector.of[j] = values[i + j];
+      *reinterpret_cast<Vector*>(to + i) = vector;
+    } else {
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        if (slot + i + j < k) to[i + j] = values[i + j];
+      }
+    }
+  }
+}
+
+// Lane q of a token holds its slots' `logits` and `ids`; `best`: the largest logit. All finite.
+// `usual`: a softmax of the selected and nothing else, S::best of them.
+template <class S, bool usual>
+__device__ __forceinline__ void store_plain(const DeviceRoute& r,
+                                            const float (&logits)[slots_of_lane<S>],
+                                            const std::int32_t (&ids)[slots_of_lane<S>], float best,
+                                            float sum_of_all, std::int64_t t, int q, bool stores) {
+  constexpr int each = slots_of_lane<S>;
   const Rule& rule = r.rule;
-  const auto sum_of = [&](float w) {  // from slot 0 on
-    const float own = q < rule.top_k ? w : 0.0F;
+  const int slot = q * each, k = usual ? S::best : rule.top_k;
+  float w[each];
+  const auto sum_of_slots = [&] {  // from slot 0 on
+    float own[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) own[i] = slot + i < k ? w[i] : 0.0F;
     float sum = 0;
 #pragma unroll
-    for (int s = 0; s < S::best; ++s) sum += __shfl_sync(every_lane, own, s, S::lanes);
+    for (int s = 0; s < S::best; ++s) {
+      sum += S::lanes == 1 ? own[s % each]
+                           : __shfl_sync(every_lane, own[s % each], s / each, S::lanes);
+    }
     return sum;
   };
-  float w = logit + 0.0F;  // -0 is 0
-  if (rule.weigh == Weigh::softmax_of_selected) {
-    w = exp_of_negative(w - (best + 0.0F));
-    w = w / sum_of(w);
+#pragma unroll
+  for (int i = 0; i < each; ++i) w[i] = logits[i] + 0.0F;  // -0 is 0
+  if (usual || rule.weigh == Weigh::softmax_of_selected) {
+#pragma unroll
+    for (int i = 0; i < each; ++i) w[i] = exp_of_mostly_small(w[i] - (best + 0.0F));
+    divide_by(w, sum_of_slots());
   } else if (rule.weigh == Weigh::softmax_of_all) {
-    w = exp_of_negative(w - (best + 0.0F)) / sum_of_all;
+#pragma unroll
+    for (int i = 0; i < each; ++i) w[i] = exp_of_negative(w[i] - (best + 0.0F)) / sum_of_all;
   } else if (rule.weigh == Weigh::sigmoid) {
-    w = sigmoid(w);
+#pragma unroll
+    for (int i = 0; i < each; ++i) w[i] = sigmoid(w[i]);
   } else if (rule.weigh == Weigh::sqrt_softplus) {
-    w = sqrt_softplus(w);
+#pragma unroll
+    for (int i = 0; i < each; ++i) w[i] = sqrt_softplus(w[i]);
   }
-  const float sum = rule.renormalize ? sum_of(w) : 0.0F;
-  if (!stores || q >= rule.top_k) return;
-  w = finite_weight(final_weight(r, w, sum, id));
-  if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + q] = id;
-  if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + q] = w;
+  float sum = 0;
+  if constexpr (!usual) {
+    if (rule.renormalize) sum = sum_of_slots();
+  }
+  if (!stores || slot >= k) return;
+  if constexpr (!usual) {
+#pragma unroll
+    for (int i = 0; i < each; ++i) w[i] = finite_weight(final_weight(r, w[i], sum, ids[i]));
+  }
+  if (r.ids.data != nullptr) store_slots(r.ids, t, slot, k, ids);
+  if (r.weights.data != nullptr) store_slots(r.weights, t, slot, k, w);
+  if constexpr (usual) return;
   if (r.replay.data != nullptr) {
-    r.replay.data[t * r.replay.stride + q] = static_cast<std::int16_t>(id);
+    std::int16_t narrow[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) narrow[i] = static_cast<std::int16_t>(ids[i]);
+    store_slots(r.replay, t, slot, k, narrow);
   }
 }
 
@@ -114,6 +174,21 @@ __device__ __forceinline__ V key_at(const SortedKeys<V, P>& list, int slot) {
 #pragma unroll
   for (int i = 1; i < P; ++i) key = i == slot ? list.of[i] : key;
   return key;
+}
+
+// What a lane's slots hold of the list.
+template <class S, class V>
+__device__ __forceinline__ void keys_of_lane(const SortedKeys<V, S::best>& list, int q,
+                                             V (&keys)[slots_of_lane<S>]) {
+  constexpr int each = slots_of_lane<S>;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    keys[i] = list.of[i];
+#pragma unroll
+    for (int first = each; first < S::best; first += each) {
+      keys[i] = first == q * each ? list.of[first + i] : keys[i];
+    }
+  }
 }
 
 // All 32 lanes call it together; `t` and `there` are those of the lane's token. `v`: the raw logits
@@ -199,74 +274,134 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
   const std::uint32_t lanes_left = __ballot_sync(every_lane, left && there);
   constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
   const bool all_left = (lanes_left >> (lane & ~(S::lanes - 1)) & of_token) != 0;
-  store_plain<S>(r, key_at(list, q), id, list.of[0], sum_of_all, t, q, there && !all_left);
+  store_plain<S, false>(r, {key_at(list, q)}, {id}, list.of[0], sum_of_all, t, q,
+                        there && !all_left);
   return lanes_left;
 }
 
 // ---- logits of 16 bits --------------------------------------------------------------------------
+//
+// Two to a word. A key is the number in the upper half and 0xffff - id in the lower, the other way
+// round below zero, and is compared as f32, whatever 16 bits mean: f32 orders them all, but for
+// those that would be no f32 at all.
 
-// bf16 or f16 in the upper half, id's complement in the lower. -0 is less than 0 here.
-__device__ __forceinline__ std::int32_t packed_key(std::uint32_t bits, std::int32_t id) {
-  const auto upper = static_cast<std::int32_t>(bits << 16);
-  return (upper ^ ((upper >> 31) & 0x7fff0000)) | (0xffff - id);
-}
 __device__ __forceinline__ float widened(std::uint32_t bits, bool bf16) {
   if (bf16) return float_of(static_cast<std::int32_t>(bits << 16));
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
-__device__ __forceinline__ float value_of_packed(std::int32_t key, bool bf16) {
-  const std::int32_t upper = key ^ ((key >> 31) & 0x7fff0000);
-  return widened(static_cast<std::uint32_t>(upper) >> 16, bf16);
+
+// Sign and magnitude of the largest finite numbers.
+constexpr std::uint32_t largest_bf16 = 0x7f7f, largest_f16 = 0x7bff;
+
+// Of both numbers of a word: the lowest finite one for NaN and -inf, the largest for +inf, 0 for
+// -0.
+template <bool bf16>
+__device__ __forceinline__ std::uint32_t finite_pair(std::uint32_t word) {
+  constexpr std::uint32_t most = bf16 ? largest_bf16 : largest_f16;
+#if defined(__CUDA_ARCH__)
+  std::uint32_t finite;
+  if constexpr (bf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(finite) : "r"(word), "r"((most | 0x8000) * 0x10001U));
+    asm("min.bf16x2 %0, %0, %1;" : "+r"(finite) : "r"(most * 0x10001U));
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(finite) : "r"(0x3f803f80U), "r"(0U));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(finite) : "r"(word), "r"((most | 0x8000) * 0x10001U));
+    asm("min.f16x2 %0, %0, %1;" : "+r"(finite) : "r"(most * 0x10001U));
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(finite) : "r"(0U));
+  }
+  return finite;
+#else
+  std::uint32_t finite = 0;
+  for (int half = 0; half < 32; half += 16) {
+    std::uint32_t bits = word >> half & 0xffff;
+    const bool number = (bits & 0x7fff) <= most + 1;  // or infinite
+    if (!number) bits = most | 0x8000;
+    if ((bits & 0x7fff) > most) bits = most | (bits & 0x8000);
+    if (bits == 0x8000) bits = 0;
+    finite |= bits << half;
+  }
+  return finite;
+#endif
 }
 
-// As route_plain(). `bits`: the raw logits of the lane's experts, anything past E. No router bias.
-template <class S>
+// `base`: 0xffff less what the lane adds to an id; `id`: the rest of it, of other bits.
+template <bool upper>
+__device__ __forceinline__ float packed_key(std::uint32_t word, std::uint32_t base,
+                                            std::uint32_t id) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t key;  // the number, and its sign 16 times
+  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(key) : "r"(word), "n"(upper ? 0x32bb : 0x1099));
+#else
+  const std::uint32_t bits = upper ? word >> 16 : word & 0xffff;
+  const std::uint32_t key = bits << 16 | (bits >> 15 != 0 ? 0xffffU : 0U);
+#endif
+  return float_of(static_cast<std::int32_t>(key ^ base ^ id));
+}
+__device__ __forceinline__ std::int32_t id_of_packed(float key) {
+  const std::int32_t bits = bits_of(key);
+  return (bits ^ ~(bits >> 31)) & 0xffff;
+}
+__device__ __forceinline__ float value_of_packed(float key, bool bf16) {
+  return widened(static_cast<std::uint32_t>(bits_of(key)) >> 16, bf16);
+}
+
+// As route_plain(). `words`: the raw logits of the lane's experts, two a word, anything past E;
+// spoilt. No router bias. `usual`: that of store_plain(), and E fills the blocks.
+template <class S, bool usual>
 __device__ __forceinline__ std::uint32_t route_packed(const DeviceRoute& r, bool bf16,
-                                                      const std::uint32_t (&bits)[S::held],
+                                                      std::uint32_t (&words)[(S::held + 1) / 2],
                                                       std::int64_t t, bool there, int lane) {
+  static_assert(S::run % 2 == 0 || S::run == 1);
   const Rule& rule = r.rule;
-  const int q = lane & (S::lanes - 1), k = rule.top_k;
-  std::int32_t keys[S::held];
+  const int q = lane & (S::lanes - 1), k = usual ? S::best : rule.top_k;
+  if (bf16) {
 #pragma unroll
-  for (int n = 0; n < S::held; ++n) keys[n] = packed_key(bits[n], S::expert(n, q));
-  if (rule.experts < 32 * S::blocks) {
+    for (std::uint32_t& word : words) word = finite_pair<true>(word);
+  } else {
+#pragma unroll
+    for (std::uint32_t& word : words) word = finite_pair<false>(word);
+  }
+  float keys[S::held];
+  const std::uint32_t base = 0xffff ^ static_cast<std::uint32_t>(q * S::run);
+#pragma unroll
+  for (int n = 0; n < S::held; ++n) {
+    const auto id = static_cast<std::uint32_t>(S::expert(n, 0));
+    keys[n] = n % 2 != 0 ? packed_key<true>(words[n / 2], base, id)
+                         : packed_key<false>(words[n / 2], base, id);
+  }
+  if (!usual && rule.experts < S::width * S::blocks) {
 #pragma unroll
     for (int n = 0; n < S::held; ++n) {
-      keys[n] = S::expert(n, q) < rule.experts ? keys[n] : INT32_MIN;
+      keys[n] = S::expert(n, q) < rule.experts ? keys[n] : minus_infinity;
     }
   }
-  SortedKeys<std::int32_t, S::best> list;
-  if constexpr (S::best == 1 && S::lanes == 32) {
-    std::int32_t own = keys[0];
-#pragma unroll
-    for (int n = 1; n < S::held; ++n) own = max(own, keys[n]);
-    list.of[0] = __reduce_max_sync(every_lane, own);
-  } else {
-    list = best_keys<S>(keys, INT32_MIN);
-  }
-  // Infinities and NaN have the largest exponent: from `odd` on, or below its complement. Zeros may
-  // differ in their sign.
-  const std::int32_t odd = bf16 ? 0x7f800000 : 0x7c000000;
-  bool left = list.of[0] >= odd;
-#pragma unroll
-  for (int i = 0; i < S::best; ++i) {
-    const bool zero = static_cast<std::uint32_t>(list.of[i] + 0x10000) < 0x20000U;
-    left |= i < k && (zero || list.of[i] < ~odd);
-  }
+  const SortedKeys<float, S::best> list = best_keys<S>(keys, minus_infinity);
+  // The largest and the lowest numbers may have been infinite.
+  const std::uint32_t most = (bf16 ? largest_bf16 : largest_f16) << 16;
+  const float least = usual ? list.of[S::best - 1] : key_at(list, k - 1);
+  const bool left = list.of[0] >= float_of(static_cast<std::int32_t>(most)) ||
+                    least <= float_of(static_cast<std::int32_t>(most | 0x80000000U));
   const float best = value_of_packed(list.of[0], bf16);
   float sum_of_all = 1;
-  if (rule.weigh == Weigh::softmax_of_all) {
+  if (!usual && rule.weigh == Weigh::softmax_of_all) {
     float v[S::held];
 #pragma unroll
     for (int n = 0; n < S::held; ++n) {
-      v[n] =
-          S::expert(n, q) < rule.experts ? bounded_below(widened(bits[n], bf16)) : minus_infinity;
+      const std::uint32_t bits = n % 2 != 0 ? words[n / 2] >> 16 : words[n / 2] & 0xffff;
+      v[n] = S::expert(n, q) < rule.experts ? widened(bits, bf16) : minus_infinity;
     }
     sum_of_all = sum_of_exponentials<S>(v, best);
   }
-  const std::int32_t key = key_at(list, q);
-  store_plain<S>(r, value_of_packed(key, bf16), 0xffff - (key & 0xffff), best, sum_of_all, t, q,
-                 there && !left);
+  constexpr int each = slots_of_lane<S>;
+  float own[each], logits[each];
+  std::int32_t ids[each];
+  keys_of_lane<S>(list, q, own);
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    logits[i] = value_of_packed(own[i], bf16);
+    ids[i] = id_of_packed(own[i]);
+  }
+  store_plain<S, usual>(r, logits, ids, best, sum_of_all, t, q, there && !left);
   return __ballot_sync(every_lane, left && there);
 }
 

@@ -33,6 +33,17 @@ namespace shunt::routing {
 constexpr unsigned every_lane = 0xffffffffU;
 constexpr float minus_infinity = -__builtin_inff();
 
+// What is compared, where that is compiled in.
+enum class Ranked {
+  logit,
+  score,            // with a selection bias
+  score_in_groups,  // likewise; each block of 32 experts is a group
+};
+
+__device__ __forceinline__ float float_of_ordered(std::int32_t o) {
+  return float_of(o ^ ((o >> 31) & 0x7fffffff));
+}
+
 __device__ __forceinline__ float load_form(const void* data, Form form, std::int64_t i) {
   switch (form) {
     case Form::bf16:
@@ -533,8 +544,8 @@ __device__ __forceinline__ Slots<float> weigh(const DeviceRoute& r, const Source
   return w;
 }
 
-__device__ __forceinline__ float final_weight(const DeviceRoute& r, float w, float sum,
-                                              std::int32_t id) {
+template <class Route>
+__device__ __forceinline__ float final_weight(const Route& r, float w, float sum, std::int32_t id) {
   if (r.rule.renormalize) w = renormalised(w, sum, r.rule.epsilon, r.rule.epsilon_is_floor);
   w = w * r.rule.factor;
   if (r.per_expert_scale.data != nullptr) w = w * element(r.per_expert_scale, id);
@@ -618,7 +629,8 @@ __device__ __noinline__ inline void clear_row(const DeviceRoute& r, std::int64_t
   }
 }
 
-__device__ __forceinline__ std::int64_t valid_tokens(const DeviceRoute& r) {
+template <class Route>
+__device__ __forceinline__ std::int64_t valid_tokens(const Route& r) {
   if (r.valid_tokens == nullptr) return r.tokens;
   const std::int64_t valid = *r.valid_tokens;
   return valid < 0 ? 0 : valid < r.tokens ? valid : r.tokens;

@@ -3,6 +3,7 @@
 // clang-format off
 #include "cuda/warp_on_host.hpp"
 #include "route/plain_rows.cuh"
+#include "route/token_rows.cuh"
 // clang-format on
 
 #include <gtest/gtest.h>
@@ -86,15 +87,23 @@ void expect_same_bits(const RouteSpec& spec, std::vector<float> bias = {}) {
 }
 
 // The share of tokens that route_plain(), or route_packed(), leaves to others.
-template <class S, bool packed = false>
+struct Packed {
+  bool bf16 = false, f16 = false;
+  float rounded(float x) const {
+    return bf16 ? __bfloat162float(__float2bfloat16(x)) : f16 ? __half2float(__float2half(x)) : x;
+  }
+  std::uint32_t bits(float x) const {
+    return bf16 ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
+  }
+};
+
+template <class S, Packed packed = Packed{}, bool usual = false>
 double expect_same_bits_or_left(const RouteSpec& spec, bool odd) {
   constexpr int warps = 6, tokens = warps * S::tokens;
   const int experts = spec.experts, k = spec.top_k;
   std::vector<float> logits = logits_of(3 * tokens, experts);
   if (!odd) logits.resize(logits.size() / 3);
-  if (packed) {
-    for (float& l : logits) l = __bfloat162float(__float2bfloat16(l));
-  }
+  for (float& l : logits) l = packed.rounded(l);
   const auto rows = static_cast<int>(logits.size()) / experts;
   const auto slots = static_cast<std::size_t>(rows * k);
   std::vector<float> bias(static_cast<std::size_t>(experts), 0.25F);
@@ -126,12 +135,12 @@ double expect_same_bits_or_left(const RouteSpec& spec, bool odd) {
         v[n] = row[std::min(S::expert(n, lane % S::lanes), experts - 1)];
       }
       std::uint32_t lanes = 0;
-      if constexpr (packed) {
-        std::uint32_t bits[S::held];
+      if constexpr (packed.bf16 || packed.f16) {
+        std::uint32_t words[(S::held + 1) / 2] = {};
         for (int n = 0; n < S::held; ++n) {
-          bits[n] = static_cast<std::uint32_t>(routing::bits_of(v[n])) >> 16;
+          words[n / 2] |= packed.bits(v[n]) << n % 2 * 16;
         }
-        lanes = routing::route_packed<S>(r, true, bits, t, there, lane);
+        lanes = routing::route_packed<S, usual>(r, packed.bf16, words, t, there, lane);
       } else {
         lanes = routing::route_plain<S>(
             r, [row](int e) { return row[e]; }, v, won[lane / S::lanes], t, there, lane);
@@ -194,34 +203,99 @@ TEST(PlainRows, AllRules) {
   check(FastShape<32, 8, 8, Ranked::logit>{});
 }
 
-TEST(PlainRows, SixteenBits) {
+template <Packed packed, bool usual = false>
+void expect_packed() {
   RouteSpec spec{.experts = 16,
                  .top_k = 1,
                  .score = Score::softmax,
                  .score_stage = ScoreStage::before_top_k,
                  .renormalize = false};
   const auto check = [&]<class S>(S) {
-    const bool narrow = spec.experts < 100;  // a zero may be among the best
-    const double left = expect_same_bits_or_left<S, true>(spec, false);
-    EXPECT_LE(left, narrow ? 0.2 : 0.0) << S::lanes << ' ' << S::blocks;
-    const double of_odd = expect_same_bits_or_left<S, true>(spec, true);
+    const double left = expect_same_bits_or_left<S, packed, usual>(spec, false);
+    EXPECT_EQ(left, 0) << S::lanes << ' ' << S::blocks;
+    const double of_odd = expect_same_bits_or_left<S, packed, usual>(spec, true);
     EXPECT_GT(of_odd, 0);
     EXPECT_LT(of_odd, 0.9);
   };
+  if constexpr (usual) {
+    spec.score_stage = ScoreStage::after_top_k;
+    spec.experts = 32, spec.top_k = 4;
+    check(FastShape<1, 4, 1, Ranked::logit>{});
+    spec.experts = 128, spec.top_k = 8;
+    check(FastShape<2, 8, 4, Ranked::logit>{});
+    check(FastShape<4, 8, 4, Ranked::logit>{});
+    check(FastShape<8, 8, 4, Ranked::logit>{});
+    return;
+  }
   check(FastShape<32, 1, 1, Ranked::logit>{});
-  check(FastShape<4, 1, 1, Ranked::logit>{});
+  check(FastShape<1, 1, 1, Ranked::logit, 16>{});
+  spec.score_stage = ScoreStage::after_top_k;
+  check(FastShape<1, 1, 1, Ranked::logit, 16>{});
+  spec.top_k = 2;
+  check(FastShape<1, 4, 1, Ranked::logit, 16>{});
+  spec.score_stage = ScoreStage::before_top_k;
+  check(FastShape<1, 4, 1, Ranked::logit, 16>{});
   spec.experts = 32, spec.top_k = 4;
-  check(FastShape<4, 4, 1, Ranked::logit>{});
+  check(FastShape<1, 4, 1, Ranked::logit>{});
   check(FastShape<32, 4, 1, Ranked::logit>{});
+  spec.experts = 48, spec.renormalize = true;
+  check(FastShape<2, 8, 2, Ranked::logit>{});
   spec.score_stage = ScoreStage::after_top_k;
   spec.renormalize = false;
   spec.experts = 128, spec.top_k = 8;
+  check(FastShape<2, 8, 4, Ranked::logit>{});
   check(FastShape<8, 8, 4, Ranked::logit>{});
-  check(FastShape<32, 8, 4, Ranked::logit>{});
+  spec.experts = 240, spec.top_k = 6, spec.score_stage = ScoreStage::before_top_k;
+  check(FastShape<4, 8, 8, Ranked::logit>{});
   spec.experts = 500, spec.top_k = 7;
   check(FastShape<16, 8, 16, Ranked::logit>{});
   spec.score = Score::sigmoid;
   check(FastShape<32, 8, 16, Ranked::logit>{});
+}
+
+TEST(PlainRows, Bf16) { expect_packed<Packed{.bf16 = true}>(); }
+TEST(PlainRows, Usual) { expect_packed<Packed{.bf16 = true}, true>(); }
+TEST(PlainRows, F16) { expect_packed<Packed{.f16 = true}>(); }
+
+// A token by a block.
+template <class S, bool usual = false>
+void expect_same_bits_by_block(const RouteSpec& spec, std::vector<float> bias = {}) {
+  constexpr int tokens = 6;
+  const int experts = spec.experts, k = spec.top_k;
+  std::vector<float> logits = logits_of(tokens, experts);
+  const auto slots = static_cast<std::size_t>(tokens * k);
+  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
+  std::vector<float> weights(slots, -5), want_weights(slots, -7);
+  const Context context = cpu({.threads = 1});
+  RouteInputs in{.logits = view(logits.data(), {tokens, experts})};
+  if (spec.selection_bias) in.selection_bias = view(bias.data(), {experts});
+  if (spec.router_bias) in.router_bias = view(bias.data(), {experts});
+  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, 0));
+  route(context, spec, in,
+        {.ids = view(want_ids.data(), {tokens, k}),
+         .weights = view(want_weights.data(), {tokens, k})},
+        workspace);
+  routing::DeviceRoute whole;
+  whole.rule = resolve(spec);
+  whole.tokens = tokens;
+  if (spec.selection_bias) whole.selection_bias = {bias.data(), routing::Form::f32};
+  if (spec.router_bias) whole.router_bias = {bias.data(), routing::Form::f32};
+  whole.ids = {ids.data(), k};
+  whole.weights = {weights.data(), k};
+  const routing::TokenRoute r(whole);
+  routing::TokenScratch<S> scratch;
+  HostWarp::run_block(S::warps, [&](int warp, int lane) {
+    for (int t = 0; t < tokens; ++t) {
+      const int e = std::min(32 * warp + lane, experts - 1);
+      routing::route_token<S, usual>(r, logits[static_cast<std::size_t>(t * experts + e)], scratch,
+                                     t, warp, lane);
+      __syncthreads();
+    }
+  });
+  EXPECT_EQ(ids, want_ids);
+  for (std::size_t i = 0; i < slots; ++i) {
+    ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
+  }
 }
 
 std::vector<float> bias_of(int experts) {
@@ -289,6 +363,50 @@ TEST(FastRows, Groups) {
   expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
   spec.top_k = 12;
   expect_same_bits<FastShape<16, 16, 8, Ranked::score_in_groups>>(spec, bias_of(256));
+}
+
+TEST(TokenRows, PlainRules) {
+  using routing::TokenShape;
+  RouteSpec spec{.experts = 8, .top_k = 2};
+  expect_same_bits_by_block<TokenShape<1, 4, Ranked::logit>>(spec);
+  spec.experts = 60, spec.top_k = 4, spec.renormalize = true;
+  expect_same_bits_by_block<TokenShape<2, 4, Ranked::logit>>(spec);
+  spec.score_stage = ScoreStage::after_top_k, spec.router_bias = true;
+  expect_same_bits_by_block<TokenShape<2, 4, Ranked::logit>>(spec, bias_of(60));
+  spec.router_bias = false;
+  spec.experts = 128, spec.top_k = 8;
+  expect_same_bits_by_block<TokenShape<4, 8, Ranked::logit>>(spec);
+  spec.renormalize = false;
+  expect_same_bits_by_block<TokenShape<4, 8, Ranked::logit>, true>(spec);
+  spec.experts = 250, spec.top_k = 3;
+  expect_same_bits_by_block<TokenShape<8, 4, Ranked::logit>, true>(spec);
+  spec.score = Score::sqrt_softplus, spec.top_k = 7;
+  expect_same_bits_by_block<TokenShape<8, 8, Ranked::logit>>(spec);
+  spec.score = Score::softmax, spec.score_stage = ScoreStage::before_top_k, spec.experts = 416;
+  expect_same_bits_by_block<TokenShape<16, 8, Ranked::logit>>(spec);
+  spec.experts = 8, spec.top_k = 8;
+  expect_same_bits_by_block<TokenShape<1, 8, Ranked::logit>>(spec);
+}
+
+TEST(TokenRows, BiasedScores) {
+  using routing::TokenShape;
+  RouteSpec spec{.experts = 100,
+                 .top_k = 6,
+                 .score = Score::sigmoid,
+                 .selection_bias = true,
+                 .renormalize = true,
+                 .scale = 2.5F};
+  expect_same_bits_by_block<TokenShape<4, 8, Ranked::score>>(spec, bias_of(100));
+  spec.score = Score::softmax, spec.score_stage = ScoreStage::after_top_k;
+  expect_same_bits_by_block<TokenShape<4, 8, Ranked::score>>(spec, bias_of(100));
+  spec.score = Score::sigmoid, spec.score_stage = ScoreStage::before_top_k;
+  spec.experts = 256, spec.top_k = 8;
+  spec.groups = {8, 4, GroupRank::sum_of_top_2};
+  using InGroups = TokenShape<8, 8, Ranked::score_in_groups>;
+  expect_same_bits_by_block<InGroups>(spec, bias_of(256));
+  spec.groups.rank_by = GroupRank::max, spec.groups.keep = 1;
+  expect_same_bits_by_block<InGroups>(spec, bias_of(256));
+  expect_same_bits_by_block<InGroups>(spec, std::vector<float>(256, 0.5F));
 }
 
 // Groups and experts that tie, and a bias that no model should have.

@@ -1,5 +1,6 @@
-// A warp on a host: 32 threads that meet at every warp-wide function, so that device code written
-// with them can be tested without a GPU. Include before that code, in one file of a program.
+// A warp, or a block of warps, on a host: threads that meet at every warp-wide function and at
+// every barrier, so that device code written with them can be tested without a GPU. Include before
+// that code, in one file of a program.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +23,10 @@
 namespace shunt::test {
 
 struct HostWarp {
-  inline static std::barrier<> meeting{32};
-  inline static std::uint64_t said[32];
+  std::barrier<> meeting{32};
+  std::uint64_t said[32];
+  inline static thread_local HostWarp* own = nullptr;
+  inline static thread_local std::barrier<>* block = nullptr;
   inline static thread_local int lane = 0;
 
   // Every lane says `value` and hears what lane `from` said.
@@ -32,25 +35,35 @@ struct HostWarp {
     static_assert(std::is_trivially_copyable_v<T> && sizeof value <= 8);
     std::uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof value);
-    said[lane] = bits;
-    meeting.arrive_and_wait();
-    bits = said[from];
-    meeting.arrive_and_wait();
+    own->said[lane] = bits;
+    own->meeting.arrive_and_wait();
+    bits = own->said[from];
+    own->meeting.arrive_and_wait();
     std::memcpy(&value, &bits, sizeof value);
     return value;
+  }
+
+  // Runs body(warp, lane) on each thread of a block.
+  template <class Body>
+  static void run_block(int warps, const Body& body) {
+    std::vector<HostWarp> of(static_cast<std::size_t>(warps));
+    std::barrier<> meeting{32 * warps};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 32 * warps; ++i) {
+      threads.emplace_back([&, i] {
+        own = &of[static_cast<std::size_t>(i / 32)];
+        block = &meeting;
+        lane = i % 32;
+        body(i / 32, i % 32);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 
   // Runs body(lane) on each of 32 lanes.
   template <class Body>
   static void run(const Body& body) {
-    std::vector<std::thread> lanes;
-    for (int i = 0; i < 32; ++i) {
-      lanes.emplace_back([&body, i] {
-        lane = i;
-        body(i);
-      });
-    }
-    for (std::thread& thread : lanes) thread.join();
+    run_block(1, [&body](int, int i) { body(i); });
   }
 };
 
@@ -59,7 +72,8 @@ struct HostWarp {
 using std::max;
 using std::min;
 
-inline void __syncwarp() { shunt::test::HostWarp::meeting.arrive_and_wait(); }
+inline void __syncwarp() { shunt::test::HostWarp::own->meeting.arrive_and_wait(); }
+inline void __syncthreads() { shunt::test::HostWarp::block->arrive_and_wait(); }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return shunt::test::HostWarp::hear(value, shunt::test::HostWarp::lane ^ mask);
