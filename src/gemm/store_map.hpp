@@ -1,43 +1,9 @@
 // Tensor maps for bulk stores of a tile's results: host only, through the runtime.
 #pragma once
 
-#include <cuda.h>  // types only
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
+#include "cuda/tensor_map.hpp"
 
 namespace shunt::cuda_engine {
-
-// What every map has in common: 16-bit elements, zeros beyond the edges. `sizes` and `box` in
-// elements, the innermost first; `pitches` in bytes, multiples of 16, of the outer dimensions. Data
-// at multiples of 16 bytes. Returns false where the driver is too old or refuses.
-template <unsigned rank>
-bool map_tensor(CUtensorMap& map, const void* data, bool bf16, const cuuint64_t (&sizes)[rank],
-                const cuuint64_t (&pitches)[rank - 1], const cuuint32_t (&box)[rank],
-                CUtensorMapSwizzle swizzle) {
-  using Encode =
-      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  static const Encode encode_tiled = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                               12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<Encode>(found)
-               : nullptr;
-  }();
-  if (encode_tiled == nullptr) return false;
-  cuuint32_t every[rank];
-  for (cuuint32_t& e : every) e = 1;
-  return encode_tiled(&map,
-                      bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                      rank, const_cast<void*>(data), sizes, pitches, box, every,
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
 
 // `count` rows of `width` elements, for stores of a box, `box_width` elements (32 or 64; as many
 // bytes again are swizzled) x `rows`, that end at row `end`, whatever it is: what lies further is

@@ -13,8 +13,8 @@ namespace shunt::cuda_engine {
 inline bool map_tiles(CUtensorMap& map, const void* data, std::int64_t lines) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                             cudaEnableDefault, &result);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                             12000, cudaEnableDefault, &result);
   if (error != cudaSuccess) cudaGetLastError();
   if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return false;
   const cuuint64_t size[2] = {64, static_cast<cuuint64_t>(lines)};
