@@ -373,6 +373,24 @@ PackedMatrix QuantisedReader::own(const std::string& base, std::int64_t n, std::
   return m;
 }
 
+Tensor QuantisedReader::transposed_scales(const Tensor& scales) const {
+  void* const to = repacking_.take(static_cast<std::size_t>(scales.bytes()));
+  repacking_.later([scales, to] {
+    scales.dtype == DType::f32 ? transpose(scales, static_cast<std::uint32_t*>(to))
+                               : transpose(scales, static_cast<std::uint16_t*>(to));
+  });
+  return view(to, scales.dtype, {scales.shape[1], scales.shape[0]});
+}
+
+Tensor QuantisedReader::packed_zeros(const std::string& name, std::int64_t groups,
+                                     std::int64_t n) const {
+  const Tensor packed = tensor(name);
+  if (packed.dtype != DType::i32 || !has_shape(packed, {groups, n / 8})) {
+    mismatch(name, fmt::format("i32 [{}, {}]", groups, n / 8));
+  }
+  return packed;
+}
+
 // qweight i32 [k / 8, n], eight k to a word; scales [groups, n]; qzeros i32 [groups, n / 8]; g_idx.
 PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std::int64_t k) const {
   const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
@@ -393,17 +411,9 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
   m.values = view(to, DType::u8, {n, k / 2});
   repacking_.later(
       [words, to, n, k] { transpose_words(words.as<const std::uint32_t>(), k / 8, n, to); });
-  void* const across = repacking_.take(static_cast<std::size_t>(s.bytes()));
-  m.scales = view(across, s.dtype, {n, groups});
-  repacking_.later([s, across] {
-    s.dtype == DType::f32 ? transpose(s, static_cast<std::uint32_t*>(across))
-                          : transpose(s, static_cast<std::uint16_t*>(across));
-  });
+  m.scales = transposed_scales(s);
   if (!store_.contains(zeros)) return m;
-  const Tensor packed = tensor(zeros);
-  if (packed.dtype != DType::i32 || !has_shape(packed, {groups, n / 8})) {
-    mismatch(zeros, fmt::format("i32 [{}, {}]", groups, n / 8));
-  }
+  const Tensor packed = packed_zeros(zeros, groups, n);
   // The usual zero point, 8, is none.
   const std::uint32_t usual = config_.next_zero ? 0x77777777U : 0x88888888U;
   const auto* const from = packed.as<const std::uint32_t>();
@@ -461,17 +471,9 @@ PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::
       }
     }
   });
-  void* const across = repacking_.take(static_cast<std::size_t>(s.bytes()));
-  m.scales = view(across, s.dtype, {n, groups});
-  repacking_.later([s, across] {
-    s.dtype == DType::f32 ? transpose(s, static_cast<std::uint32_t*>(across))
-                          : transpose(s, static_cast<std::uint16_t*>(across));
-  });
+  m.scales = transposed_scales(s);
   if (!store_.contains(zeros)) return m;
-  const Tensor packed = tensor(zeros);
-  if (packed.dtype != DType::i32 || !has_shape(packed, {groups, n / 8})) {
-    mismatch(zeros, fmt::format("i32 [{}, {}]", groups, n / 8));
-  }
+  const Tensor packed = packed_zeros(zeros, groups, n);
   auto* const z = static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
   m.zeros = view(z, DType::u8, {n, groups});
   repacking_.later([packed, z, n, groups] {

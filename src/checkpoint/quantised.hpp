@@ -77,6 +77,9 @@ class QuantisedReader {
   PackedMatrix awq(const std::string& base, std::int64_t n, std::int64_t k) const;
   FormatSpec int4(const std::string& name, std::int64_t k, std::int64_t groups) const;
   Tensor order(const std::string& name, std::int64_t k, int group, std::int64_t groups) const;
+  // GPTQ's and AWQ's scales [groups, n], the other way round; their zeros i32 [groups, n / 8].
+  Tensor transposed_scales(const Tensor& scales) const;
+  Tensor packed_zeros(const std::string& name, std::int64_t groups, std::int64_t n) const;
 
   const TensorStore& store_;
   const QuantisedConfig& config_;

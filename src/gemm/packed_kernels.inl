@@ -7,11 +7,19 @@
 // of each row. For one row and nvfp4 that is a load, 7 shifts, 8 look-ups and 8 FMA for 128 weights.
 // The last step of k reads rows from a copy that is filled up with zeros.
 
+// Where sanitizers watch every load, unrolled code takes minutes to compile.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SHUNT_UNROLL
+#define SHUNT_LAMBDA
+#define SHUNT_STEP inline __attribute__((noinline))
+#else
 #define SHUNT_UNROLL _Pragma("GCC unroll 16")
 #define SHUNT_LAMBDA __attribute__((always_inline))
+#define SHUNT_STEP SHUNT_INLINE
+#endif
 
 template <int j, int end, class F>
-SHUNT_INLINE void each(const F& f) {
+SHUNT_STEP void each(const F& f) {
   if constexpr (j < end) {
     f.template operator()<j>();
     each<j + 1, end>(f);
@@ -155,7 +163,7 @@ struct DenseStep {
     }
   }
   SHUNT_INLINE static std::size_t code_offset() { return 0; }
-  SHUNT_INLINE void run(const char* step, int column, const float* const* row, std::size_t k,
+  SHUNT_STEP void run(const char* step, int column, const float* const* row, std::size_t k,
                         F32 (&acc)[rows][vectors]) const {
     typename Codes::Codes c[vectors];
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
@@ -177,7 +185,7 @@ template <int rows, int vectors>
 struct SparseStep {
   static constexpr int step_k = 16, step_bytes = 384;
   SHUNT_INLINE SparseStep(const char*, int) {}
-  SHUNT_INLINE void run(const char* step, int column, const float* const* row, std::size_t k,
+  SHUNT_STEP void run(const char* step, int column, const float* const* row, std::size_t k,
                         F32 (&acc)[rows][vectors]) const {
     Words c[vectors], place[vectors];
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
@@ -250,7 +258,8 @@ __attribute__((noinline)) void packed_tile(const PackedProduct& p, std::size_t f
 }
 
 // Tiles of up to four rows. Vectors beside each other while the sums stay in registers.
-constexpr int packed_rows = packed_tile_rows;
+// Without vector registers there is nothing to share.
+constexpr int packed_rows = F32::width == 4 ? 1 : packed_tile_rows;
 constexpr int packed_vectors(int rows) {
   if (F32::width == 16) return rows < 4 ? 4 : 2;
   return rows == 1 ? 4 : rows == 2 ? 2 : F32::width == 8 ? 2 : 4;
@@ -275,17 +284,19 @@ template <template <int, int> class Step, class Scale>
 void packed_multiply(const PackedProduct& p, float unit) {
   std::size_t row = 0;
   for (; row + packed_rows <= p.count; row += packed_rows) {
-    packed_columns<Step, Scale, 4>(p, row, unit);
+    packed_columns<Step, Scale, packed_rows>(p, row, unit);
   }
-  switch (p.count - row) {
-    case 1:
-      return packed_columns<Step, Scale, 1>(p, row, unit);
-    case 2:
-      return packed_columns<Step, Scale, 2>(p, row, unit);
-    case 3:
-      return packed_columns<Step, Scale, 3>(p, row, unit);
-    default:
-      return;
+  if constexpr (packed_rows > 1) {
+    switch (p.count - row) {
+      case 1:
+        return packed_columns<Step, Scale, 1>(p, row, unit);
+      case 2:
+        return packed_columns<Step, Scale, 2>(p, row, unit);
+      case 3:
+        return packed_columns<Step, Scale, 3>(p, row, unit);
+      default:
+        return;
+    }
   }
 }
 
