@@ -32,7 +32,7 @@ struct FormatRules {
 extern const FormatRules fp8_tensor_rules, fp8_channel_rules, fp8_block_rules, mxfp8_rules,
     nvfp4_rules, mxfp4_rules, int8_rules, int4_rules, dense3_rules, sparse_nvfp4_rules;
 
-inline constexpr std::int64_t groups_of(std::int64_t k, std::int64_t group) {
+constexpr std::int64_t groups_of(std::int64_t k, std::int64_t group) {
   return (k + group - 1) / group;
 }
 
