@@ -197,7 +197,7 @@ struct SparseStep {
       F32 w[vectors];
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = e2m1_of<4 * j>(c[v]);
       SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        const Four x = load_four(row[r] + k + j / 2 * 4);
+        const Four x = load_four(row[r] + k + std::size_t{4} * (j / 2));
         SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
           acc[r][v] = fma(pick<2 * j>(x, place[v]), w[v], acc[r][v]);
         }
@@ -235,7 +235,7 @@ __attribute__((noinline)) void packed_tile(const PackedProduct& p, std::size_t f
     std::size_t k = begin;
     for (; k + Step::step_k <= end; k += Step::step_k) {
       SHUNT_UNROLL for (int line = 0; line < (Step::step_bytes + 63) / 64; ++line) {
-        __builtin_prefetch(at + 2048 + 64 * line, 0, 3);
+        __builtin_prefetch(at + 2048 + std::ptrdiff_t{64} * line, 0, 3);
       }
       step.run(at, column, row, k, acc);
       at += Step::step_bytes;

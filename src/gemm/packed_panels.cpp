@@ -232,7 +232,9 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
     for (std::int64_t k = 0; k < count; k += step.k, at += step.bytes) {
       std::uint8_t word[12] = {};
       if (f == Format::dense3) {
-        for (int w = 0; w < 3; ++w) std::memcpy(word + 4 * w, at + 256 * w + 4 * column, 4);
+        for (std::ptrdiff_t w = 0; w < 3; ++w) {
+          std::memcpy(word + 4 * w, at + 256 * w + std::ptrdiff_t{4} * column, 4);
+        }
       } else {
         std::memcpy(word,
                     at + (f == Format::sparse_nvfp4 ? 128 : 0) +
