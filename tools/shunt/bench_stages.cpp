@@ -240,8 +240,7 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
   for (const Shape shape : {Shape{"gate_up", gate_up, experts.hidden},
                             Shape{"down", experts.hidden, experts.intermediate}}) {
     const bool packed = plan.format != FormatSpec{};
-    const double width =
-        packed ? bits_per_weight(plan.format) / 8 : static_cast<double>(element_bytes(plan.dtype));
+    const double width = packed ? bits_per_weight(plan.format) / 8 : element_bytes(plan.dtype);
     const double matrix = width * static_cast<double>(shape.n * shape.k);
     // The copies that the fewest tokens need serve all; hits of a run are spread as in a layer.
     std::int64_t copies = 1;
