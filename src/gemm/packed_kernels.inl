@@ -8,7 +8,7 @@
 // The last step of k reads rows from a copy that is filled up with zeros.
 
 // Where sanitizers watch every load, unrolled code takes minutes to compile.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(SHUNT_SANITIZED)
 #define SHUNT_UNROLL
 #define SHUNT_LAMBDA
 #define SHUNT_STEP inline __attribute__((noinline))

@@ -97,8 +97,9 @@ TEST_P(GroupedGemm, OddShapesAgreeWithTheReference) {
              .rows_dtype = dtypes[seed % 3],
              .out_dtype = dtypes[seed / 3 % 3],
              .source_dtype = dtypes[seed / 9 % 3]},
-            seed++);
+            seed);
         c.check(c.run(context));
+        ++seed;
       }
     }
   }

@@ -95,8 +95,9 @@ Doubles hessian(const std::vector<float>& x, std::size_t k, double damping) {
 std::vector<std::size_t> largest_two(const Doubles& scores) {
   std::vector<std::size_t> order(scores.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+  });
   order.resize(std::min<std::size_t>(2, order.size()));
   return order;
 }
