@@ -25,23 +25,24 @@ DType dtype_named(const std::string& name) {
 
 }  // namespace
 
-std::string layout_name(DeviceType device, DType dtype) {
+std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format) {
+  if (format != FormatSpec{}) {
+    return device == DeviceType::cpu ? "cpu.packed64" : "cuda.packed128x128";
+  }
   if (device == DeviceType::cpu) return "cpu.panels64";
   return dtype == DType::f32 ? "cuda.rows16" : "cuda.tiles128x64";
 }
 
 std::string saved_words(const PreparedWeights& weights) {
-  if (weights.format != FormatSpec{}) {
-    fail(Status::unsupported, "save_prepared: format is {}: only plain weights are saved yet",
-         to_string(weights.format));
-  }
-  return nlohmann::ordered_json{{"layout", layout_name(weights.device.type, weights.dtype)},
-                                {"dtype", to_string(weights.dtype)},
-                                {"groups", weights.groups},
-                                {"n", weights.n},
-                                {"k", weights.k},
-                                {"paired", weights.paired}}
-      .dump();
+  nlohmann::ordered_json words{
+      {"layout", layout_name(weights.device.type, weights.dtype, weights.format)},
+      {"dtype", to_string(weights.dtype)},
+      {"groups", weights.groups},
+      {"n", weights.n},
+      {"k", weights.k},
+      {"paired", weights.paired}};
+  if (weights.format != FormatSpec{}) words["format"] = to_string(weights.format);
+  return words.dump();
 }
 
 PreparedWeights read_saved_words(const Context& context, const std::string& where,
@@ -61,6 +62,7 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
     layout = text("layout");
     dtype = text("dtype");
     weights.dtype = dtype_named(dtype);
+    if (json.contains("format")) weights.format = resolved(format_from_string(text("format")));
     SpecReader reader("metadata", json);
     for (const char* key : {"groups", "n", "k", "paired"}) reader.require(key);
     reader.read("groups", weights.groups, 0, 1 << 24);
@@ -68,20 +70,19 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
     reader.read("k", weights.k, 0, std::int64_t{1} << 40);
     reader.read("paired", weights.paired);
     reader.finish();
-    const std::string ours = layout_name(context.device().type, weights.dtype);
-    if (layout == ours) {
-      weights.bytes = prepared_bytes(context, weights.dtype, weights.groups, weights.n, weights.k,
-                                     weights.paired);
+    if (layout == layout_name(context.device().type, weights.dtype, weights.format)) {
+      weights.bytes = prepared_bytes(context, weights.dtype, weights.format, weights.groups,
+                                     weights.n, weights.k, weights.paired);
     }
   } catch (const Error& error) {
     fail(Status::bad_file, "{}: {}", where, error.what());
   }
-  const std::string ours = layout_name(context.device().type, weights.dtype);
+  const std::string ours = layout_name(context.device().type, weights.dtype, weights.format);
   if (layout != ours) {
     fail(
         Status::unsupported,
         "{}: the layout is {}: this engine reads {} for {}; prepare the checkpoint's weights on it",
-        where, layout, ours, dtype);
+        where, layout, ours, weights.format == FormatSpec{} ? dtype : to_string(weights.format));
   }
   if (bytes.dtype != DType::u8 || bytes.rank != 1 ||
       bytes.shape[0] != static_cast<std::int64_t>(weights.bytes)) {

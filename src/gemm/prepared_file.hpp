@@ -12,10 +12,12 @@ namespace shunt {
 // not another version.
 inline constexpr std::string_view saved_version = "1";
 
-// The name of the layout that the engine of a device reads: "cpu.panels64", "cuda.tiles128x64".
-std::string layout_name(DeviceType device, DType dtype);
+// The name of the layout that the engine of a device reads: "cpu.panels64", "cuda.tiles128x64"; of
+// packed weights "cpu.packed64", "cuda.packed128x128".
+std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format = {});
 
-// Layout, dtype and sizes as JSON: {"layout": "cuda.tiles128x64", "dtype": "bf16", ..}.
+// Layout, dtype, sizes and, of packed weights, format as JSON: {"layout": "cuda.tiles128x64",
+// "dtype": "bf16", ..}.
 std::string saved_words(const PreparedWeights& weights);
 // The inverse, for bytes [B] u8 of a file. `where` begins messages: "weights.safetensors: experts".
 // Throws Error{bad_file} for words that are damaged or do not fit the bytes, Error{unsupported} for

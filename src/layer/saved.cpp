@@ -93,6 +93,10 @@ class Reader {
                            Buffer& memory) const {
     const std::string where = path_ + ": " + name;
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
+    if (wanted.format != FormatSpec{} && read.format != wanted.format) {
+      fail(Status::bad_file, "{}: is in format {}: the layer's options say {}", where,
+           to_string(read.format), to_string(wanted.format));
+    }
     if (read.dtype != wanted.dtype || read.groups != wanted.groups || read.n != wanted.n ||
         read.k != wanted.k || read.paired != wanted.paired) {
       fail(Status::bad_file, "{}: is {} [{}, {}, {}]: the layer's spec says {} [{}, {}, {}]", where,
@@ -104,16 +108,18 @@ class Reader {
     read.data = memory.data();
     return read;
   }
-  PreparedExperts experts(const std::string& name, DType dtype, int groups, std::int64_t hidden,
-                          std::int64_t intermediate, bool gated, bool gate_up_bias,
-                          bool down_bias) const {
+  // `format`: plain for whatever the weights were prepared from.
+  PreparedExperts experts(const std::string& name, DType dtype, const FormatSpec& format,
+                          int groups, std::int64_t hidden, std::int64_t intermediate, bool gated,
+                          bool gate_up_bias, bool down_bias) const {
     PreparedExperts experts;
     const std::int64_t columns = gated ? 2 * intermediate : intermediate;
     const auto matrix = [&](const char* which, std::int64_t n, std::int64_t k, bool paired) {
       Buffer memory;
-      const PreparedWeights read =
-          prepared(name + which,
-                   {.dtype = dtype, .groups = groups, .n = n, .k = k, .paired = paired}, memory);
+      const PreparedWeights read = prepared(
+          name + which,
+          {.dtype = dtype, .groups = groups, .n = n, .k = k, .paired = paired, .format = format},
+          memory);
       experts.keep(std::move(memory));
       return read;
     };
@@ -140,18 +146,28 @@ class Reader {
 };
 
 std::string options_words(const LayerOptions& options) {
-  return nlohmann::ordered_json{{"dtype", static_cast<int>(options.dtype)},
-                                {"batch_invariant", options.batch_invariant}}
-      .dump();
+  nlohmann::ordered_json words{{"dtype", static_cast<int>(options.dtype)},
+                               {"batch_invariant", options.batch_invariant}};
+  if (options.format != FormatSpec{}) words["format"] = to_string(options.format);
+  if (options.rows != RowFormat::as_dtype) words["rows"] = static_cast<int>(options.rows);
+  return words.dump();
 }
 LayerOptions options_of(const std::string& words) {
-  const nlohmann::json json = parse_json("options", words);
+  nlohmann::json json = parse_json("options", words);
+  FormatSpec format;
+  if (json.is_object() && json.contains("format") && json["format"].is_string()) {
+    format = format_from_string(json["format"]);
+    json.erase("format");
+  }
   SpecReader reader("options", json);
   reader.require("dtype");
   int dtype = 0;
   reader.read("dtype", dtype, 0, static_cast<int>(DType::f4_e2m1));
-  LayerOptions options{.dtype = static_cast<DType>(dtype)};
+  LayerOptions options{.dtype = static_cast<DType>(dtype), .format = format};
   reader.read("batch_invariant", options.batch_invariant);
+  int rows = 0;
+  reader.read("rows", rows, 0, static_cast<int>(RowFormat::fp8_block));
+  options.rows = static_cast<RowFormat>(rows);
   reader.finish();
   return options;
 }
@@ -194,10 +210,11 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   require(supports(spec, layer->options, context.device()), "load_prepared");
   layer->held = HeldWeights(context, weights);
   const ExpertSpec& e = spec.experts;
-  layer->experts = reader.experts("experts", dtype, e.experts, e.hidden, e.intermediate,
-                                  e.activation.gated, e.gate_up_bias, e.down_bias);
+  layer->experts =
+      reader.experts("experts", dtype, resolved(layer->options.format), e.experts, e.hidden,
+                     e.intermediate, e.activation.gated, e.gate_up_bias, e.down_bias);
   if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
-    layer->shared = reader.experts("shared", dtype, 1, spec.hidden, s.intermediate,
+    layer->shared = reader.experts("shared", dtype, {}, 1, spec.hidden, s.intermediate,
                                    s.activation.gated, s.gate_up_bias, s.down_bias);
   }
   if (spec.latent > 0) {

@@ -65,6 +65,44 @@ TEST(SavedWeights, ComeBackAsTheyWere) {
   }
 }
 
+// Packed ones too, as far as this engine has a layout for them.
+TEST(SavedWeights, PackedOnesComeBackAsTheyWere) {
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "weights.safetensors";
+  const Array source = random_array(DType::f32, {2, 40, 96}, 32);
+  for (const char* name : {"fp8_block", "fp8_channel", "nvfp4", "int4:32", "sparse_nvfp4"}) {
+    const FormatSpec format = format_from_string(name);
+    if (test::on_gpu() && std::string(name).rfind("fp8", 0) != 0) continue;
+    std::vector<Buffer> memory;
+    std::vector<PackedMatrix> matrices;
+    for (int g = 0; g < 2; ++g) {
+      memory.push_back(cpu({.threads = 1}).allocate(packed_bytes(format, 40, 96)));
+      matrices.push_back(pack(format, source.tensor[g], memory.back()));
+    }
+    const Buffer prepared =
+        context.allocate(prepared_bytes(context, DType::bf16, format, 2, 40, 96));
+    const PreparedWeights given = prepare_packed(context, DType::bf16, matrices, prepared);
+    context.synchronize();
+    save_prepared(context, given, path);
+    Buffer again;
+    const PreparedWeights read = load_prepared(context, path, again);
+    EXPECT_EQ(read.format, given.format);
+    EXPECT_EQ(read.n, 40);
+    EXPECT_EQ(bytes_of(context, read), bytes_of(context, given));
+    // A file that says another format has another number of bytes, or another layout.
+    auto metadata = SafetensorsFile::open(path).metadata();
+    std::string& words = metadata.at("weights");
+    words.replace(words.find(name), std::strlen(name), "mxfp9");
+    const std::string other = folder / "other.safetensors";
+    write_safetensors(other, {{"prepared", SafetensorsFile::open(path).get("prepared")}}, metadata);
+    Status status{};
+    EXPECT_NE(error_of([&] { load_prepared(context, other, again); }, &status).find("mxfp9"),
+              std::string::npos);
+    EXPECT_EQ(status, Status::bad_file);
+  }
+}
+
 // Every refusal names the file and what is wrong; memory that was there stays.
 TEST(SavedWeights, OtherFilesAreRefusedByName) {
   const Context context = test::engine();

@@ -57,6 +57,47 @@ TEST_P(SavedLayer, GivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Specs, SavedLayer, ::testing::ValuesIn(layer_specs()),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
+TEST(SavedLayer, PackedExpertsStayPacked) {
+  LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 128, 64);
+  spec.shared = {.intermediate = 24};
+  RandomLayer random(spec, 45);
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "layer.safetensors", other = folder / "other.safetensors";
+  const LayerInputs in{.hidden = random.hidden_states(9)};
+  std::vector<LayerOptions> all;
+  if (test::on_gpu()) {
+    all.push_back({.format = {Format::fp8_block}, .rows = RowFormat::fp8_block});
+  } else {
+    for (const char* name : {"fp8_block", "nvfp4", "int4:64", "sparse_nvfp4"}) {
+      all.push_back({.format = format_from_string(name)});
+    }
+  }
+  for (const LayerOptions& options : all) {
+    const Layer layer(spec, random.weights, context, options);
+    layer.save_prepared(path);
+    const Layer read = Layer::load_prepared(path, context);
+    EXPECT_EQ(read.options().format, options.format);
+    EXPECT_EQ(read.options().rows, options.rows);
+    EXPECT_EQ(read.prepared_bytes(), layer.prepared_bytes());
+    EXPECT_EQ(output(context, read, in), output(context, layer, in));
+
+    const SafetensorsFile good = SafetensorsFile::open(path);
+    auto metadata = good.metadata();
+    std::string& words = metadata.at("options");
+    const std::string format = to_string(options.format);
+    words.replace(words.find(format), format.size(),
+                  test::on_gpu() ? "nvfp4" : "mxfp4");  // not what the experts are in
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const std::string& name : good.names()) tensors.emplace_back(name, good.get(name));
+    write_safetensors(other, tensors, metadata);
+    EXPECT_NE(error_of([&] {
+                Layer::load_prepared(other, context);
+              }).find(test::on_gpu() ? "LayerOptions.format" : "the layer's options say mxfp4"),
+              std::string::npos);
+  }
+}
+
 TEST(SavedLayer, OtherFilesAreRefusedByName) {
   LayerSpec spec = small_layer({.experts = 4, .top_k = 2, .router_bias = true}, 64, 64);
   spec.experts.down_bias = true;
