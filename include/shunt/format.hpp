@@ -44,10 +44,13 @@ enum class RowFormat : std::int32_t {
   fp8_block = 2,  // e4m3 with a scale for 128 of k; weights fp8_block
 };
 
-// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64".
+// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered".
 struct FormatSpec {
   Format format = Format::plain;
   int group = 0;  // int4: along K per scale, 32 | 64 | 128 or a multiple of 16; 0: 32. Others: 0
+  // Of prepared weights: int4 of which a matrix has group_of, its k then being in order of groups,
+  // and rows being put into that order when they are multiplied. No PackedMatrix says so itself.
+  bool ordered = false;
   bool operator==(const FormatSpec&) const = default;
 };
 std::string to_string(const FormatSpec& spec);

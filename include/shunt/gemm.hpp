@@ -47,7 +47,9 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 
 // The same for packed weights: matrices of one format and size, on the host. They stay packed; what
 // changes is the order of bytes. `dtype` is what a kernel decodes them to where it multiplies in
-// 16 bits or f32.
+// 16 bits or f32. Where a matrix has group_of the prepared format is `ordered`, and so must be the
+// one that prepared_bytes is asked for: k are sorted by their groups, of which each must be full
+// (Error{unsupported}), and every product puts its rows into that order first. On the CPU only.
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
                            int groups, std::int64_t n, std::int64_t k, bool paired = false);
 PreparedWeights prepare_packed(const Context& context, DType dtype,

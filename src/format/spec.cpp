@@ -33,6 +33,7 @@ constexpr std::array rows = {
 };
 
 constexpr int default_group = 32;
+constexpr std::string_view ordered_ending = ":ordered";
 
 const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(format)); }
 
@@ -40,15 +41,22 @@ const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(forma
 
 std::string to_string(const FormatSpec& spec) {
   const std::string name(row_of(spec.format).name);
-  return spec.group > 0 ? fmt::format("{}:{}", name, spec.group) : name;
+  const std::string_view order = spec.ordered ? ordered_ending : "";
+  return spec.group > 0 ? fmt::format("{}:{}{}", name, spec.group, order)
+                        : fmt::format("{}{}", name, order);
 }
 
 FormatSpec format_from_string(const std::string& text) {
-  const std::string_view all = text;
+  std::string_view all = text;
+  const bool ordered = all.ends_with(ordered_ending);
+  if (ordered) all.remove_suffix(ordered_ending.size());
   const std::size_t colon = all.find(':');
   for (const Row& row : rows) {
     if (row.name != all.substr(0, colon)) continue;
-    FormatSpec spec{.format = row.format};
+    FormatSpec spec{.format = row.format, .ordered = ordered};
+    if (ordered && row.format != Format::int4) {
+      fail(Status::invalid_argument, "format is '{}': only int4 can be ordered", text);
+    }
     if (colon == std::string_view::npos) return spec;
     const std::string_view digits = all.substr(colon + 1);
     const auto [end, error] =

@@ -48,6 +48,7 @@ struct ThreadScratch {
   float* sums = nullptr;        // [block rows][64]
   const void** rows = nullptr;  // [block rows]
   void** out = nullptr;         // [block rows]
+  float* row = nullptr;         // [k], of an ordered format: a row before it is put in order
   void* packed = nullptr;       // a stretch of an unprepared panel
   float* wide = nullptr;        // a stretch of a widened one
 };
@@ -58,6 +59,7 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
   s.sums = carver.take<float>(plan.block_rows * panel_columns);
   s.rows = carver.take<const void*>(plan.block_rows);
   s.out = carver.take<void*>(plan.block_rows);
+  if (layout.format.ordered) s.row = carver.take<float>(layout.k);
   if (!prepared) {
     s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
   }
@@ -89,6 +91,11 @@ bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
 PackedPanels packed_panels(const PanelLayout& layout) {
   return {layout.format, layout.n, layout.k, layout.paired};
 }
+// Copies of each row that are kept, one after the other: an ordered format's are in the order of
+// gate's k and of up's.
+std::int64_t copies_of(const PanelLayout& layout) {
+  return std::max<std::int64_t>(1, packed_panels(layout).orders());
+}
 std::int64_t weight_bytes(const PanelLayout& layout) {
   return packed(layout) ? packed_panels(layout).group_bytes() : layout.group_bytes();
 }
@@ -108,8 +115,8 @@ class Run {
       packed_kernel_ = cpu_engine::packed_kernel(pool.isa(), p_.layout.format.format);
     }
     choose_operands();
-    scratch_ =
-        carve(pool, plan_, p_.layout, p_.groups, count_, converted_rows_, prepared(), workspace);
+    scratch_ = carve(pool, plan_, p_.layout, p_.groups, count_,
+                     converted_rows_ * copies_of(p_.layout), prepared(), workspace);
     list_blocks();
     const std::int64_t whole = static_cast<std::int64_t>(panels_) * blocks_;
     const int most_parts = p_.layout.paired ? 2 : 4;
@@ -127,8 +134,9 @@ class Run {
   }
 
   // One row of the input as the kernels take it.
-  void convert(std::size_t row) const {
+  void convert(std::size_t row, int thread) const {
     const auto r = static_cast<std::int64_t>(row);
+    if (p_.layout.format.ordered) return convert_ordered(r, thread);
     const std::int64_t source = in_source_order_ ? r : source_row(r);
     auto* const to = static_cast<char*>(scratch_.operands) + r * operand_stride(plan_, p_.layout);
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
@@ -152,10 +160,7 @@ class Run {
     const std::int64_t valid = std::min(out_columns, p_.layout.out_columns() - first);
     if (valid <= 0) return;
 
-    Carver carver(
-        Workspace{scratch_.threads + static_cast<std::size_t>(thread) * scratch_.thread_bytes,
-                  scratch_.thread_bytes});
-    const ThreadScratch s = carve_thread(carver, plan_, p_.layout, prepared());
+    const ThreadScratch s = of_thread(thread);
     for (std::int64_t r = 0; r < block.rows; ++r) {
       s.rows[r] = operand(block.first + r);
       s.out[r] =
@@ -170,6 +175,35 @@ class Run {
 
  private:
   bool prepared() const { return p_.prepared != nullptr; }
+
+  ThreadScratch of_thread(int thread) const {
+    Carver carver(
+        Workspace{scratch_.threads + static_cast<std::size_t>(thread) * scratch_.thread_bytes,
+                  scratch_.thread_bytes});
+    return carve_thread(carver, plan_, p_.layout, prepared());
+  }
+
+  // Rows stand in the order of their matrix's k: one copy, or gate's and up's where they differ.
+  void convert_ordered(std::int64_t r, int thread) const {
+    const PackedPanels panels = packed_panels(p_.layout);
+    const auto group = std::upper_bound(p_.offsets, p_.offsets + p_.groups + 1, r) - p_.offsets - 1;
+    const char* const data = static_cast<const char*>(p_.prepared) + group * panels.group_bytes();
+    float* const plain = of_thread(thread).row;
+    const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
+    convert_.row(source_data(source_row(r)), static_cast<Form>(p_.rows.dtype), scale, plain,
+                 plan_.operand, static_cast<std::size_t>(p_.layout.k));
+    PackedHeader header;
+    std::memcpy(&header, data, sizeof header);
+    for (std::int64_t copy = 0; copy <= (header.apart != 0 ? 1 : 0); ++copy) {
+      const std::int32_t* const order = panels.order_of(data, copy);
+      auto* const to = static_cast<float*>(operand_at(r, copy));
+      for (std::int64_t k = 0; k < p_.layout.k; ++k) to[k] = plain[order[k]];
+    }
+  }
+  void* operand_at(std::int64_t row, std::int64_t copy) const {
+    return static_cast<char*>(scratch_.operands) +
+           (copy * converted_rows_ + row) * operand_stride(plan_, p_.layout);
+  }
 
   // Blocks of a group are as even as can be.
   void list_blocks() {
@@ -188,6 +222,10 @@ class Run {
   // Rows are read where they are when they already stand as the kernels take them; else each is
   // converted once: the rows of the source, or the product's when those are fewer or scaled.
   void choose_operands() {
+    if (p_.layout.format.ordered) {
+      converted_rows_ = count_;
+      return;
+    }
     const bool padded = plan_.dot && p_.layout.k % 2 != 0;
     const bool as_is =
         static_cast<Form>(p_.rows.dtype) == plan_.operand && !padded && p_.row_scale == nullptr;
@@ -294,16 +332,29 @@ class Run {
     std::memcpy(&header, group, sizeof header);
     const float globals[4] = {header.global[0], header.global[panels.paired ? 1 : 0],
                               header.global[0], header.global[panels.paired ? 1 : 0]};
-    packed_kernel_({.rows = reinterpret_cast<const float* const*>(s.rows),
-                    .count = static_cast<std::size_t>(block.rows),
-                    .panel = group + PackedPanels::header_bytes + panel * panels.panel_bytes(),
-                    .k = static_cast<std::size_t>(panels.k),
-                    .group = static_cast<std::size_t>(panels.group()),
-                    .column = column,
-                    .columns = columns,
-                    .globals = globals,
-                    .halves = header.halves != 0,
-                    .sums = s.sums});
+    PackedProduct product{.rows = reinterpret_cast<const float* const*>(s.rows),
+                          .count = static_cast<std::size_t>(block.rows),
+                          .panel = group + panels.panels_at() + panel * panels.panel_bytes(),
+                          .k = static_cast<std::size_t>(panels.k),
+                          .group = static_cast<std::size_t>(panels.group()),
+                          .column = column,
+                          .columns = columns,
+                          .globals = globals,
+                          .halves = header.halves != 0,
+                          .sums = s.sums};
+    if (header.apart == 0) return packed_kernel_(product);
+    // Gate's columns take rows in gate's order, up's in up's.
+    product.columns = column_block;
+    for (int which = 0; which < 2; ++which) {
+      for (std::int64_t r = 0; r < block.rows; ++r) {
+        s.rows[r] = operand_at(block.first + r, which);
+      }
+      for (int c = column; c < column + columns; c += column_block) {
+        if (c / column_block % 2 != which) continue;
+        product.column = c;
+        packed_kernel_(product);
+      }
+    }
   }
 
   const GroupedProduct& p_;
@@ -368,20 +419,22 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
 std::size_t product_workspace_bytes(const Pool& pool, const PanelLayout& layout, int groups,
                                     std::int64_t rows, std::int64_t source_rows, bool prepared) {
   const ProductPlan plan = plan_product(pool.isa(), layout, rows);
-  return carve(pool, plan, layout, groups, rows, std::min(rows, source_rows), prepared, {}).total;
+  const std::int64_t operands =
+      layout.format.ordered ? rows * copies_of(layout) : std::min(rows, source_rows);
+  return carve(pool, plan, layout, groups, rows, operands, prepared, {}).total;
 }
 
 void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace workspace) {
   if (product.offsets[product.groups] == 0 || product.layout.out_columns() == 0) return;
   const Run run(pool, product, workspace);
   if (!run.threaded()) {
-    for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row);
+    for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row, 0);
     for (std::size_t task = 0; task < run.tasks(); ++task) run.task(task, 0);
     return;
   }
   pool.run([&](Team& team) {
     if (run.conversions() > 0) {
-      team.for_each(run.conversions(), [&](std::size_t row) { run.convert(row); });
+      team.for_each(run.conversions(), [&](std::size_t row) { run.convert(row, team.index()); });
       team.barrier();
     }
     team.for_each(run.tasks(), [&](std::size_t task) { run.task(task, team.index()); });

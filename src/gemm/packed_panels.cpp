@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
@@ -41,11 +42,17 @@ std::int64_t value_bytes(Format f, std::int64_t k) {
   return parts(k, f == Format::sparse_nvfp4 ? 4 : 2);
 }
 
-// One matrix's row into column c of a panel.
+// One matrix's row into column c of a panel; `order`: which k stands at each place, or null.
 class Column {
  public:
-  Column(const PackedPanels& layout, const PackedMatrix& m, std::int64_t row, std::int64_t column)
-      : layout_(layout), m_(m), row_(row), column_(column), format_(layout.format.format) {}
+  Column(const PackedPanels& layout, const PackedMatrix& m, std::int64_t row, std::int64_t column,
+         const std::int32_t* order)
+      : layout_(layout),
+        m_(m),
+        order_(order),
+        row_(row),
+        column_(column),
+        format_(layout.format.format) {}
 
   bool write(char* at) {
     const std::int64_t group = layout_.group();
@@ -56,7 +63,11 @@ class Column {
       const std::int64_t count = std::min(group, layout_.k - g * group);
       scale(g, at);
       at += layout_.scale_bytes();
-      for (std::int64_t k = 0; k < count; k += step.k) {
+      for (std::int64_t k = 0; order_ != nullptr && k < count; k += step.k) {
+        ordered_codes(values, g * group + k, std::min(step.k, count - k), at);
+        at += step.bytes;
+      }
+      for (std::int64_t k = 0; order_ == nullptr && k < count; k += step.k) {
         const std::int64_t from = value_bytes(format_, g * group + k);
         const std::int64_t size = std::min(
             value_bytes(format_, g * group + std::min(k + step.k, count)) - from, step.word);
@@ -106,6 +117,17 @@ class Column {
     std::memcpy(at, &scale, 4);
   }
 
+  // `count` nibbles from the place `first` on.
+  void ordered_codes(const char* row, std::int64_t first, std::int64_t count, char* at) const {
+    std::uint32_t word = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t k = order_[first + i];
+      const auto byte = static_cast<std::uint8_t>(row[k / 2]);
+      word |= (static_cast<std::uint32_t>(byte) >> (k % 2 * 4) & 15U) << (4 * i);
+    }
+    std::memcpy(at + 4 * column_, &word, 4);
+  }
+
   // `size` bytes of codes of k on.
   void codes(const char* from, std::int64_t size, std::int64_t k, char* at) {
     if (is_fp8(format_)) {
@@ -130,10 +152,23 @@ class Column {
 
   const PackedPanels& layout_;
   const PackedMatrix& m_;
+  const std::int32_t* order_;
   std::int64_t row_, column_;
   Format format_;
   bool finite_ = true;
 };
+
+// Every k, those of a group together, each where its group is full (check_matrix() has seen that).
+void write_order(const PackedPanels& layout, const PackedMatrix& m, std::int32_t* to) {
+  const std::int64_t group = layout.group();
+  const auto* const of = m.group_of.as<const std::int32_t>();
+  std::vector<std::int64_t> next(static_cast<std::size_t>(parts(layout.k, group)));
+  for (std::size_t g = 0; g < next.size(); ++g) next[g] = static_cast<std::int64_t>(g) * group;
+  for (std::int64_t k = 0; k < layout.k; ++k) {
+    const std::int64_t g = of != nullptr ? of[k] : k / group;
+    to[next[static_cast<std::size_t>(g)]++] = static_cast<std::int32_t>(k);
+  }
+}
 
 }  // namespace
 
@@ -172,7 +207,8 @@ std::int64_t PackedPanels::panel_bytes() const {
 }
 
 bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
-                        const PackedMatrix* up, std::int64_t panel, char* to) {
+                        const PackedMatrix* up, std::int64_t panel, char* group_data) {
+  char* const to = group_data + layout.panels_at() + panel * layout.panel_bytes();
   std::memset(to, 0, static_cast<std::size_t>(layout.panel_bytes()));
   const PanelLayout order = layout.order();
   bool finite = true;
@@ -180,18 +216,30 @@ bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
     const std::int64_t row = order.row(panel, c);
     if (row < 0) continue;
     const bool second = up != nullptr && row >= gate.n;
-    finite =
-        Column(layout, second ? *up : gate, second ? row - gate.n : row, c).write(to) && finite;
+    const std::int32_t* const k_order =
+        layout.format.ordered ? layout.order_of(group_data, second ? 1 : 0) : nullptr;
+    Column one(layout, second ? *up : gate, second ? row - gate.n : row, c, k_order);
+    finite = one.write(to) && finite;
   }
   return finite;
 }
 
-void write_packed_header(const PackedMatrix& gate, const PackedMatrix* up, char* to) {
-  std::memset(to, 0, PackedPanels::header_bytes);
-  const PackedHeader header{
-      .global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
-      .halves = gate.scales.dtype == DType::f16 ? 1U : 0U};
-  std::memcpy(to, &header, sizeof header);
+void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
+                         const PackedMatrix* up, char* group_data) {
+  std::memset(group_data, 0, static_cast<std::size_t>(layout.panels_at()));
+  PackedHeader header{.global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
+                      .halves = gate.scales.dtype == DType::f16 ? 1U : 0U};
+  for (std::int64_t which = 0; which < layout.orders(); ++which) {
+    write_order(layout, which == 0 ? gate : *up,
+                reinterpret_cast<std::int32_t*>(group_data + PackedPanels::header_bytes +
+                                                which * layout.order_bytes()));
+  }
+  if (layout.orders() == 2 &&
+      !std::equal(layout.order_of(group_data, 0), layout.order_of(group_data, 0) + layout.k,
+                  layout.order_of(group_data, 1))) {
+    header.apart = 1;
+  }
+  std::memcpy(group_data, &header, sizeof header);
 }
 
 void read_packed_column(const PackedPanels& layout, const char* group_data, std::int64_t panel,
@@ -203,7 +251,9 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
   std::memcpy(&header, group_data, sizeof header);
   const bool up = layout.paired && column / column_block % 2 != 0;
   const auto global = static_cast<double>(header.global[up ? 1 : 0]);
-  const char* at = group_data + PackedPanels::header_bytes + panel * layout.panel_bytes();
+  const char* at = group_data + layout.panels_at() + panel * layout.panel_bytes();
+  const std::int32_t* const k_order =
+      layout.format.ordered ? layout.order_of(group_data, up ? 1 : 0) : nullptr;
   const auto number = [](const char* from) {
     float x = 0;
     std::memcpy(&x, from, 4);
@@ -265,7 +315,8 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
         } else {
           value = static_cast<double>(e2m1_values[static_cast<std::size_t>(nibble)]);
         }
-        to[begin + k + i] = value * scale;
+        const std::int64_t place = begin + k + i;
+        to[k_order != nullptr ? k_order[place] : place] = value * scale;
       }
     }
   }

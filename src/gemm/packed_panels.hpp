@@ -2,8 +2,10 @@
 // it, how many bytes.
 //
 // Panels of 64 columns as in layout.hpp, gate and up in blocks of 16 that take turns when paired. A
-// group begins with a header of 64 bytes; its panels follow. A panel is one stream of groups of k,
-// each its scales and then its codes, all multiples of 64 bytes:
+// group begins with a header of 64 bytes; its panels follow. An ordered format has between them
+// which k stands at each place, i32 [k], gate's and then up's when paired, 64-byte aligned: k in
+// order of their groups. A panel is one stream of groups of k, each its scales and then its codes,
+// all multiples of 64 bytes:
 //   fp8_tensor, fp8_channel  [64] f32 for all of k;     codes [k / 2][64][2] e4m3
 //   fp8_block                [4] f32, of 16 columns each, and padding, for 128 of k; codes the same
 //   mxfp8                    [64] e8m0 for 32;          codes the same
@@ -31,6 +33,7 @@ namespace shunt::cpu_engine {
 struct PackedHeader {
   float global[2] = {1, 1};  // gate's (or the only one) and up's
   std::uint32_t halves = 0;  // int4: scales are f16, else bf16
+  std::uint32_t apart = 0;   // ordered and paired: up's order is not gate's
 };
 
 struct PackedPanels {
@@ -47,14 +50,24 @@ struct PackedPanels {
   // Codes of `count` k: a group, or its last part.
   std::int64_t code_bytes(std::int64_t count) const;
   std::int64_t panel_bytes() const;
-  std::int64_t group_bytes() const { return header_bytes + order().panels() * panel_bytes(); }
+  // Orders of k that a group keeps, and how far apart they are.
+  std::int64_t orders() const { return !format.ordered ? 0 : paired ? 2 : 1; }
+  std::int64_t order_bytes() const { return (4 * k + 63) / 64 * 64; }
+  std::int64_t panels_at() const { return header_bytes + orders() * order_bytes(); }
+  std::int64_t group_bytes() const { return panels_at() + order().panels() * panel_bytes(); }
+  // The k at each place of an ordered group: which 0 or 1.
+  const std::int32_t* order_of(const char* group_data, std::int64_t which) const {
+    return reinterpret_cast<const std::int32_t*>(group_data + header_bytes + which * order_bytes());
+  }
 };
 
+// The header of a group and its orders: before its panels.
+void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
+                         const PackedMatrix* up, char* group_data);
 // One panel from its matrices. False when a scale or an e4m3 is NaN.
 bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
-                        const PackedMatrix* up, std::int64_t panel, char* to);
-void write_packed_header(const PackedMatrix& gate, const PackedMatrix* up, char* to);
-// The exact weights of a column of a panel: to[k].
+                        const PackedMatrix* up, std::int64_t panel, char* group_data);
+// The exact weights of a column of a panel: to[k], in the matrix's own order.
 void read_packed_column(const PackedPanels& layout, const char* group, std::int64_t panel,
                         std::int64_t column, double* to);
 

@@ -12,6 +12,7 @@
 #include "gemm/layout.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
+#include "gemm/prepared_sizes.hpp"
 #include "shunt/gemm.hpp"
 
 namespace shunt {
@@ -91,28 +92,9 @@ void write_chunk_from(const PanelLayout& layout, const Tensor& gate, const Tenso
   }
 }
 
-constexpr std::int64_t most_bytes = std::int64_t{1} << 62;
-
-// Checked, so that no later product of these sizes overflows.
 PanelLayout checked_layout(const char* what, DType dtype, int groups, std::int64_t n,
                            std::int64_t k, bool paired) {
-  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
-    fail(Status::invalid_argument, "{}: dtype is {}: must be f32, bf16 or f16", what,
-         to_string(dtype));
-  }
-  if (groups < 0) fail(Status::invalid_argument, "{}: groups is {}: must be >= 0", what, groups);
-  if (n < 0) fail(Status::invalid_argument, "{}: n is {}: must be >= 0", what, n);
-  if (k < 0) fail(Status::invalid_argument, "{}: k is {}: must be >= 0", what, k);
-  if (paired && n % 2 != 0) {
-    fail(Status::invalid_argument, "{}: n is {}: must be even when gate and up are paired", what,
-         n);
-  }
-  const double total = static_cast<double>(groups) * (static_cast<double>(n) + 128) *
-                       (static_cast<double>(k) + 1) * 4;
-  if (total > static_cast<double>(most_bytes)) {
-    fail(Status::invalid_argument, "{}: {} matrices [{}, {}] do not fit 64-bit sizes", what, groups,
-         n, k);
-  }
+  check_prepared_sizes(what, dtype, groups, n, k, paired);
   return {dtype, n, k, paired};
 }
 

@@ -1,7 +1,9 @@
 // Packed weights into the layout that an engine multiplies them in.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
@@ -9,12 +11,11 @@
 #include "cuda/runtime.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
+#include "gemm/prepared_sizes.hpp"
 #include "shunt/gemm.hpp"
 
 namespace shunt {
 namespace {
-
-constexpr double most_bytes = 0x1p62;
 
 bool on_gpu(const Context& context) {
   return cuda_engine::built && context.device().type == DeviceType::cuda;
@@ -29,24 +30,14 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
          "{}: format is {}: must be fp8_tensor, fp8_channel or fp8_block on a GPU", what,
          to_string(format));
   }
-  if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::f32) {
-    fail(Status::invalid_argument, "{}: dtype is {}: must be f32, bf16 or f16", what,
-         to_string(dtype));
+  if (format.ordered && format.format != Format::int4) {
+    fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered", what,
+         to_string(format));
   }
-  if (groups < 0) fail(Status::invalid_argument, "{}: groups is {}: must be >= 0", what, groups);
-  if (n < 0) fail(Status::invalid_argument, "{}: n is {}: must be >= 0", what, n);
-  if (k < 0) fail(Status::invalid_argument, "{}: k is {}: must be >= 0", what, k);
-  if (paired && n % 2 != 0) {
-    fail(Status::invalid_argument, "{}: n is {}: must be even when gate and up are paired", what,
-         n);
-  }
-  (void)packed_bytes(format, n, k);
-  if (static_cast<double>(groups) * (static_cast<double>(n) + 256) *
-          (static_cast<double>(k) + 256) * 4 >
-      most_bytes) {
-    fail(Status::invalid_argument, "{}: {} matrices [{}, {}] do not fit 64-bit sizes", what, groups,
-         n, k);
-  }
+  check_prepared_sizes(what, dtype, groups, n, k, paired);
+  FormatSpec of_matrix = format;
+  of_matrix.ordered = false;
+  (void)packed_bytes(of_matrix, n, k);
 }
 
 cpu_engine::PackedPanels panels_of(const FormatSpec& format, std::int64_t n, std::int64_t k,
@@ -62,16 +53,27 @@ std::size_t bytes_of(const Context& context, const FormatSpec& format, int group
   return static_cast<std::size_t>(one * groups);
 }
 
+// As many k of each group as an order can give it: all, and of the last what is left.
+void check_order(const std::string& name, const PackedMatrix& m) {
+  const std::int64_t group = m.format.group;
+  std::vector<std::int64_t> count(static_cast<std::size_t>((m.k + group - 1) / group));
+  const auto* const of = m.group_of.as<const std::int32_t>();
+  for (std::int64_t k = 0; k < m.k; ++k) ++count[static_cast<std::size_t>(of[k])];
+  for (std::size_t g = 0; g < count.size(); ++g) {
+    const std::int64_t wanted = std::min(group, m.k - static_cast<std::int64_t>(g) * group);
+    if (count[g] == wanted) continue;
+    fail(Status::unsupported, "{}.group_of names group {} {} times: must be {} times", name, g,
+         count[g], wanted);
+  }
+}
+
 void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMatrix& first) {
   if (m.format != first.format || m.n != first.n || m.k != first.k) {
     fail(Status::invalid_argument, "{} is {} [{}, {}]: must be {} [{}, {}], as the first", name,
          to_string(m.format), m.n, m.k, to_string(first.format), first.n, first.k);
   }
   check_packed(name, m, Device{});
-  if (m.group_of) {
-    fail(Status::unsupported, "{}.group_of is given: groups must be consecutive k; unpack first",
-         name);
-  }
+  if (m.group_of) check_order(name, m);
   if (m.format.format == Format::int4 && m.scales.dtype == DType::f32) {
     const auto* const scales = m.scales.as<const float>();
     for (std::int64_t i = 0; i < m.scales.elements(); ++i) {
@@ -93,7 +95,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   const bool paired = up != nullptr;
   const auto groups = static_cast<int>(gate.size());
   const std::int64_t n = gate[0].n * (paired ? 2 : 1);
-  check_sizes(what, context, dtype, gate[0].format, groups, n, gate[0].k, paired);
+  const auto has_order = [](const PackedMatrix& m) { return static_cast<bool>(m.group_of); };
+  FormatSpec format = gate[0].format;
+  format.ordered = std::any_of(gate.begin(), gate.end(), has_order) ||
+                   (paired && std::any_of(up->begin(), up->end(), has_order));
+  check_sizes(what, context, dtype, format, groups, n, gate[0].k, paired);
   const auto name = [&](std::size_t g, bool second) {
     return fmt::format("{}: {}[{}]", what, !paired ? "matrices" : second ? "up" : "gate", g);
   };
@@ -101,7 +107,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
     check_matrix(name(g, false), gate[g], gate[0]);
     if (paired) check_matrix(name(g, true), (*up)[g], gate[0]);
   }
-  const std::size_t bytes = bytes_of(context, gate[0].format, groups, n, gate[0].k, paired);
+  const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired);
   check_workspace(what, memory, bytes);
   const PreparedWeights prepared{.dtype = dtype,
                                  .groups = groups,
@@ -111,7 +117,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                                  .device = context.device(),
                                  .data = memory.data,
                                  .bytes = bytes,
-                                 .format = gate[0].format};
+                                 .format = format};
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
       cuda_engine::write_packed(context, {gate[0].format.format, n, gate[0].k, paired}, gate, up,
@@ -120,20 +126,25 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
     }
   }
 
-  const cpu_engine::PackedPanels layout = panels_of(gate[0].format, n, gate[0].k, paired);
+  const cpu_engine::PackedPanels layout = panels_of(format, n, gate[0].k, paired);
   auto* const to = static_cast<char*>(memory.data);
   const auto panels = static_cast<std::size_t>(layout.order().panels());
   std::atomic<std::size_t> bad{gate.size()};
+  const auto group_at = [&](std::size_t g) {
+    return to + static_cast<std::int64_t>(g) * layout.group_bytes();
+  };
+  const auto other = [&](std::size_t g) { return paired ? &(*up)[g] : nullptr; };
   context.pool().run([&](cpu_engine::Team& team) {
+    team.for_each(gate.size(), [&](std::size_t g) {
+      cpu_engine::write_packed_header(layout, gate[g], other(g), group_at(g));
+    });
+    team.barrier();
     team.for_each(panels * gate.size(), [&](std::size_t task) {
       const std::size_t g = task / panels;
-      const PackedMatrix* const other = paired ? &(*up)[g] : nullptr;
-      char* const group = to + static_cast<std::int64_t>(g) * layout.group_bytes();
       const auto panel = static_cast<std::int64_t>(task % panels);
-      if (panel == 0) cpu_engine::write_packed_header(gate[g], other, group);
-      char* const at =
-          group + cpu_engine::PackedPanels::header_bytes + panel * layout.panel_bytes();
-      if (!cpu_engine::write_packed_panel(layout, gate[g], other, panel, at)) bad.store(g);
+      if (!cpu_engine::write_packed_panel(layout, gate[g], other(g), panel, group_at(g))) {
+        bad.store(g);
+      }
     });
   });
   if (bad.load() < gate.size()) {

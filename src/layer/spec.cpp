@@ -165,6 +165,10 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
   const bool packed = options.format != FormatSpec{};
+  if (options.format.ordered) {
+    return refuse("LayerOptions.format is {}: the order is the packed weights' own",
+                  to_string(options.format));
+  }
   if (packed && options.rows == RowFormat::as_dtype && device.type == DeviceType::cpu) {
     const int group = resolved(options.format).group;
     const bool grouped = options.format.format == Format::int4;

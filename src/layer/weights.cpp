@@ -365,13 +365,23 @@ void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, b
   }
   const int groups = static_cast<int>(weights.packed_up.size());
   const std::int64_t columns = gated ? 2 * up.n : up.n;
+  const auto prepared = [](const FormatSpec& format,
+                           std::initializer_list<const std::vector<PackedMatrix>*> lists) {
+    FormatSpec result = format;
+    for (const auto* list : lists) {
+      for (const PackedMatrix& m : *list) result.ordered = result.ordered || m.group_of;
+    }
+    return result;
+  };
+  const FormatSpec first_format = prepared(up.format, {&weights.packed_gate, &weights.packed_up});
   buffers_.push_back(context.allocate(
-      shunt::prepared_bytes(context, dtype, up.format, groups, columns, up.k, gated)));
+      shunt::prepared_bytes(context, dtype, first_format, groups, columns, up.k, gated)));
   gate_up = gated ? prepare_packed_paired(context, dtype, weights.packed_gate, weights.packed_up,
                                           buffers_.back())
                   : prepare_packed(context, dtype, weights.packed_up, buffers_.back());
   buffers_.push_back(context.allocate(
-      shunt::prepared_bytes(context, dtype, second.format, groups, second.n, second.k)));
+      shunt::prepared_bytes(context, dtype, prepared(second.format, {&weights.packed_down}), groups,
+                            second.n, second.k)));
   down = prepare_packed(context, dtype, weights.packed_down, buffers_.back());
 }
 

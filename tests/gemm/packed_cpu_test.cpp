@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "cpu/test_isa.hpp"
 #include "format/plain.hpp"
@@ -187,10 +188,18 @@ TEST(PackedCpuRefusals, ByName) {
   c.packed.values.as<std::uint8_t>()[77] = 0xff;
   EXPECT_NE(message({c.packed}).find("matrices[0] holds a NaN"), std::string::npos);
   const Packed d = Packed::of({Format::int4}, normal_values(4 * 32, 1), 4, 32);
-  const std::vector<std::int32_t> order(32, 0);
-  PackedMatrix m = d.packed;
+  const Packed e = Packed::of({Format::int4, 16}, normal_values(4 * 32, 1), 4, 32);
+  std::vector<std::int32_t> order(32, 0);
+  std::fill_n(order.begin(), 15, 1);
+  PackedMatrix m = e.packed;
   m.group_of = view(order.data(), {32});
-  EXPECT_NE(message({m}).find("group_of is given"), std::string::npos);
+  EXPECT_NE(message({m}).find("group_of names group 0 17 times: must be 16 times"),
+            std::string::npos);
+  std::fill_n(order.begin(), 16, 1);
+  EXPECT_EQ(message({m}), "(none)");
+  EXPECT_NE(message({d.packed, m}).find("matrices[1] is int4:16"), std::string::npos);
+  EXPECT_FALSE(supports(
+      GroupedGemmSpec{.groups = 1, .n = 4, .k = 4, .format = {Format::nvfp4, 0, true}}, Device{}));
   const std::vector<float> scales(4, 0.1F);
   m = d.packed;
   m.scales = view(scales.data(), {4, 1});
@@ -198,6 +207,140 @@ TEST(PackedCpuRefusals, ByName) {
   EXPECT_FALSE(supports(
       GroupedGemmSpec{.groups = 1, .n = 4, .k = 4, .prepared = false, .format = {Format::nvfp4}},
       Device{}));
+}
+
+// A matrix of GPTQ's, its groups shuffled, and the same weights with groups in a row.
+struct Ordered {
+  Packed sorted;
+  std::vector<std::int32_t> group_of, place;  // of each k
+  std::vector<std::uint8_t> codes;
+  PackedMatrix shuffled;
+
+  Ordered(std::int64_t n, std::int64_t k, int group, unsigned seed)
+      : sorted(Packed::of({Format::int4, group}, normal_values(n * k, seed), n, k)),
+        place(static_cast<std::size_t>(k)),
+        codes(static_cast<std::size_t>(n * ((k + 1) / 2))) {
+    std::mt19937 random(seed);
+    std::vector<std::int32_t> order;
+    for (std::int32_t i = 0; i < k; ++i) order.push_back(i / group);
+    std::shuffle(order.begin(), order.end(), random);
+    group_of = order;
+    std::vector<std::int32_t> next;
+    for (std::int32_t g = 0; g * group < k; ++g) next.push_back(g * group);
+    for (std::size_t i = 0; i < place.size(); ++i) {
+      place[i] = next[static_cast<std::size_t>(order[i])]++;
+    }
+    const std::int64_t row_bytes = (k + 1) / 2;
+    const auto* const from = sorted.packed.values.as<std::uint8_t>();
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t i = 0; i < k; ++i) {
+        const std::int64_t at = place[static_cast<std::size_t>(i)];
+        const int code = from[row * row_bytes + at / 2] >> (at % 2 * 4) & 15;
+        std::uint8_t& byte = codes[static_cast<std::size_t>(row * row_bytes + i / 2)];
+        byte = static_cast<std::uint8_t>(byte | code << (i % 2 * 4));
+      }
+    }
+    shuffled = sorted.packed;
+    shuffled.values = view(static_cast<const void*>(codes.data()), DType::u8, {n, row_bytes});
+    shuffled.group_of = view(group_of.data(), {k});
+  }
+};
+
+class OrderedCpu : public testing::TestWithParam<cpu_engine::Isa> {};
+INSTANTIATE_TEST_SUITE_P(All, OrderedCpu, testing::ValuesIn(all_isas()),
+                         [](const auto& p) { return std::string(isa_name(p.param)); });
+
+// The product is the one of sorted weights with rows sorted likewise, bit for bit; a matrix without
+// an order may stand beside.
+TEST_P(OrderedCpu, MultipliesAsIfSorted) {
+  const Context context = context_of(GetParam(), 2);
+  const std::vector<std::int32_t> offsets = {0, 3, 3, 8, 9};
+  for (const auto [n, k, group] :
+       {std::array<std::int64_t, 3>{3, 32, 16}, {70, 100, 32}, {20, 33, 16}, {64, 256, 128}}) {
+    SCOPED_TRACE(testing::Message() << n << " x " << k << " by " << group);
+    std::vector<Ordered> ordered;
+    for (unsigned g = 0; g < 3; ++g) ordered.emplace_back(n, k, static_cast<int>(group), g + 1);
+    std::vector<PackedMatrix> shuffled, sorted;
+    for (const Ordered& o : ordered) {
+      shuffled.push_back(o.shuffled);
+      shuffled.back().group_of = view(o.group_of.data(), {k});
+      sorted.push_back(o.sorted.packed);
+    }
+    shuffled.push_back(sorted[0]);
+    sorted.push_back(sorted[0]);
+    const Array x = random_array(bf16, {9, k}, 3);
+    Array y(bf16, {9, k});
+    for (std::int64_t r = 0; r < 9; ++r) {
+      for (std::int64_t i = 0; i < k; ++i) {
+        const std::int64_t place = r < 3   ? ordered[0].place[static_cast<std::size_t>(i)]
+                                   : r < 8 ? ordered[2].place[static_cast<std::size_t>(i)]
+                                           : i;
+        y.set(r * k + place, x.get(r * k + i));
+      }
+    }
+    const auto multiply = [&](const std::vector<PackedMatrix>& matrices, bool in_order,
+                              const Array& rows) {
+      const FormatSpec format{Format::int4, static_cast<int>(group), in_order};
+      const GroupedGemmSpec gemm{.groups = 4, .n = n, .k = k, .dtype = bf16, .format = format};
+      const Buffer memory = context.allocate(prepared_bytes(context, bf16, format, 4, n, k));
+      const PreparedWeights prepared = prepare_packed(context, bf16, matrices, memory);
+      EXPECT_EQ(prepared.format, format);
+      EXPECT_EQ(prepared.bytes, memory.bytes());
+      for (int g = 0; g < 4; ++g) {
+        std::vector<float> got(static_cast<std::size_t>(n * k)), wanted(got.size());
+        unprepare(context, prepared, g, view(got.data(), {n, k}));
+        unpack(matrices[static_cast<std::size_t>(g)], view(wanted.data(), {n, k}));
+        EXPECT_EQ(got, wanted);
+      }
+      const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, gemm, 9));
+      Array out(f32, {9, n});
+      grouped_gemm(
+          context, gemm,
+          {.rows = rows.tensor, .offsets = view(offsets.data(), {5}), .prepared = prepared},
+          out.tensor, workspace);
+      return out.data;
+    };
+    EXPECT_EQ(multiply(shuffled, true, x), multiply(sorted, false, y));
+  }
+}
+
+// Gate and up of one order, and of two.
+TEST_P(OrderedCpu, GateAndUpMayDiffer) {
+  const Context context = context_of(GetParam(), 2);
+  const std::int64_t intermediate = 40, k = 96, rows = 5;
+  const Ordered gate(intermediate, k, 32, 1), other(intermediate, k, 32, 2);
+  Ordered same(intermediate, k, 32, 3);
+  same.shuffled.group_of = view(gate.group_of.data(), {k});
+  const FormatSpec format{Format::int4, 32, true};
+  const PackedMatrix* const ups[] = {&other.shuffled, &same.shuffled, &other.sorted.packed};
+  for (const PackedMatrix* up : ups) {
+    PackedMatrix first = gate.shuffled;
+    first.group_of = view(gate.group_of.data(), {k});
+    const Buffer memory =
+        context.allocate(prepared_bytes(context, f32, format, 1, 2 * intermediate, k, true));
+    const PreparedWeights prepared = prepare_packed_paired(context, f32, {first}, {*up}, memory);
+    std::vector<float> both(static_cast<std::size_t>(2 * intermediate * k));
+    unprepare(context, prepared, 0, view(both.data(), {2 * intermediate, k}));
+    const Array x = random_array(f32, {rows, k}, 3);
+    const Array out(f32, {rows, intermediate});
+    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+    mlp_gate_up(context, prepared, {}, {.rows = x.tensor}, out.tensor, workspace);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < intermediate; ++c) {
+        double g = 0, u = 0;
+        for (std::int64_t i = 0; i < k; ++i) {
+          const auto row_of = [&](std::int64_t row) {
+            return static_cast<double>(both[static_cast<std::size_t>(row * k + i)]);
+          };
+          ASSERT_EQ(row_of(c), static_cast<double>(static_cast<float>(plain_weight(first, c, i))));
+          g += plain_weight(first, c, i) * static_cast<double>(x.get(r * k + i));
+          u += plain_weight(*up, c, i) * static_cast<double>(x.get(r * k + i));
+        }
+        ASSERT_NEAR(static_cast<double>(out.get(r * intermediate + c)), g / (1 + std::exp(-g)) * u,
+                    2e-5);
+      }
+    }
+  }
 }
 
 // Zero points of AWQ and GPTQ, and f16 scales.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 
 #include "checkpoint/mapped_file.hpp"
 #include "core/convert.hpp"
+#include "measure.hpp"
 #include "options.hpp"
 #include "progress.hpp"
 #include "shunt/checkpoint.hpp"
@@ -25,6 +27,7 @@ struct EvalOptions {
   std::string model, text, calibrate, record;
   std::vector<std::string> formats;
   bool all_formats = false;
+  bool speed = false;
   bool markdown = false;
   std::optional<std::int64_t> tokens;
   std::int64_t skip = 0;
@@ -35,6 +38,14 @@ struct EvalOptions {
 };
 
 constexpr std::size_t most_text = 1u << 30;
+
+// What --speed times: tokens at once, tokens of one sample when they come alone, and samples, of
+// which the median counts. Tokens that come alone find their experts in memory, as those of a large
+// model would: layers are repeated until they pass so many bytes.
+constexpr std::size_t speed_bytes = std::size_t{1} << 29;
+constexpr std::int64_t speed_batch = 512;
+constexpr std::int64_t speed_alone = 128;
+constexpr int speed_samples = 15;
 
 // "nvfp4", or "nvfp4/obs": pruned to 2:4 by that method before.
 ConversionSpec parse_format(const std::string& text) {
@@ -83,6 +94,13 @@ struct ConvertedLayer {
   WeightError error;
 };
 
+// What --speed prepares a layer from.
+struct TimedLayer {
+  int index = 0;
+  LayerOptions options;
+  ConvertedLayer layer;
+};
+
 class Evaluation {
  public:
   explicit Evaluation(const EvalOptions& options)
@@ -99,6 +117,8 @@ class Evaluation {
                    WeightError& error);
   void convert(int index, const ConversionSpec& spec, ConvertedLayer& layer);
   void record(int layer, const Tensor& hidden);
+  void sample(int layer, const Tensor& hidden);
+  void time_layers(EvalRow& row) const;
   void write_recordings() const;
   double expert_weights_per_token() const;
   const Context& context() const { return engine_.context(); }
@@ -110,6 +130,9 @@ class Evaluation {
   Windows windows_;
   std::unique_ptr<const SafetensorsFile> recordings_;
   std::map<int, std::vector<std::uint16_t>> recorded_;  // bf16
+  // For --speed: hidden states of the text's beginning by layer, and the layers.
+  std::map<int, std::vector<std::uint16_t>> samples_;
+  std::vector<TimedLayer> timed_;
   Progress progress_;
 };
 
@@ -228,15 +251,20 @@ Layer Evaluation::make_layer(int index, const std::optional<ConversionSpec>& spe
       experts.up.push_back(up.view());
       experts.down.push_back(down.view());
     }
-    return Layer(layer_spec, layer.weights, context(), options);
   }
-  return Layer(layer_spec, layer.weights, context(), options);
+  Layer result(layer_spec, layer.weights, context(), options);
+  if (options_.speed) {
+    options.dtype = DType::bf16;
+    timed_.push_back({.index = index, .options = options, .layer = std::move(layer)});
+  }
+  return result;
 }
 
 EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
                              std::span<const std::uint8_t> text) {
   EvalRow row;
   WeightError error;
+  timed_.clear();
   if (spec) {
     row.name = to_string(*spec);
     row.bits_per_weight = bits_per_weight(*spec);
@@ -246,8 +274,11 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
   if (spec) row.error = error.relative();
   row.bytes_per_token = expert_weights_per_token() * row.bits_per_weight / 8;
   HiddenHook hook;
-  if (!spec && !options_.record.empty()) {
-    hook = [&](int layer, const Tensor& hidden) { record(layer, hidden); };
+  if (!spec && (options_.speed || !options_.record.empty())) {
+    hook = [&](int layer, const Tensor& hidden) {
+      if (options_.speed) sample(layer, hidden);
+      if (!options_.record.empty()) record(layer, hidden);
+    };
   }
   const auto size = static_cast<std::int64_t>(text.size());
   std::int64_t windows = 1;
@@ -258,8 +289,77 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
   const std::int64_t computed =
       std::min(size, windows_.context) + std::max<std::int64_t>(0, windows - 1) * windows_.context;
   row.moe_us_per_token = model.moe_seconds() * 1e6 / static_cast<double>(computed);
+  if (options_.speed) {
+    progress_.show(row.name + ", speed", size, size);
+    time_layers(row);
+  }
   progress_.clear();
   return row;
+}
+
+// The first hidden states of the text that a layer sees.
+void Evaluation::sample(int layer, const Tensor& hidden) {
+  std::vector<std::uint16_t>& rows = samples_[layer];
+  const std::int64_t width = hidden.shape[1];
+  for (std::int64_t i = 0; i < hidden.elements(); ++i) {
+    if (static_cast<std::int64_t>(rows.size()) == speed_batch * width) return;
+    rows.push_back(f32_to_bf16(hidden.as<const float>()[i]));
+  }
+}
+
+// All MoE layers in bf16, one after the other: a token alone, and a batch.
+void Evaluation::time_layers(EvalRow& row) const {
+  std::vector<std::vector<Layer>> copies;
+  const auto add_copy = [&] {
+    copies.emplace_back();
+    std::size_t bytes = 0;
+    for (const TimedLayer& timed : timed_) {
+      copies.back().emplace_back(checkpoint_.spec(timed.index), timed.layer.weights, context(),
+                                 timed.options);
+      bytes += copies.back().back().prepared_bytes();
+    }
+    return bytes;
+  };
+  const std::size_t one = std::max<std::size_t>(1, add_copy());
+  std::int64_t rows = speed_batch, hidden = 0;
+  for (const TimedLayer& timed : timed_) {
+    const std::int64_t width = checkpoint_.spec(timed.index).hidden;
+    rows = std::min(rows, static_cast<std::int64_t>(samples_.at(timed.index).size()) / width);
+    hidden = std::max(hidden, width);
+  }
+  std::size_t workspace_bytes = 0;
+  for (const Layer& layer : copies[0]) {
+    workspace_bytes = std::max(workspace_bytes, layer.workspace_bytes(rows));
+  }
+  const Buffer workspace = context().allocate(workspace_bytes);
+  std::vector<std::uint16_t> out(static_cast<std::size_t>(rows * hidden));
+  const auto pass = [&](const std::vector<Layer>& layers, std::int64_t first, std::int64_t count) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const std::int64_t width = layers[i].spec().hidden;
+      const std::uint16_t* const from = samples_.at(timed_[i].index).data() + first * width;
+      layers[i].forward(view(from, DType::bf16, {count, width}),
+                        view(out.data(), DType::bf16, {count, width}), workspace);
+    }
+  };
+  const auto median_us = [&](std::int64_t tokens, const auto& sample) {
+    std::vector<double> times;
+    for (int n = -1; n < speed_samples; ++n) {  // the first touch is nobody's time
+      const auto start = std::chrono::steady_clock::now();
+      sample();
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - start;
+      if (n >= 0) times.push_back(took.count() / static_cast<double>(tokens));
+    }
+    return median(times);
+  };
+  row.batch_us = median_us(rows, [&] { pass(copies[0], 0, rows); });
+  while (copies.size() * one < speed_bytes) add_copy();
+  std::size_t next = 0;
+  row.alone_us = median_us(speed_alone, [&] {
+    for (std::int64_t i = 0; i < speed_alone; ++i, ++next) {
+      pass(copies[next % copies.size()], static_cast<std::int64_t>(next) % rows, 1);
+    }
+  });
 }
 
 void Evaluation::record(int layer, const Tensor& hidden) {
@@ -300,6 +400,9 @@ int Evaluation::run() {
                                    to_string(spec.pruning.method)));
     }
   }
+  if (options_.speed && context().device().type != DeviceType::cpu) {
+    throw UsageError("--speed: times layers on the CPU only; shunt bench layer does on a GPU");
+  }
   if (!options_.json.file.empty()) check_writable(options_.json.file);
   if (!options_.record.empty()) check_writable(options_.record);
   const std::string bytes = read();
@@ -324,10 +427,11 @@ int Evaluation::run() {
     std::string command = "shunt eval " + options_.model;
     if (options_.skip > 0) command += fmt::format(" --skip {}", options_.skip);
     if (options_.all_formats) command += " --all-formats";
+    if (options_.speed) command += " --speed";
     if (!options_.calibrate.empty()) {
       command += " --calibrate " + std::filesystem::path(options_.calibrate).filename().string();
     }
-    fmt::print("{}", eval_markdown(report, command + " --markdown"));
+    fmt::print("{}", eval_markdown(report, context(), command + " --markdown"));
   } else {
     print_eval(report, context());
     if (!options_.record.empty()) {
@@ -374,6 +478,8 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(whole_number(1, 1 << 24));
   add_device_options(*command, options->device);
   add_dtype_option(*command, options->dtype, "arithmetic of the MoE layers (default: f32)");
+  command->add_flag("--speed", options->speed,
+                    "also times the MoE layers in bf16: a token alone, and 512 at once");
   command->add_flag("--markdown", options->markdown, "the table as docs/quality.md has it");
   add_json_option(*command, options->json);
   command->footer(

@@ -20,6 +20,8 @@ struct EvalRow {
   BitsPerByte score{};
   double moe_us_per_token = 0;  // in batches, all layers
   bool packed = false;          // computed from the packed form; else decoded beforehand
+  // With --speed: of all MoE layers in bf16, a token alone and in a batch.
+  std::optional<double> alone_us, batch_us;
 };
 
 struct EvalReport {
@@ -31,8 +33,9 @@ struct EvalReport {
 };
 
 void print_eval(const EvalReport& report, const Context& context);
-// The table of docs/quality.md: nothing in it depends on the machine.
-std::string eval_markdown(const EvalReport& report, const std::string& command);
+// The table of docs/quality.md. Without --speed nothing in it depends on the machine.
+std::string eval_markdown(const EvalReport& report, const Context& context,
+                          const std::string& command);
 Json eval_json(const EvalReport& report, const Context& context);
 
 }  // namespace shunt::tool

@@ -24,6 +24,21 @@ std::string time_text(const EvalRow& row) {
   return row.packed ? three_digits(row.moe_us_per_token) : "-";
 }
 
+bool has_speed(const EvalReport& report) { return report.rows.front().alone_us.has_value(); }
+
+// "12.3 (1.9x)": how many times as fast as the first row.
+std::string speed_text(const std::optional<double>& base, const std::optional<double>& us) {
+  if (!us || !base) return "-";
+  return fmt::format("{} ({:.1f}x)", three_digits(*us), *base / *us);
+}
+
+std::string engine_words(const Context& context) {
+  return context.device().type == DeviceType::cuda
+             ? std::string("on a GPU")
+             : fmt::format("{}, {} thread{}, {}", cpu_name(), context.threads(),
+                           context.threads() == 1 ? "" : "s", isa_name());
+}
+
 std::string text_words(const EvalReport& report) {
   return fmt::format("{}: {} bytes scored{}, in windows of {} every {}", report.text,
                      report.rows.front().score.bytes,
@@ -37,41 +52,65 @@ void print_eval(const EvalReport& report, const Context& context) {
   fmt::print("{}\n{}", paint(Style::bold, report.model), wrap(text_words(report), 2));
   fmt::print(
       "{}\n",
-      wrap(fmt::format("MoE layers in {}; {}", report.arithmetic,
-                       context.device().type == DeviceType::cuda
-                           ? std::string("on a GPU")
-                           : fmt::format("{}, {} thread{}, {}", cpu_name(), context.threads(),
-                                         context.threads() == 1 ? "" : "s", isa_name())),
-           2));
-  Table table("<>>>>>>");
-  table.heading({"experts", "bits a weight", "bytes a token", "weight error", "bits per byte",
-                 "loss", "us a token"});
+      wrap(fmt::format("MoE layers in {}; {}", report.arithmetic, engine_words(context)), 2));
+  const bool speed = has_speed(report);
+  Table table(speed ? "<>>>>>>>" : "<>>>>>>");
+  std::vector<std::string> heading = {"experts",      "bits a weight", "bytes a token",
+                                      "weight error", "bits per byte", "loss"};
+  if (speed) {
+    heading.insert(heading.end(), {"us, alone", "us, of 512"});
+  } else {
+    heading.emplace_back("us a token");
+  }
+  table.heading(heading);
   bool decoded = false;
   for (const EvalRow& row : report.rows) {
     decoded = decoded || !row.packed;
-    table.row({row.name, fmt::format("{:.4g}", row.bits_per_weight), size(row.bytes_per_token),
-               error_text(row), fmt::format("{:.4f}", row.score.per_byte()), loss_text(report, row),
-               time_text(row)});
+    std::vector<Cell> cells = {
+        row.name,        fmt::format("{:.4g}", row.bits_per_weight),  size(row.bytes_per_token),
+        error_text(row), fmt::format("{:.4f}", row.score.per_byte()), loss_text(report, row)};
+    if (speed) {
+      cells.emplace_back(speed_text(report.rows.front().alone_us, row.alone_us));
+      cells.emplace_back(speed_text(report.rows.front().batch_us, row.batch_us));
+    } else {
+      cells.emplace_back(time_text(row));
+    }
+    table.row(cells);
   }
   fmt::print("{}", table.str());
   std::string note =
       "bytes a token: of its experts in all layers; weight error: |w - w'| / |w|; us a token: MoE "
       "layers, in batches";
+  if (speed) {
+    note =
+        "bytes a token: of its experts in all layers; weight error: |w - w'| / |w|; us: of a token "
+        "in all MoE layers in bf16, alone with its experts in memory, and in a batch";
+  }
   if (decoded) note += "; -: decoded beforehand and computed as plain weights";
   fmt::print("{}", wrap(note, 0));
 }
 
-std::string eval_markdown(const EvalReport& report, const std::string& command) {
+std::string eval_markdown(const EvalReport& report, const Context& context,
+                          const std::string& command) {
+  const bool speed = has_speed(report);
   std::string text =
-      "| experts | bits a weight | bytes a token | weight error | bits per byte | loss |\n"
-      "|---|--:|--:|--:|--:|--:|\n";
+      "| experts | bits a weight | bytes a token | weight error | bits per byte | loss |";
+  if (speed) text += " us a token, alone | us a token, of 512 |";
+  text += "\n|---|--:|--:|--:|--:|--:|";
+  text += speed ? "--:|--:|\n" : "\n";
   for (const EvalRow& row : report.rows) {
-    text += fmt::format("| {} | {:.4g} | {} | {} | {:.4f} | {} |\n", row.name, row.bits_per_weight,
+    text += fmt::format("| {} | {:.4g} | {} | {} | {:.4f} | {} |", row.name, row.bits_per_weight,
                         size(row.bytes_per_token), error_text(row), row.score.per_byte(),
                         loss_text(report, row));
+    if (speed) {
+      text += fmt::format(" {} | {} |", speed_text(report.rows.front().alone_us, row.alone_us),
+                          speed_text(report.rows.front().batch_us, row.batch_us));
+    }
+    text += '\n';
   }
-  text += fmt::format("\n{}; MoE layers in {}. Made by\n\n    {}\n", text_words(report),
-                      report.arithmetic, command);
+  text += fmt::format("\n{}; MoE layers in {}.", text_words(report), report.arithmetic);
+  if (speed) text += fmt::format(" Times: {}; MoE layers in bf16.", engine_words(context));
+  text += fmt::format(" Made by\n\n    {}\n", command);
   return text;
 }
 
@@ -85,6 +124,8 @@ Json eval_json(const EvalReport& report, const Context& context) {
                     {"bits_per_byte", row.score.per_byte()},
                     {"bytes_scored", row.score.bytes},
                     {"moe_us_per_token", row.moe_us_per_token},
+                    {"alone_us", row.alone_us ? Json(*row.alone_us) : Json(nullptr)},
+                    {"batch_us", row.batch_us ? Json(*row.batch_us) : Json(nullptr)},
                     {"computed", row.packed ? "packed" : "decoded"}});
   }
   return {{"machine", machine_json(context)},
