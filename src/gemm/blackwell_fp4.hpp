@@ -1,0 +1,95 @@
+// Grouped GEMM of NVFP4 weights with rows in NVFP4 on Blackwell (sm_120a), both multiplied as they
+// are by `mma kind::mxf4nvf4`: how weights and rows lie, the packing on the host, and the product.
+//
+// Weights are the MMA's A operand. A group's rows stand in the order of cuda_layout.hpp (gate and
+// up in blocks of 8 where they are paired) and are cut into fragments of 16 rows by 64 along k: 512
+// bytes in the order in which the 32 lanes of a warp hold them, 16 bytes each; those of the same
+// rows one after the other. Behind all fragments of a group lie its scales, 16 words a fragment, a
+// word the four e4m3 of a row's 64 k; behind them two f32, the global scales of gate (or of the
+// only matrix) and up. What fills up is zero.
+//
+// Rows are packed each as a matrix [1, k] of its own (format.hpp): e2m1, an e4m3 scale for 16 of k,
+// and one f32 scale a row.
+#pragma once
+
+#include <cstdint>
+
+#include "activate/kernels.hpp"
+#include "cuda/runtime.hpp"
+#include "gemm/cuda_layout.hpp"
+#include "shunt/format.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// m16n8k64 of 4-bit operands: which number a lane holds in nibble `i` of register `r`.
+struct Fp4Place {
+  int row, k;
+};
+SHUNT_BOTH inline Fp4Place fp4_weight_place(int lane, int r, int i) {
+  return {lane / 4 + r % 2 * 8, lane % 4 * 8 + r / 2 * 32 + i};
+}
+SHUNT_BOTH inline Fp4Place fp4_row_place(int lane, int r, int i) {
+  return {lane / 4, lane % 4 * 8 + r * 32 + i};
+}
+// Sum `i` of a lane: of which row of weights, and of which row.
+struct Fp4Sum {
+  int weight_row, row;
+};
+SHUNT_BOTH inline Fp4Sum fp4_sum_place(int lane, int i) {
+  return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2};
+}
+// Whose scales a lane hands over, with selectors 0: two lanes of four those of weights, one those
+// of rows; the others' are not looked at.
+SHUNT_BOTH inline int fp4_weight_scale_row(int lane) { return lane / 4 + lane % 2 * 8; }
+SHUNT_BOTH inline int fp4_row_scale_row(int lane) { return lane / 4; }
+
+struct Fp4Layout {
+  std::int64_t n = 0;  // gate and up together when paired
+  std::int64_t k = 0;
+  bool paired = false;
+  static constexpr std::int64_t fragment_rows = 16, fragment_k = 64, fragment_bytes = 512;
+
+  SHUNT_BOTH RowLayout order() const { return {DType::bf16, n, k, paired}; }
+  SHUNT_BOTH std::int64_t rows() const { return order().rows(); }
+  SHUNT_BOTH std::int64_t out_columns() const { return order().out_columns(); }
+  SHUNT_BOTH std::int64_t steps() const { return (k + fragment_k - 1) / fragment_k; }
+  SHUNT_BOTH std::int64_t fragments() const {
+    return (rows() + fragment_rows - 1) / fragment_rows * steps();
+  }
+  SHUNT_BOTH std::int64_t scales_at() const { return fragments() * fragment_bytes; }
+  SHUNT_BOTH std::int64_t globals_at() const { return scales_at() + fragments() * 64; }
+  SHUNT_BOTH std::int64_t group_bytes() const { return globals_at() + 128; }
+};
+
+// One group from its NVFP4 matrix, or its two where the layout is paired; group_bytes at `to`.
+void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+                 char* to);
+
+// Every pointer is the device's.
+struct Fp4Product {
+  Fp4Layout layout;
+  int groups = 0;
+  const char* prepared = nullptr;
+  const std::int32_t* offsets = nullptr;  // [groups + 1]
+
+  std::int64_t rows = 0;
+  const std::uint8_t* codes = nullptr;   // [rows, code_stride], k / 2 of each used
+  std::int64_t code_stride = 0;          // in bytes, a multiple of 16; the codes too
+  const std::uint8_t* scales = nullptr;  // [rows, scale_stride], ceil(k / 16) of each used
+  std::int64_t scale_stride = 0;         // in bytes, a multiple of 4; the scales too
+  const float* row_scales = nullptr;     // [rows]
+
+  const float* bias = nullptr;  // [groups, n]; null: none
+  cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
+                                        .gated = false};
+  void* out = nullptr;  // [rows, out_stride] f32 | bf16 | f16
+  DType out_dtype = DType::f32;
+  std::int64_t out_stride = 0;
+};
+
+// Enqueues the product. False, and nothing is enqueued: not a GPU of compute capability 12.0, not
+// built for it, k = 0, or sizes past 2^31 tiles.
+bool multiply_fp4(const Gpu& gpu, const Fp4Product& product);
+
+}  // namespace shunt::cuda_engine
