@@ -158,7 +158,7 @@ bool supported(Isa isa) {
     case Isa::avx512:
       return avx512;
     case Isa::avx512_bf16:
-      return avx512 && f.avx512_bf16;
+      return avx512 && f.avx512_bf16 && f.avx512_vbmi;
   }
   return false;
 }

@@ -11,7 +11,7 @@ enum class Isa : int {
   scalar = 0,       // the compiler's baseline
   avx2 = 1,         // + FMA, F16C
   avx512 = 2,       // F, BW, DQ, VL
-  avx512_bf16 = 3,  // + the bf16 dot product
+  avx512_bf16 = 3,  // + the bf16 dot product, VBMI
 };
 inline constexpr int isa_count = 4;
 const char* to_string(Isa isa);

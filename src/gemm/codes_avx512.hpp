@@ -76,7 +76,9 @@ SHUNT_INLINE F32 bytes_to_f32(const char* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(p)))};
 }
 SHUNT_INLINE F32 e4m3_bytes(const char* p) {
-  return mul(e4m3_fields(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8)), set1(256));
+  const __m256i fields = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7),
+                                          _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  return mul({_mm512_cvtph_ps(fields)}, set1(256));
 }
 SHUNT_INLINE F32 e8m0_bytes(const char* p) {
   const __m512i exponent = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_bytes(p)), 23);

@@ -112,7 +112,8 @@ class Run {
         plan_(plan_product(pool.isa(), product.layout, count_)),
         panels_(static_cast<std::size_t>(product.layout.panels())) {
     if (packed(p_.layout)) {
-      packed_kernel_ = cpu_engine::packed_kernel(pool.isa(), p_.layout.format.format);
+      packed_kernel_ =
+          packed_kernel(packed_kernels(pool.isa(), plan_.dot), p_.layout.format.format);
     }
     choose_operands();
     scratch_ = carve(pool, plan_, p_.layout, p_.groups, count_,
@@ -143,7 +144,7 @@ class Run {
     convert_.row(source_data(source), static_cast<Form>(p_.rows.dtype), scale, to, plan_.operand,
                  static_cast<std::size_t>(p_.layout.k));
     // The partner of the last of an odd number.
-    if (plan_.dot && p_.layout.k % 2 != 0) {
+    if (padded()) {
       std::memset(to + 2 * p_.layout.k, 0, 2);
     }
   }
@@ -175,6 +176,8 @@ class Run {
 
  private:
   bool prepared() const { return p_.prepared != nullptr; }
+  // The dot product of plain weights takes pairs of k.
+  bool padded() const { return plan_.dot && p_.layout.k % 2 != 0 && !packed(p_.layout); }
 
   ThreadScratch of_thread(int thread) const {
     Carver carver(
@@ -188,7 +191,7 @@ class Run {
     const PackedPanels panels = packed_panels(p_.layout);
     const auto group = std::upper_bound(p_.offsets, p_.offsets + p_.groups + 1, r) - p_.offsets - 1;
     const char* const data = static_cast<const char*>(p_.prepared) + group * panels.group_bytes();
-    float* const plain = of_thread(thread).row;
+    void* const plain = of_thread(thread).row;
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
     convert_.row(source_data(source_row(r)), static_cast<Form>(p_.rows.dtype), scale, plain,
                  plan_.operand, static_cast<std::size_t>(p_.layout.k));
@@ -196,8 +199,17 @@ class Run {
     std::memcpy(&header, data, sizeof header);
     for (std::int64_t copy = 0; copy <= (header.apart != 0 ? 1 : 0); ++copy) {
       const std::int32_t* const order = panels.order_of(data, copy);
-      auto* const to = static_cast<float*>(operand_at(r, copy));
-      for (std::int64_t k = 0; k < p_.layout.k; ++k) to[k] = plain[order[k]];
+      if (form_bytes(plan_.operand) == 2) {
+        reorder<std::uint16_t>(plain, order, operand_at(r, copy));
+      } else {
+        reorder<float>(plain, order, operand_at(r, copy));
+      }
+    }
+  }
+  template <class T>
+  void reorder(const void* from, const std::int32_t* order, void* to) const {
+    for (std::int64_t k = 0; k < p_.layout.k; ++k) {
+      static_cast<T*>(to)[k] = static_cast<const T*>(from)[order[k]];
     }
   }
   void* operand_at(std::int64_t row, std::int64_t copy) const {
@@ -226,9 +238,8 @@ class Run {
       converted_rows_ = count_;
       return;
     }
-    const bool padded = plan_.dot && p_.layout.k % 2 != 0;
     const bool as_is =
-        static_cast<Form>(p_.rows.dtype) == plan_.operand && !padded && p_.row_scale == nullptr;
+        static_cast<Form>(p_.rows.dtype) == plan_.operand && !padded() && p_.row_scale == nullptr;
     if (as_is) return;
     in_source_order_ =
         p_.permutation != nullptr && p_.row_scale == nullptr && p_.rows.shape[0] <= count_;
@@ -332,7 +343,7 @@ class Run {
     std::memcpy(&header, group, sizeof header);
     const float globals[4] = {header.global[0], header.global[panels.paired ? 1 : 0],
                               header.global[0], header.global[panels.paired ? 1 : 0]};
-    PackedProduct product{.rows = reinterpret_cast<const float* const*>(s.rows),
+    PackedProduct product{.rows = s.rows,
                           .count = static_cast<std::size_t>(block.rows),
                           .panel = group + panels.panels_at() + panel * panels.panel_bytes(),
                           .k = static_cast<std::size_t>(panels.k),
@@ -340,7 +351,7 @@ class Run {
                           .column = column,
                           .columns = columns,
                           .globals = globals,
-                          .halves = header.halves != 0,
+                          .scale = packed_scale(panels.format.format, header.halves != 0),
                           .sums = s.sums};
     if (header.apart == 0) return packed_kernel_(product);
     // Gate's columns take rows in gate's order, up's in up's.
@@ -394,8 +405,7 @@ const GemmKernels& gemm_kernels([[maybe_unused]] Isa isa) {
 ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) {
   const GemmKernels& kernels = gemm_kernels(isa);
   ProductPlan plan;
-  // Packed weights are decoded to f32 and multiplied by FMA, whatever rows are rounded to.
-  plan.dot = layout.dtype == DType::bf16 && kernels.bf16_dot != nullptr && !packed(layout);
+  plan.dot = layout.dtype == DType::bf16 && kernels.bf16_dot != nullptr;
   plan.operand = layout.dtype == DType::f32   ? Form::f32
                  : layout.dtype == DType::f16 ? Form::f32_of_f16
                  : plan.dot                   ? Form::bf16

@@ -371,7 +371,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
                                        : "f32 FMA",
       plan.widen ? ", weights widened once a block" : "",
       weights.format == FormatSpec{} ? cpu_engine::gemm_kernels(isa).tile_rows
-                                     : cpu_engine::packed_tile_rows,
+                                     : cpu_engine::packed_kernels(isa, plan.dot).tile_rows,
       layout.k <= plan.stretch ? "one go" : fmt::format("stretches of {}", plan.stretch),
       blocks * layout.panels(), context.threads(), context.threads() == 1 ? "" : "s");
 }

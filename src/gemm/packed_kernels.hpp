@@ -7,9 +7,12 @@
 
 namespace shunt::cpu_engine {
 
+// What stands before a group's codes in a panel (packed_panels.hpp).
+enum class PackedScale : std::uint8_t { column, block, e8m0, e4m3, f16, bf16 };
+
 // Rows times one panel (packed_panels.hpp), all of k.
 struct PackedProduct {
-  const float* const* rows = nullptr;  // `count` rows of k numbers
+  const void* const* rows = nullptr;  // `count` rows of k numbers: f32, or bf16 for packed_dots
   std::size_t count = 0;
   const char* panel = nullptr;
   std::size_t k = 0;
@@ -17,28 +20,27 @@ struct PackedProduct {
   int column = 0;         // the first of `columns`, 16, 32 or 64 of the panel's
   int columns = 64;
   const float* globals = nullptr;  // [4]: the global scale of each 16 columns
-  bool halves = false;             // int4: scales are f16, else bf16
-  float* sums = nullptr;           // [count][64] from the panel's first column: read, added to
+  PackedScale scale = PackedScale::column;
+  float* sums = nullptr;  // [count][64] from the panel's first column: read, added to
 };
 
-// sums[r][c] = fma(sum of one group of k, scale, sums[r][c]), one group after the other from the
-// first to the last; the sum of a group starts at 0 and takes one k after the other, fused (where
-// the set has FMA) and rounded to f32: the same bits whatever `count` and `columns`. Codes are
-// decoded exactly; a scale with a global one is their product, rounded once.
-inline constexpr int packed_tile_rows = 4;
 using PackedKernel = void (*)(const PackedProduct&);
+// A kernel for each way of writing codes, for every scale that a format has with them.
 struct PackedKernels {
-  PackedKernel fp8_column;  // fp8_tensor, fp8_channel
-  PackedKernel fp8_block;
-  PackedKernel mxfp8;
-  PackedKernel nvfp4;
-  PackedKernel mxfp4;
+  PackedKernel e4m3;  // fp8_tensor, fp8_channel, fp8_block, mxfp8
+  PackedKernel e2m1;  // nvfp4, mxfp4
   PackedKernel int8;
   PackedKernel int4;
   PackedKernel dense3;
-  PackedKernel sparse_nvfp4;
+  PackedKernel sparse;  // sparse_nvfp4
+  int tile_rows;        // rows of the largest register tile
 };
 
+// `packed_kernels`, of rows in f32: sums[r][c] = fma(sum of one group of k, scale, sums[r][c]), one
+// group after the other from the first to the last; the sum of a group starts at 0 and takes one k
+// after the other, fused (where the set has FMA) and rounded to f32: the same bits whatever `count`
+// and `columns`. Codes are decoded exactly; a scale with a global one is their product, rounded
+// once.
 namespace scalar {
 extern const PackedKernels packed_kernels;
 }
@@ -46,6 +48,10 @@ namespace avx2 {
 extern const PackedKernels packed_kernels;
 }
 namespace avx512 {
+extern const PackedKernels packed_kernels;
+}
+// Rows in bf16, summed by vdpbf16ps: packed_kernels_avx512_bf16.cpp says how they are rounded.
+namespace avx512_bf16 {
 extern const PackedKernels packed_kernels;
 }
 

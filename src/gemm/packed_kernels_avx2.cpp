@@ -13,6 +13,8 @@ namespace {
 // What they decode.
 #include "gemm/codes_avx2.hpp"
 // The kernels.
+#include "gemm/packed_tiles.inl"
+// For rows in f32.
 #include "gemm/packed_kernels.inl"
 
 }  // namespace

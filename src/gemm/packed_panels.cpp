@@ -123,7 +123,7 @@ class Column {
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int32_t k = order_[first + i];
       const auto byte = static_cast<std::uint8_t>(row[k / 2]);
-      word |= (static_cast<std::uint32_t>(byte) >> (k % 2 * 4) & 15U) << (4 * i);
+      word |= (static_cast<std::uint32_t>(byte) >> (k % 2 * 4) & 15U) << packed_nibble_bit(i);
     }
     std::memcpy(at + 4 * column_, &word, 4);
   }
@@ -144,10 +144,21 @@ class Column {
       const auto* const places = m_.positions.as<const char>() + row_ * row_bytes + k / 8;
       std::memcpy(at + 2 * column_, places,
                   static_cast<std::size_t>(std::min<std::int64_t>(2, row_bytes - k / 8)));
-      std::memcpy(at + 128 + 4 * column_, from, static_cast<std::size_t>(size));
-    } else {
+      nibbles(from, size, at + 128 + 4 * column_);
+    } else if (format_ == Format::int8) {
       std::memcpy(at + 4 * column_, from, static_cast<std::size_t>(size));
+    } else {
+      nibbles(from, size, at + 4 * column_);
     }
+  }
+  // `size` bytes of two nibbles into the order of a word.
+  static void nibbles(const char* from, std::int64_t size, char* to) {
+    std::uint32_t word = 0;
+    for (std::int64_t i = 0; i < 2 * size; ++i) {
+      const std::uint32_t code = static_cast<std::uint8_t>(from[i / 2]) >> (i % 2 * 4) & 15U;
+      word |= code << packed_nibble_bit(i);
+    }
+    std::memcpy(to, &word, 4);
   }
 
   const PackedPanels& layout_;
@@ -295,7 +306,11 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
       if (f == Format::sparse_nvfp4) std::memcpy(&places, at + 2 * column, 2);
       for (std::int64_t i = 0; i < step.k && k + i < count; ++i) {
         double value = 0;
-        const int nibble = word[i / 2 % 12] >> (i % 2 * 4) & 15;
+        std::uint32_t codes = 0;
+        std::memcpy(&codes, word, 4);
+        const auto nibble = [&](std::int64_t j) {
+          return static_cast<int>(codes >> packed_nibble_bit(j) & 15U);
+        };
         if (is_fp8(f)) {
           value = static_cast<double>(e4m3_to_f32(word[i]));
         } else if (f == Format::int8) {
@@ -306,14 +321,13 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
         } else if (f == Format::sparse_nvfp4) {
           for (std::int64_t j = i / 4 * 2; j < i / 4 * 2 + 2; ++j) {
             if ((places >> (2 * j) & 3) == i % 4) {
-              value = static_cast<double>(
-                  e2m1_values[static_cast<std::size_t>(word[j / 2] >> (j % 2 * 4) & 15)]);
+              value = static_cast<double>(e2m1_values[static_cast<std::size_t>(nibble(j))]);
             }
           }
         } else if (f == Format::int4) {
-          value = nibble - zero;
+          value = nibble(i) - zero;
         } else {
-          value = static_cast<double>(e2m1_values[static_cast<std::size_t>(nibble)]);
+          value = static_cast<double>(e2m1_values[static_cast<std::size_t>(nibble(i))]);
         }
         const std::int64_t place = begin + k + i;
         to[k_order != nullptr ? k_order[place] : place] = value * scale;
@@ -322,32 +336,51 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
   }
 }
 
-PackedKernel packed_kernel([[maybe_unused]] Isa isa, Format format) {
-  const PackedKernels* kernels = &scalar::packed_kernels;
+PackedScale packed_scale(Format format, bool halves) {
+  switch (format) {
+    case Format::fp8_block:
+      return PackedScale::block;
+    case Format::mxfp8:
+    case Format::mxfp4:
+      return PackedScale::e8m0;
+    case Format::nvfp4:
+    case Format::dense3:
+    case Format::sparse_nvfp4:
+      return PackedScale::e4m3;
+    case Format::int4:
+      return halves ? PackedScale::f16 : PackedScale::bf16;
+    default:
+      return PackedScale::column;
+  }
+}
+
+const PackedKernels& packed_kernels([[maybe_unused]] Isa isa, [[maybe_unused]] bool dot) {
 #if SHUNT_X86
-  if (isa == Isa::avx2) kernels = &avx2::packed_kernels;
-  if (isa >= Isa::avx512) kernels = &avx512::packed_kernels;
+  if (dot) return avx512_bf16::packed_kernels;
+  if (isa >= Isa::avx512) return avx512::packed_kernels;
+  if (isa == Isa::avx2) return avx2::packed_kernels;
 #endif
+  return scalar::packed_kernels;
+}
+
+PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {
   switch (format) {
     case Format::fp8_tensor:
     case Format::fp8_channel:
-      return kernels->fp8_column;
     case Format::fp8_block:
-      return kernels->fp8_block;
     case Format::mxfp8:
-      return kernels->mxfp8;
+      return kernels.e4m3;
     case Format::nvfp4:
-      return kernels->nvfp4;
     case Format::mxfp4:
-      return kernels->mxfp4;
+      return kernels.e2m1;
     case Format::int8:
-      return kernels->int8;
+      return kernels.int8;
     case Format::int4:
-      return kernels->int4;
+      return kernels.int4;
     case Format::dense3:
-      return kernels->dense3;
+      return kernels.dense3;
     case Format::sparse_nvfp4:
-      return kernels->sparse_nvfp4;
+      return kernels.sparse;
     case Format::plain:
       break;
   }

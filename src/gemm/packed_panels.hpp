@@ -10,12 +10,15 @@
 //   fp8_block                [4] f32, of 16 columns each, and padding, for 128 of k; codes the same
 //   mxfp8                    [64] e8m0 for 32;          codes the same
 //   int8                     [64] f32 for all of k;     codes [k / 4][64][4]
-//   nvfp4                    [64] e4m3 for 16;          codes [k / 8][64] words of eight nibbles
+//   nvfp4                    [64] e4m3 for 16;          codes [k / 8][64] words of eight nibbles: k
+//   0,
+//                                                       2, 4, 6 from the low end up, then 1, 3, 5,
+//                                                       7
 //   mxfp4                    [64] e8m0 for 32;          codes the same
 //   int4                     [64] f16 or bf16, [64] u8 zero points, for a group; codes the same
 //   dense3                   [64] e4m3 for 32;          codes [3][64] words of the group's 96 bits
 //   sparse_nvfp4             [64] e4m3 for 16;          [64] half-words of eight positions, [64]
-//                                                       words of eight nibbles
+//                                                       words of eight nibbles in that order
 // so that a kernel finds a column's next codes in one word of a vector's lane, and memory is read
 // from front to back. What k or the columns do not fill is zero, and means nothing.
 #pragma once
@@ -29,6 +32,12 @@
 #include "shunt/format.hpp"
 
 namespace shunt::cpu_engine {
+
+// Where in its word the nibble of the i-th k (or kept code) lies: a pair stands 16 bits apart, so
+// that a look-up of half-words finds both.
+constexpr int packed_nibble_bit(std::int64_t i) {
+  return static_cast<int>(16 * (i % 2) + 4 * (i / 2));
+}
 
 struct PackedHeader {
   float global[2] = {1, 1};  // gate's (or the only one) and up's
@@ -71,6 +80,10 @@ bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
 void read_packed_column(const PackedPanels& layout, const char* group, std::int64_t panel,
                         std::int64_t column, double* to);
 
-PackedKernel packed_kernel(Isa isa, Format format);
+// `halves` as in PackedHeader.
+PackedScale packed_scale(Format format, bool halves);
+// `dot`: of rows in bf16 by vdpbf16ps, which only avx512_bf16 has.
+const PackedKernels& packed_kernels(Isa isa, bool dot);
+PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 
 }  // namespace shunt::cpu_engine

@@ -82,6 +82,14 @@ void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMa
            name, i / m.scales.shape[1], i % m.scales.shape[1], scales[i]);
     }
   }
+  if (m.format.format == Format::int4 && m.zeros) {
+    const auto* const zeros = m.zeros.as<const std::uint8_t>();
+    for (std::int64_t i = 0; i < m.zeros.elements(); ++i) {
+      if (zeros[i] <= 16) continue;
+      fail(Status::invalid_argument, "{}.zeros[{}, {}] is {}: must be at most 16", name,
+           i / m.zeros.shape[1], i % m.zeros.shape[1], zeros[i]);
+    }
+  }
 }
 
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,

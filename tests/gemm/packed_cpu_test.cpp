@@ -56,6 +56,7 @@ constexpr Size sizes[] = {{1, 1},   {3, 2},    {64, 16},   {65, 17},  {16, 31}, 
 constexpr std::int32_t counts[] = {0, 1, 2, 3, 4, 5, 0, 9};
 constexpr int groups = 8;
 
+// Rows in f32 and bf16, results in f32.
 TEST_P(PackedCpu, MultipliesWithinTheBound) {
   const Context one = context(1), three = context(3);
   std::vector<std::int32_t> offsets = {0};
@@ -64,55 +65,121 @@ TEST_P(PackedCpu, MultipliesWithinTheBound) {
   for (const auto [n, k] : sizes) {
     SCOPED_TRACE(testing::Message() << n << " x " << k);
     const Weights w = random_weights(spec(), groups, n, k, 1);
-    const Array x = random_array(f32, {rows, k}, 3);
-    const Array bias = random_array(f32, {groups, n}, 4);
-    const std::size_t bytes = prepared_bytes(one, f32, spec(), groups, n, k);
-    const Buffer memory = one.allocate(bytes);
-    const PreparedWeights prepared = prepare_packed(one, f32, w.matrices, memory);
-    EXPECT_EQ(to_string(prepared.format), to_string(resolved(spec())));
-    const GroupedGemmSpec gemm{.groups = groups, .n = n, .k = k, .bias = true, .format = spec()};
-    const auto multiply = [&](const Context& context, const Array& in, const std::int32_t* at,
-                              const Array& out) {
-      const Buffer workspace =
-          context.allocate(grouped_gemm_workspace_bytes(context, gemm, in.tensor.shape[0]));
-      grouped_gemm(context, gemm,
-                   {.rows = in.tensor,
-                    .offsets = view(at, {groups + 1}),
-                    .prepared = prepared,
-                    .bias = bias.tensor},
-                   out.tensor, workspace);
-    };
-    const Array out(f32, {rows, n}), again(f32, {rows, n});
-    multiply(one, x, offsets.data(), out);
-    multiply(three, x, offsets.data(), again);
-    EXPECT_EQ(out.data, again.data);
-    for (int g = 0; g < groups; ++g) {
-      for (std::int32_t r = offsets[static_cast<std::size_t>(g)];
-           r < offsets[static_cast<std::size_t>(g) + 1]; ++r) {
-        for (std::int64_t c = 0; c < n; ++c) {
-          double sum = static_cast<double>(bias.get(g * n + c)), magnitude = std::fabs(sum);
-          for (std::int64_t i = 0; i < k; ++i) {
-            const double term = plain_weight(w.matrices[static_cast<std::size_t>(g)], c, i) *
-                                static_cast<double>(x.get(r * k + i));
-            sum += term;
-            magnitude += std::fabs(term);
+    std::vector<double> weights;
+    for (const PackedMatrix& m : w.matrices) {
+      for (std::int64_t i = 0; i < n * k; ++i) weights.push_back(plain_weight(m, i / k, i % k));
+    }
+    for (const DType dtype : {f32, bf16}) {
+      SCOPED_TRACE(to_string(dtype));
+      const Array x = random_array(dtype, {rows, k}, 3);
+      const Array bias = random_array(f32, {groups, n}, 4);
+      const std::size_t bytes = prepared_bytes(one, dtype, spec(), groups, n, k);
+      const Buffer memory = one.allocate(bytes);
+      const PreparedWeights prepared = prepare_packed(one, dtype, w.matrices, memory);
+      EXPECT_EQ(to_string(prepared.format), to_string(resolved(spec())));
+      const GroupedGemmSpec gemm{
+          .groups = groups, .n = n, .k = k, .dtype = dtype, .bias = true, .format = spec()};
+      const auto multiply = [&](const Context& context, const Array& in, const std::int32_t* at,
+                                const Array& out) {
+        const Buffer workspace =
+            context.allocate(grouped_gemm_workspace_bytes(context, gemm, in.tensor.shape[0]));
+        grouped_gemm(context, gemm,
+                     {.rows = in.tensor,
+                      .offsets = view(at, {groups + 1}),
+                      .prepared = prepared,
+                      .bias = bias.tensor},
+                     out.tensor, workspace);
+      };
+      const Array out(f32, {rows, n}), again(f32, {rows, n});
+      multiply(one, x, offsets.data(), out);
+      multiply(three, x, offsets.data(), again);
+      EXPECT_EQ(out.data, again.data);
+      for (int g = 0; g < groups; ++g) {
+        const auto at = static_cast<std::size_t>(g);
+        for (std::int32_t r = offsets[at]; r < offsets[at + 1]; ++r) {
+          for (std::int64_t c = 0; c < n; ++c) {
+            double sum = static_cast<double>(bias.get(g * n + c)), magnitude = std::fabs(sum);
+            for (std::int64_t i = 0; i < k; ++i) {
+              const double term = weights[static_cast<std::size_t>((g * n + c) * k + i)] *
+                                  static_cast<double>(x.get(r * k + i));
+              sum += term;
+              magnitude += std::fabs(term);
+            }
+            // A scale's product with the global one, and its own multiplication.
+            ASSERT_NEAR(static_cast<double>(out.get(r * n + c)), sum, sum_bound(k + 4, magnitude))
+                << "row " << r << " column " << c;
           }
-          // A scale's product with the global one, and its own multiplication.
-          ASSERT_NEAR(static_cast<double>(out.get(r * n + c)), sum, sum_bound(k + 4, magnitude))
-              << "row " << r << " column " << c;
         }
       }
+      // A row alone has the bits that it has among others.
+      std::vector<std::int32_t> alone(groups + 1, 0);
+      alone.back() = 1;
+      Array single(dtype, {1, k});
+      for (std::int64_t i = 0; i < k; ++i) single.set(i, x.get((rows - 2) * k + i));
+      const Array single_out(f32, {1, n});
+      multiply(one, single, alone.data(), single_out);
+      EXPECT_EQ(std::memcmp(single_out.tensor.data, out.tensor.as<float>() + (rows - 2) * n,
+                            static_cast<std::size_t>(n) * 4),
+                0);
     }
-    // A row alone has the bits that it has among others.
-    std::vector<std::int32_t> alone(groups + 1, 0);
-    alone.back() = 1;
-    Array single(f32, {1, k});
-    for (std::int64_t i = 0; i < k; ++i) single.set(i, x.get((rows - 2) * k + i));
-    const Array single_out(f32, {1, n});
-    multiply(one, single, alone.data(), single_out);
-    EXPECT_EQ(std::memcmp(single_out.tensor.data, out.tensor.as<float>() + (rows - 2) * n,
-                          static_cast<std::size_t>(n) * 4),
-              0);
+  }
+}
+
+// A row that is 1 in one place and 0 elsewhere picks a weight: every code of a byte or a nibble
+// that means a number, exact but for its scale.
+TEST_P(PackedCpu, EveryCode) {
+  const Context context = this->context(2);
+  const std::int64_t n = 67, k = 128;
+  const Packed packed = Packed::of(spec(), normal_values(n * k, 11), n, k);
+  auto* const codes = packed.packed.values.as<std::uint8_t>();
+  const bool fp8 = packed.packed.values.dtype == DType::f8_e4m3;
+  for (std::int64_t i = 0; i < packed.packed.values.elements(); ++i) {
+    const auto code = static_cast<std::uint8_t>(i * 37 + i / 256);
+    codes[i] = fp8 && (code & 0x7f) == 0x7f ? 0 : code;
+  }
+  Array one_hot(f32, {k, k});
+  for (std::int64_t i = 0; i < k; ++i) one_hot.set(i * k + i, 1);
+  for (const DType dtype : {f32, bf16}) {
+    const Buffer memory = context.allocate(prepared_bytes(context, dtype, spec(), 1, n, k));
+    const PreparedWeights prepared = prepare_packed(context, dtype, {packed.packed}, memory);
+    const Array out(f32, {k, n});
+    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, k));
+    mlp_gemm(context, prepared, {.rows = one_hot.tensor}, out.tensor, workspace);
+    for (std::int64_t i = 0; i < k; ++i) {
+      for (std::int64_t c = 0; c < n; ++c) {
+        const double weight = plain_weight(packed.packed, c, i);
+        ASSERT_NEAR(static_cast<double>(out.get(i * n + c)), weight,
+                    std::fabs(weight) * 0x1p-23 + 1e-40)
+            << to_string(dtype) << " k " << i << " column " << c;
+      }
+    }
+  }
+}
+
+// vdpbf16ps takes subnormal numbers for zero, and returns none: a term may lose 2^-126 times its
+// weight, an addition 2^-126 times the scale (less than 1 here), no more.
+TEST_P(PackedCpu, TinyRowsLoseLittle) {
+  const Context context = this->context(1);
+  const std::int64_t n = 64, k = 160;
+  const Packed packed = Packed::of(spec(), normal_values(n * k, 13), n, k);
+  const Buffer memory = context.allocate(prepared_bytes(context, bf16, spec(), 1, n, k));
+  const PreparedWeights prepared = prepare_packed(context, bf16, {packed.packed}, memory);
+  Array x = random_array(bf16, {1, k}, 3);
+  for (std::int64_t i = 0; i < k; ++i) x.set(i, x.get(i) * (i % 3 == 0 ? 0x1p-128F : 0x1p-114F));
+  const Array out(f32, {1, n});
+  const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, 1));
+  mlp_gemm(context, prepared, {.rows = x.tensor}, out.tensor, workspace);
+  for (std::int64_t c = 0; c < n; ++c) {
+    double sum = 0, magnitude = 0, lost = 0;
+    for (std::int64_t i = 0; i < k; ++i) {
+      const double weight = plain_weight(packed.packed, c, i);
+      const double term = weight * static_cast<double>(x.get(i));
+      sum += term;
+      magnitude += std::fabs(term);
+      lost += 0x1p-126 * (std::fabs(weight) + 1);
+    }
+    EXPECT_NEAR(static_cast<double>(out.get(c)), sum,
+                2 * static_cast<double>(k + 6) * 0x1p-24 * magnitude + lost);
   }
 }
 
@@ -177,18 +244,18 @@ TEST(PackedCpuRefusals, ByName) {
     }
     return "(none)";
   };
-  const Packed a = Packed::of({Format::nvfp4}, normal_values(4 * 32, 1), 4, 32);
-  const Packed b = Packed::of({Format::mxfp4}, normal_values(4 * 32, 1), 4, 32);
+  const Packed a = Packed::of({Format::nvfp4}, normal_values(128, 1), 4, 32);
+  const Packed b = Packed::of({Format::mxfp4}, normal_values(128, 1), 4, 32);
   EXPECT_NE(message({a.packed, b.packed}).find("matrices[1] is mxfp4"), std::string::npos);
   a.packed.scales.as<std::uint8_t>()[3] = 0x7f;
   EXPECT_NE(message({a.packed}).find("matrices[0] holds a NaN"), std::string::npos);
   b.packed.scales.as<std::uint8_t>()[3] = 0xff;
   EXPECT_NE(message({b.packed}).find("matrices[0] holds a NaN"), std::string::npos);
-  const Packed c = Packed::of({Format::fp8_channel}, normal_values(4 * 32, 1), 4, 32);
+  const Packed c = Packed::of({Format::fp8_channel}, normal_values(128, 1), 4, 32);
   c.packed.values.as<std::uint8_t>()[77] = 0xff;
   EXPECT_NE(message({c.packed}).find("matrices[0] holds a NaN"), std::string::npos);
-  const Packed d = Packed::of({Format::int4}, normal_values(4 * 32, 1), 4, 32);
-  const Packed e = Packed::of({Format::int4, 16}, normal_values(4 * 32, 1), 4, 32);
+  const Packed d = Packed::of({Format::int4}, normal_values(128, 1), 4, 32);
+  const Packed e = Packed::of({Format::int4, 16}, normal_values(128, 1), 4, 32);
   std::vector<std::int32_t> order(32, 0);
   std::fill_n(order.begin(), 15, 1);
   PackedMatrix m = e.packed;
@@ -204,6 +271,10 @@ TEST(PackedCpuRefusals, ByName) {
   m = d.packed;
   m.scales = view(scales.data(), {4, 1});
   EXPECT_NE(message({m}).find("scales[0, 0] is 0.1: must be exact in bf16"), std::string::npos);
+  const std::vector<std::uint8_t> zeros = {8, 16, 17, 0};
+  m = d.packed;
+  m.zeros = view(zeros.data(), DType::u8, {4, 1});
+  EXPECT_NE(message({m}).find("zeros[2, 0] is 17: must be at most 16"), std::string::npos);
   EXPECT_FALSE(supports(
       GroupedGemmSpec{.groups = 1, .n = 4, .k = 4, .prepared = false, .format = {Format::nvfp4}},
       Device{}));
@@ -344,8 +415,16 @@ TEST_P(OrderedCpu, GateAndUpMayDiffer) {
 }
 
 // Zero points of AWQ and GPTQ, and f16 scales.
-TEST(PackedCpu, Int4ZeroPointsAndHalves) {
-  const Context context = cpu({.threads = 1});
+class PackedCpuInt4 : public testing::TestWithParam<std::tuple<cpu_engine::Isa, DType>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, PackedCpuInt4, testing::Combine(testing::ValuesIn(all_isas()), testing::Values(f32, bf16)),
+    [](const auto& p) {
+      return isa_name(std::get<0>(p.param)) + "_" + to_string(std::get<1>(p.param));
+    });
+
+TEST_P(PackedCpuInt4, ZeroPointsAndHalves) {
+  const Context context = context_of(std::get<0>(GetParam()), 1);
+  const DType dtype = std::get<1>(GetParam());
   const std::int64_t n = 20, k = 72;
   const Packed p = Packed::of({Format::int4, 32}, normal_values(n * k, 1), n, k);
   std::vector<std::uint8_t> zeros;
@@ -357,9 +436,9 @@ TEST(PackedCpu, Int4ZeroPointsAndHalves) {
   PackedMatrix m = p.packed;
   m.zeros = view(zeros.data(), DType::u8, {n, 3});
   m.scales = view(scales.data(), DType::f16, {n, 3});
-  const Buffer memory = context.allocate(prepared_bytes(context, f32, m.format, 1, n, k));
-  const PreparedWeights prepared = prepare_packed(context, f32, {m}, memory);
-  const Array x = random_array(f32, {1, k}, 3);
+  const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, n, k));
+  const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
+  const Array x = random_array(dtype, {1, k}, 3);
   const Array out(f32, {1, n});
   const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, 1));
   mlp_gemm(context, prepared, {.rows = x.tensor}, out.tensor, workspace);
