@@ -235,6 +235,22 @@ bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
   return finite;
 }
 
+bool can_be_followed(const PackedPanels& layout, const char* group_data) {
+  PackedHeader header;
+  std::memcpy(&header, group_data, sizeof header);
+  if (header.apart != 0 && layout.orders() < 2) return false;
+  for (std::int64_t which = 0; which < layout.orders(); ++which) {
+    const char* const order =
+        group_data + PackedPanels::header_bytes + which * layout.order_bytes();
+    for (std::int64_t i = 0; i < layout.k; ++i) {
+      std::int32_t k = 0;
+      std::memcpy(&k, order + 4 * i, sizeof k);
+      if (k < 0 || k >= layout.k) return false;
+    }
+  }
+  return true;
+}
+
 void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
                          const PackedMatrix* up, char* group_data) {
   std::memset(group_data, 0, static_cast<std::size_t>(layout.panels_at()));

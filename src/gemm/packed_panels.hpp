@@ -70,6 +70,8 @@ struct PackedPanels {
   }
 };
 
+// Whether the header and the orders of a group, which a file may have damaged, can be followed.
+bool can_be_followed(const PackedPanels& layout, const char* group_data);
 // The header of a group and its orders: before its panels.
 void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
                          const PackedMatrix* up, char* group_data);

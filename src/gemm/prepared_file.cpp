@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "gemm/packed_panels.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt {
@@ -88,6 +89,14 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
       bytes.shape[0] != static_cast<std::int64_t>(weights.bytes)) {
     fail(Status::bad_file, "{}: the bytes are {}: must be u8 [{}] for {} [{}, {}, {}]", where,
          bytes.describe(), weights.bytes, dtype, weights.groups, weights.n, weights.k);
+  }
+  if (weights.format != FormatSpec{} && context.device().type == DeviceType::cpu) {
+    const cpu_engine::PackedPanels panels{weights.format, weights.n, weights.k, weights.paired};
+    for (int g = 0; g < weights.groups; ++g) {
+      if (can_be_followed(panels, bytes.as<const char>() + g * panels.group_bytes())) continue;
+      fail(Status::bad_file, "{}: the order of group {}'s columns is damaged: must be 0 to {}",
+           where, g, weights.k - 1);
+    }
   }
   return weights;
 }

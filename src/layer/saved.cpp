@@ -93,7 +93,9 @@ class Reader {
                            Buffer& memory) const {
     const std::string where = path_ + ": " + name;
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
-    if (wanted.format != FormatSpec{} && read.format != wanted.format) {
+    FormatSpec format = read.format;
+    format.ordered = false;  // as the weights had it
+    if (wanted.format != FormatSpec{} && format != wanted.format) {
       fail(Status::bad_file, "{}: is in format {}: the layer's options say {}", where,
            to_string(read.format), to_string(wanted.format));
     }

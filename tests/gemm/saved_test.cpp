@@ -103,6 +103,46 @@ TEST(SavedWeights, PackedOnesComeBackAsTheyWere) {
   }
 }
 
+// An order of columns is followed when rows are read: one from a file must not lead elsewhere.
+TEST(SavedWeights, DamagedOrdersAreRefused) {
+  SHUNT_ON_CPU_ONLY();
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "weights.safetensors";
+  const FormatSpec format = format_from_string("int4:32");
+  const Array source = random_array(DType::f32, {1, 40, 96}, 33);
+  const Buffer packed = context.allocate(packed_bytes(format, 40, 96));
+  PackedMatrix matrix = pack(format, source.tensor[0], packed);
+  std::vector<std::int32_t> group_of(96);
+  for (std::size_t k = 0; k < group_of.size(); ++k) group_of[k] = static_cast<std::int32_t>(k % 3);
+  matrix.group_of = view(group_of.data(), {96});
+  FormatSpec ordered = format;
+  ordered.ordered = true;
+  const Buffer memory = context.allocate(prepared_bytes(context, DType::f32, ordered, 1, 40, 96));
+  const PreparedWeights given = prepare_packed(context, DType::f32, {matrix}, memory);
+  EXPECT_TRUE(given.format.ordered);
+  save_prepared(context, given, path);
+  Buffer again;
+  const PreparedWeights read = load_prepared(context, path, again);
+  EXPECT_EQ(read.format, given.format);
+  EXPECT_EQ(bytes_of(context, read), bytes_of(context, given));
+
+  const auto metadata = SafetensorsFile::open(path).metadata();
+  for (const std::int32_t wrong : {-1, 96, 1 << 30}) {
+    std::vector<char> bytes = bytes_of(context, given);
+    std::memcpy(bytes.data() + 64 + 4 * 17, &wrong, sizeof wrong);
+    const std::string other = folder / "other.safetensors";
+    write_safetensors(other,
+                      {{"prepared", view(static_cast<const void*>(bytes.data()), DType::u8,
+                                         {static_cast<std::int64_t>(bytes.size())})}},
+                      metadata);
+    Status status{};
+    EXPECT_NE(error_of([&] { load_prepared(context, other, again); }, &status).find("group 0"),
+              std::string::npos);
+    EXPECT_EQ(status, Status::bad_file);
+  }
+}
+
 // Every refusal names the file and what is wrong; memory that was there stays.
 TEST(SavedWeights, OtherFilesAreRefusedByName) {
   const Context context = test::engine();
