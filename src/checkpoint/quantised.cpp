@@ -127,6 +127,24 @@ Tensor QuantisedReader::floats(const std::string& name, std::int64_t count) cons
   return view(to, DType::f32, {count});
 }
 
+void QuantisedReader::check_listed(const std::string& module, bool packed) const {
+  if (config_.method.empty()) return;
+  std::string by;
+  const Listed excluded = config_.excluded.find(module, &by);
+  if (packed && excluded == Listed::yes) {
+    fail(Status::bad_file,
+         "{}: tensors of '{}' are packed: quantization_config.{} leaves it plain, by '{}'",
+         store_.folder(), clean(module), config_.list, clean(by));
+  }
+  const Listed meant = config_.targets.empty() ? Listed::yes : config_.targets.find(module);
+  if (!packed && excluded == Listed::no && meant == Listed::yes) {
+    fail(Status::bad_file,
+         "{}: tensors of '{}' are plain: quantization_config.{} does not name it, so that method "
+         "{} packs it",
+         store_.folder(), clean(module), config_.list, config_.method);
+  }
+}
+
 bool QuantisedReader::has(const std::string& name) const {
   const std::string base = base_of(name);
   for (const char* part : {".weight_packed", ".qweight"}) {

@@ -9,18 +9,21 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/excluded.hpp"
 #include "checkpoint/tensor_store.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt {
 
-// quantization_config, as far as tensors do not say it themselves. Which modules stay plain
-// (ignore, modules_to_not_convert) is not read: a plain module has plain tensors.
+// quantization_config, as far as tensors do not say it themselves.
 struct QuantisedConfig {
   std::string method;       // quant_method; empty: none is given
   std::vector<int> groups;  // group sizes that it names, -1 for a whole row
   bool next_zero = false;   // GPTQ's first format stores a zero point less 1
   FormatSpec own{};         // of the method shunt
+  // Modules that stay plain, and, unless empty, those that alone do not.
+  ModuleList excluded, targets;
+  std::string list = "modules_to_not_convert";  // the field that excludes, for messages
 };
 
 // Throws Error{unsupported} naming the method, format or field that is not read. `where` begins
@@ -57,6 +60,24 @@ class QuantisedReader {
   // gpt-oss: NAME_blocks [E, rows, k / 32, 16] and NAME_scales [E, rows, k / 32]. Expert e's rows
   // first, first + step, ..: n of them.
   bool has_blocks(const std::string& name) const;
+  // The same for experts in one tensor NAME, e4m3 or NVFP4: [E, rows, k], or [E, k, rows] where it
+  // is transposed; with NAME_scale_inv, NAME_weight_scale or NAME_scale.
+  struct FusedPart {
+    std::int64_t expert = 0, experts = 0;
+    std::int64_t rows = 0, first = 0, step = 1;  // of an expert; first, first + step, .. are read
+    std::int64_t n = 0, k = 0;
+    bool transposed = false;
+    std::int64_t stored = 0;  // experts that the tensor has; fused() finds out
+  };
+  bool has_fused(const std::string& name) const;
+  bool fused_fits(const std::string& name, std::int64_t rows, std::int64_t k,
+                  bool transposed) const;
+  PackedMatrix fused(const std::string& name, FusedPart part) const;
+
+  // Throws Error{bad_file} where quantization_config says otherwise of a module's linear layer than
+  // its tensors do: "model.layers.3.mlp.experts.7.gate_proj".
+  void check_listed(const std::string& module, bool packed) const;
+
   PackedMatrix blocks(const std::string& name, std::int64_t expert, std::int64_t experts,
                       std::int64_t rows, std::int64_t first, std::int64_t step, std::int64_t n,
                       std::int64_t k) const;
@@ -77,6 +98,10 @@ class QuantisedReader {
   PackedMatrix awq(const std::string& base, std::int64_t n, std::int64_t k) const;
   FormatSpec int4(const std::string& name, std::int64_t k, std::int64_t groups) const;
   Tensor order(const std::string& name, std::int64_t k, int group, std::int64_t groups) const;
+  Tensor fused_rows(const Tensor& all, const FusedPart& part, std::int64_t width,
+                    DType dtype) const;
+  bool fused_number(const Tensor& scales, const FusedPart& part, float& number) const;
+  bool fused_blocks(const std::string& name, const FusedPart& part, PackedMatrix& m) const;
   // GPTQ's and AWQ's scales [groups, n], the other way round; their zeros i32 [groups, n / 8].
   Tensor transposed_scales(const Tensor& scales) const;
   Tensor packed_zeros(const std::string& name, std::int64_t groups, std::int64_t n) const;

@@ -108,6 +108,12 @@ class Reader {
     return name.substr(0, at) + std::to_string(expert) + name.substr(at + 2);
   }
 
+  // What lists of quantization_config call a matrix.
+  static std::string module_of(const std::string& name) {
+    constexpr std::string_view ending = ".weight";
+    return name.ends_with(ending) ? name.substr(0, name.size() - ending.size()) : name;
+  }
+
   // The matrix of expert 0, plain or quantised.
   bool has(const std::string& name) const {
     const std::string full = prefix_ + numbered(name, 0);
@@ -152,6 +158,7 @@ class Reader {
                           std::vector<Tensor>& plain, std::vector<PackedMatrix>& packed) {
       const bool quantised = quantised_.has(prefix_ + numbered(name, 0));
       for (int e = 0; e < count; ++e) {
+        quantised_.check_listed(module_of(prefix_ + numbered(name, e)), quantised);
         if (quantised) {
           packed.push_back(quantised_.matrix(prefix_ + numbered(name, e), n, k));
         } else {
@@ -180,14 +187,19 @@ class Reader {
     const std::string up_name = prefix_ + names.up;
     const std::string down_name = prefix_ + names.down;
     if (biased) biases(names, count, hidden, intermediate, out);
+    if (quantised_.has_fused(up_name)) {
+      return fused(names, count, hidden, intermediate, out);
+    }
     if (quantised_.has_blocks(up_name)) {
       const std::int64_t step = names.interleaved ? 2 : 1;
-      const std::int64_t rows = 2 * intermediate, up_first = names.interleaved ? 1 : intermediate;
+      const std::int64_t rows = 2 * intermediate, second = names.interleaved ? 1 : intermediate;
+      quantised_.check_listed(module_of(up_name), true);
+      quantised_.check_listed(module_of(down_name), true);
       for (int e = 0; e < count; ++e) {
         out.packed_gate.push_back(
             quantised_.blocks(up_name, e, count, rows, 0, step, intermediate, hidden));
         out.packed_up.push_back(
-            quantised_.blocks(up_name, e, count, rows, up_first, step, intermediate, hidden));
+            quantised_.blocks(up_name, e, count, rows, second, step, intermediate, hidden));
         out.packed_down.push_back(
             quantised_.blocks(down_name, e, count, hidden, 0, 1, hidden, intermediate));
       }
@@ -224,6 +236,40 @@ class Reader {
       out.gate.push_back(gate);
       out.up.push_back(up_part);
       out.down.push_back(first ? down[e].transposed() : down[e]);
+    }
+  }
+
+  // All experts packed in one tensor.
+  void fused(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
+             ExpertWeights& out) const {
+    const std::string up_name = prefix_ + names.up, down_name = prefix_ + names.down;
+    if (!quantised_.has_fused(down_name)) {
+      if (!store_.contains(down_name)) missing({{names.down}});
+      mismatch(down_name, store_.get(down_name), "the packed form that " + up_name + " has");
+    }
+    quantised_.check_listed(module_of(up_name), true);
+    quantised_.check_listed(module_of(down_name), true);
+    const std::int64_t rows = 2 * intermediate;
+    bool first = names.inner == ExpertNames::Inner::first;
+    if (names.inner == ExpertNames::Inner::either) {
+      first = quantised_.fused_fits(up_name, rows, hidden, true) &&
+              quantised_.fused_fits(down_name, hidden, intermediate, true);
+    }
+    QuantisedReader::FusedPart gate{.experts = count,
+                                    .rows = rows,
+                                    .step = names.interleaved ? 2 : 1,
+                                    .n = intermediate,
+                                    .k = hidden,
+                                    .transposed = first};
+    QuantisedReader::FusedPart up = gate;
+    up.first = names.interleaved ? 1 : intermediate;
+    QuantisedReader::FusedPart down{
+        .experts = count, .rows = hidden, .n = hidden, .k = intermediate, .transposed = first};
+    for (int e = 0; e < count; ++e) {
+      gate.expert = up.expert = down.expert = e;
+      out.packed_gate.push_back(quantised_.fused(up_name, gate));
+      out.packed_up.push_back(quantised_.fused(up_name, up));
+      out.packed_down.push_back(quantised_.fused(down_name, down));
     }
   }
 

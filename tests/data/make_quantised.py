@@ -51,7 +51,8 @@ def deepseek_v4(hidden, intermediate):
         "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
         "expert_dtype": "fp4", "hidden_act": "silu",
         "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                                "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+                                "scale_fmt": "ue8m0", "weight_block_size": [128, 128],
+                                "modules_to_not_convert": ["model.layers.0.ffn.shared_experts"]},
     }
 
 

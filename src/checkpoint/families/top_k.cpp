@@ -161,7 +161,9 @@ Plan llama4(Config& c) {
   TensorNames& names = plan.names;
   names.module = "feed_forward";
   names.router = {{"feed_forward.router.weight"}};
-  names.experts = {merged_experts("feed_forward.experts")};
+  // Published: [E, H, 2I]; quantised by compressed-tensors: a tensor an expert.
+  names.experts = {merged_experts("feed_forward.experts"),
+                   each_expert("feed_forward.experts.{}")};
   names.experts[0].inner = ExpertNames::Inner::first;
   return plan;
 }
