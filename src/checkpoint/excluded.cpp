@@ -5,11 +5,15 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/check.hpp"
+
 namespace shunt {
 
 namespace {
 
 constexpr std::string_view regex_mark = "re:";
+// Lists of hundreds of expressions; files that nobody vouches for must not take all memory.
+constexpr std::size_t most_steps = 100'000;
 
 // From "layers." on: checkpoints and programs put "model.", "language_model." and more before it.
 std::string_view from_layers(std::string_view name) {
@@ -36,6 +40,11 @@ void ModuleList::add(ListSyntax syntax, const std::string& text) {
   } else if (syntax == ListSyntax::transformers && is_regex(text)) {
     // "model.layers.*." is meant as a glob as often.
     entry.regex = std::make_shared<const Regex>(text);
+  }
+  if (entry.regex != nullptr) steps_ += entry.regex->steps();
+  if (steps_ > most_steps) {
+    fail(Status::unsupported, "regular expressions take {} steps in all: read are {} at most",
+         steps_, most_steps);
   }
   entries_.push_back(std::move(entry));
 }

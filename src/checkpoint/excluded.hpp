@@ -22,7 +22,7 @@ enum class ListSyntax {
 
 class ModuleList {
  public:
-  // Throws Error{unsupported} for a regular expression that is not read.
+  // Throws Error{unsupported} for a regular expression that is not read, and for too many of them.
   void add(ListSyntax syntax, const std::string& text);
   bool empty() const { return entries_.empty(); }
   // `module`: "model.layers.3.mlp.experts.7.gate_proj". `by`: the entry that decided, for messages.
@@ -36,6 +36,7 @@ class ModuleList {
   };
   static Listed find_one(const Entry& entry, const std::string& module);
   std::vector<Entry> entries_;
+  std::size_t steps_ = 0;  // of all regular expressions
 };
 
 }  // namespace shunt

@@ -10,7 +10,7 @@ namespace shunt {
 
 namespace {
 
-constexpr std::size_t most_steps = 20'000;
+constexpr std::size_t most_steps = 2000;
 constexpr int most_repeats = 1000;
 constexpr int deepest = 50;
 
@@ -74,7 +74,7 @@ class RegexParser {
     const std::size_t jump = add({.kind = Step::jump});
     steps_[first].one = first + 1;
     steps_[first].other = steps_.size();
-    alternatives(depth + 1);
+    alternatives(depth);
     steps_[jump].one = steps_.size();
   }
   void sequence(int depth) {

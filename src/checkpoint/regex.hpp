@@ -23,6 +23,7 @@ class Regex {
   // there is any.
   std::vector<std::size_t> ends(std::string_view text, std::size_t from = 0) const;
   bool search(std::string_view text) const;
+  std::size_t steps() const { return steps_.size(); }
 
  private:
   friend class RegexParser;

@@ -83,4 +83,13 @@ std::vector<std::string> TensorStore::names() const {
   return result;
 }
 
+std::vector<std::string> TensorStore::names_from(const std::string& start) const {
+  std::vector<std::string> result;
+  for (auto at = files_of_.lower_bound(start);
+       at != files_of_.end() && at->first.starts_with(start); ++at) {
+    result.push_back(at->first);
+  }
+  return result;
+}
+
 }  // namespace shunt

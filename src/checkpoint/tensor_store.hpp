@@ -19,6 +19,8 @@ class TensorStore {
   Tensor get(const std::string& name) const;           // throws Error{bad_file} when not there
   std::string file_of(const std::string& name) const;  // for messages
   std::vector<std::string> names() const;
+  // Those that begin with `start`.
+  std::vector<std::string> names_from(const std::string& start) const;
   const std::string& folder() const { return folder_; }
 
  private:

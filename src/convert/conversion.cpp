@@ -12,6 +12,7 @@
 
 #include "checkpoint/access.hpp"
 #include "checkpoint/mapped_file.hpp"
+#include "checkpoint/quantised.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "convert/dialect.hpp"
 #include "convert/journal.hpp"
@@ -65,12 +66,16 @@ class Conversion {
                      const SourceMatrix& matrix) const;
   void write_beside(const PartialFolder& folder) const;
   std::string config_text() const;
+  void write_module(ShardWriter& writer, const PackedModule& module) const;
   // What the tensors of these files hold, by tensor.
   std::map<std::string, std::string> weight_map() const;
   const LayerCalibration* calibration(int layer);
   Tensor recorded(int layer) const;
   void remember(const Json& rows);
   bool converts(const std::string& tensor) const { return expert_tensors_.contains(tensor); }
+  bool decodes(const std::string& tensor) const { return module_tensors_.contains(tensor); }
+  // Of linear layers beside the experts that were packed.
+  DType decoded() const { return naming_ == Naming::as_source ? options_.spec.dtype : DType::bf16; }
 
   Context context_;
   std::string in_, out_;
@@ -78,7 +83,8 @@ class Conversion {
   ConversionProgress progress_;
   Checkpoint checkpoint_;
   std::vector<SourceFile> files_;
-  std::set<std::string> expert_tensors_;
+  std::set<std::string> expert_tensors_, module_tensors_;
+  bool was_packed_ = false;  // the experts, or anything beside them
   Naming naming_ = Naming::as_source;
   std::unique_ptr<const SafetensorsFile> recordings_;
   std::int64_t done_ = 0, total_ = 0;  // weights
@@ -120,8 +126,11 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   naming_ = naming();
   files_ = source_files(checkpoint_);
   for (const SourceFile& file : files_) {
+    expert_tensors_.insert(file.experts.begin(), file.experts.end());
+    module_tensors_.insert(file.packed.begin(), file.packed.end());
+    was_packed_ = was_packed_ || !file.modules.empty();
     for (const SourceMatrix& matrix : file.matrices) {
-      expert_tensors_.insert(matrix.tensor);
+      was_packed_ = was_packed_ || matrix.packed;
       total_ += matrix.view.elements();
     }
   }
@@ -171,14 +180,22 @@ std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
   for (const std::string& name : file.tensors) {
     const Tensor tensor = checkpoint_.tensor(name);
     std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
-    if (!converts(name)) {
+    if (!converts(name) && !decodes(name)) {
       planned.push_back({name, tensor.dtype, std::move(shape)});
-    } else if (naming_ == Naming::as_source) {
-      planned.push_back({name, options_.spec.dtype, std::move(shape)});
     }
   }
-  if (naming_ == Naming::as_source) return planned;
+  for (const PackedModule& module : file.modules) {
+    planned.push_back({module.module + ".weight", decoded(), {module.n, module.k}});
+  }
   std::set<std::string> fused;
+  if (naming_ == Naming::as_source) {
+    for (const SourceMatrix& matrix : file.matrices) {
+      if (fused.insert(matrix.tensor).second) {
+        planned.push_back({matrix.tensor, options_.spec.dtype, matrix.shape});
+      }
+    }
+    return planned;
+  }
   for (const SourceMatrix& matrix : file.matrices) {
     const std::int64_t n = matrix.view.shape[0], k = matrix.view.shape[1];
     if (naming_ == Naming::each) {
@@ -297,7 +314,11 @@ void Conversion::write_gaps(ShardWriter& writer, const Written& written) const {
   const DType dtype = options_.spec.dtype;
   const auto width = static_cast<std::size_t>(bits(dtype) / 8);
   for (const auto& [name, parts] : written) {
-    const Tensor tensor = checkpoint_.tensor(name);
+    const TensorStore& store = CheckpointAccess::store(checkpoint_);
+    const Tensor tensor = store.contains(name) ? store.get(name) : Tensor{};
+    const bool plain =
+        tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+    if (!tensor || !plain) continue;  // of packed experts everything is written
     const auto copy = [&](std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
       std::vector<std::uint8_t> bytes(static_cast<std::size_t>(end - begin) * width);
@@ -313,6 +334,20 @@ void Conversion::write_gaps(ShardWriter& writer, const Written& written) const {
     }
     copy(reached, tensor.elements());
   }
+}
+
+// What is packed beside the experts becomes plain: the new checkpoint says one method of its own.
+void Conversion::write_module(ShardWriter& writer, const PackedModule& module) const {
+  Repacking repacking;
+  const QuantisedReader reader(CheckpointAccess::store(checkpoint_),
+                               CheckpointAccess::model(checkpoint_).quantised, repacking);
+  const std::string name = module.module + ".weight";
+  const PackedMatrix matrix = reader.matrix(name, module.n, module.k);
+  const std::shared_ptr<const void> memory = repacking.finish();
+  std::vector<std::uint8_t> bytes(
+      static_cast<std::size_t>(module.n * module.k * bits(decoded()) / 8));
+  unpack(matrix, view(bytes.data(), decoded(), {module.n, module.k}));
+  writer.write(name, bytes.data(), bytes.size());
 }
 
 void Conversion::write_each(ShardWriter& writer, const ConvertedExpert& expert,
@@ -345,10 +380,11 @@ void Conversion::write_gpt_oss(ShardWriter& writer, const ConvertedExpert& exper
 void Conversion::make(const SourceFile& file, PartialFolder& folder) {
   ShardWriter writer(folder.file(file.name), plan(file));
   for (const std::string& name : file.tensors) {
-    if (converts(name)) continue;
+    if (converts(name) || decodes(name)) continue;
     const Tensor tensor = checkpoint_.tensor(name);
     writer.write(name, tensor.data, static_cast<std::size_t>(tensor.bytes()));
   }
+  for (const PackedModule& module : file.modules) write_module(writer, module);
   Json rows = Json::array();
   Written written;
   for (std::size_t begin = 0; begin < file.matrices.size();) {
@@ -408,6 +444,16 @@ std::string Conversion::config_text() const {
   const std::string text = read_text(path, max_config_bytes);
   parse_object(path, text);  // strictly
   Json config = Json::parse(text);
+  // What the source says of its own packing, wherever.
+  const auto forget = [](Json& object) {
+    for (const char* field : {"quantization_config", "compression_config"}) object.erase(field);
+  };
+  if (was_packed_) {
+    forget(config);
+    for (const auto& item : config.items()) {
+      if (item.value().is_object()) forget(item.value());
+    }
+  }
   if (naming_ == Naming::as_source) {
     for (const char* field : {"dtype", "torch_dtype"}) {
       if (config.contains(field)) config[field] = dtype_name(options_.spec.dtype);
@@ -418,12 +464,13 @@ std::string Conversion::config_text() const {
     std::vector<std::string> others;
     for (const SourceFile& file : files_) {
       for (const std::string& name : file.tensors) {
-        if (converts(name) || !name.ends_with(ending) || checkpoint_.tensor(name).rank != 2 ||
-            name.find("embed") != std::string::npos) {
+        if (converts(name) || decodes(name) || !name.ends_with(ending) ||
+            checkpoint_.tensor(name).rank != 2 || name.find("embed") != std::string::npos) {
           continue;
         }
         others.push_back(name.substr(0, name.size() - ending.size()));
       }
+      for (const PackedModule& module : file.modules) others.push_back(module.module);
     }
     if (std::find(others.begin(), others.end(), "lm_head") == others.end()) {
       others.emplace_back("lm_head");  // tied to the embedding
@@ -494,6 +541,7 @@ ConversionReport Conversion::run() {
         kept.insert(name);
       }
     }
+    for (const PackedModule& module : file.modules) kept.insert(module.module + ".weight");
     for (const PlannedTensor& tensor : plan(file)) {
       if (!kept.contains(tensor.name)) report.experts_after += tensor.bytes();
     }

@@ -42,6 +42,11 @@ using ConversionProgress =
 // "<out>.partial", which is renamed when whole; a call with the same settings goes on where another
 // was interrupted, and what comes out has the same bytes.
 //
+// Experts of `in` may be packed: they are decoded, exactly, and errors are over what they decode
+// to. Other linear layers that are packed become bf16 (of a plain format: its dtype), rounded once,
+// and the new config.json says nothing of the source's method. Memory is then of a layer, where its
+// dialect has to be put in order.
+//
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
 // routed experts change; everything else, and every other small file of the folder, is copied.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
+#include <string_view>
 
 #include "checkpoint/access.hpp"
 #include "core/check.hpp"
@@ -40,45 +42,216 @@ const Extent& extent_of(const std::vector<Extent>& extents, const Tensor& view) 
   return *(after - 1);
 }
 
+// Where the matrices of a layer's packed experts would stand in a plain checkpoint.
+class PackedExperts {
+ public:
+  PackedExperts(const Checkpoint& checkpoint, int layer)
+      : store_(CheckpointAccess::store(checkpoint)),
+        prefix_(CheckpointAccess::layer_prefix(checkpoint, layer)),
+        spec_(checkpoint.spec(layer)),
+        layer_(layer) {
+    for (const ExpertNames& names : CheckpointAccess::model(checkpoint).plan.names.experts) {
+      const std::string up = prefix_ + numbered(names.up, 0);
+      const bool each = names.form == ExpertNames::Form::each;
+      if (each ? !codes_of(without_weight(up)).empty()
+               : names.form == ExpertNames::Form::merged &&
+                     (store_.contains(up) || store_.contains(up + "_blocks"))) {
+        names_ = &names;
+        return;
+      }
+    }
+    fail(Status::internal, "convert: the packed experts of layer {} lie in no tensor", layer);
+  }
+
+  // And the tensor whose file it belongs to.
+  std::pair<SourceMatrix, std::string> matrix(int expert, ExpertMatrix which,
+                                              const PackedMatrix& m) const {
+    SourceMatrix result{.layer = layer_, .expert = expert, .which = which, .packed = true};
+    result.tensor = prefix_ + numbered(name_of(which), expert);
+    result.view = view(nullptr, DType::bf16, {m.n, m.k});
+    if (names_->form == ExpertNames::Form::each) {
+      result.shape = {m.n, m.k};
+      return {result, codes_of(without_weight(result.tensor))};
+    }
+    const bool down = which == ExpertMatrix::down, second = which == ExpertMatrix::up;
+    const bool first = inner_first();
+    const std::int64_t experts = spec_.experts.experts - spec_.route.shared.count;
+    const std::int64_t rows = down ? m.n : 2 * m.n;
+    result.shape = {experts, first ? m.k : rows, first ? rows : m.k};
+    const std::int64_t across = first ? 1 : m.k;  // from one row to the next
+    result.view.strides[0] = across * (!down && names_->interleaved ? 2 : 1);
+    result.view.strides[1] = first ? rows : 1;
+    result.offset = expert * rows * m.k + (!second               ? 0
+                                           : names_->interleaved ? across
+                                                                 : across * m.n);
+    return {result, store_.contains(result.tensor) ? result.tensor : result.tensor + "_blocks"};
+  }
+
+  // Every tensor that a matrix is made of.
+  std::vector<std::string> tensors(int expert, ExpertMatrix which) const {
+    const std::string name = prefix_ + numbered(name_of(which), expert);
+    const bool each = names_->form == ExpertNames::Form::each;
+    return beginning(store_, each ? without_weight(name) + "." : name);
+  }
+
+  // Tensors whose names begin so; biases are not of the matrix.
+  static std::vector<std::string> beginning(const TensorStore& store, const std::string& start) {
+    std::vector<std::string> result;
+    for (const std::string& name : store.names_from(start)) {
+      if (!name.ends_with("bias")) result.push_back(name);
+    }
+    return result;
+  }
+  static std::string without_weight(const std::string& name) {
+    constexpr std::string_view ending = ".weight";
+    return name.ends_with(ending) ? name.substr(0, name.size() - ending.size()) : name;
+  }
+
+ private:
+  static std::string numbered(std::string name, int expert) {
+    const std::size_t at = name.find("{}");
+    if (at != std::string::npos) name.replace(at, 2, std::to_string(expert));
+    return name;
+  }
+  const std::string& name_of(ExpertMatrix which) const {
+    if (which == ExpertMatrix::down) return names_->down;
+    const bool one = names_->form == ExpertNames::Form::merged;
+    return which == ExpertMatrix::gate && !one ? names_->gate : names_->up;
+  }
+  std::string codes_of(const std::string& module) const {
+    for (const char* part : {".weight_packed", ".qweight", ".weight"}) {
+      if (store_.contains(module + part)) return module + part;
+    }
+    return {};
+  }
+  bool inner_first() const {
+    if (names_->inner != ExpertNames::Inner::either) {
+      return names_->inner == ExpertNames::Inner::first;
+    }
+    const std::string up = prefix_ + names_->up, down = prefix_ + names_->down;
+    if (!store_.contains(up) || !store_.contains(down)) return false;
+    return store_.get(up).shape[2] == 2 * spec_.experts.intermediate &&
+           store_.get(down).shape[2] == spec_.experts.hidden;
+  }
+
+  const TensorStore& store_;
+  std::string prefix_;
+  LayerSpec spec_;
+  int layer_;
+  const ExpertNames* names_ = nullptr;
+};
+
+// The sizes of a packed linear layer by its tensors; none: it is plain.
+std::optional<PackedModule> packed_module(const TensorStore& store, const QuantisedConfig& config,
+                                          const std::string& name) {
+  const Tensor t = store.get(name);
+  const auto module = [&](std::string_view part) {
+    return name.substr(0, name.size() - part.size());
+  };
+  if (name.ends_with(".qweight") && t.rank == 2) {
+    const bool awq = config.method == "awq";
+    return PackedModule{module(".qweight"), awq ? t.shape[1] * 8 : t.shape[1],
+                        awq ? t.shape[0] : t.shape[0] * 8};
+  }
+  if (name.ends_with(".weight_packed") && t.rank == 2) {
+    const std::string base = module(".weight_packed");
+    if (t.dtype == DType::u8) return PackedModule{base, t.shape[0], t.shape[1] * 2};
+    const std::string shape = base + ".weight_shape";
+    const Tensor sizes = store.contains(shape) ? store.get(shape) : Tensor{};
+    if (sizes.elements() != 2 || (sizes.dtype != DType::i64 && sizes.dtype != DType::i32)) {
+      fail(Status::unsupported, "{}: tensor '{}' is {}: '{}' must say of what matrix",
+           store.file_of(name), name, t.describe(), shape);
+    }
+    const auto size = [&](int i) {
+      return sizes.dtype == DType::i64 ? sizes.as<const std::int64_t>()[i]
+                                       : std::int64_t{sizes.as<const std::int32_t>()[i]};
+    };
+    return PackedModule{base, size(0), size(1)};
+  }
+  if (!name.ends_with(".weight")) return std::nullopt;
+  const bool bytes = t.dtype == DType::u8 || t.dtype == DType::i8;
+  if (!bytes && t.dtype != DType::f8_e4m3) return std::nullopt;
+  const std::string base = module(".weight");
+  if (t.rank != 2) {
+    fail(Status::unsupported, "{}: tensor '{}' is {}: beside routed experts only matrices are read",
+         store.file_of(name), name, t.describe());
+  }
+  const std::string scale =
+      store.contains(base + ".weight_scale") ? base + ".weight_scale" : base + ".scale";
+  // Integers of 8 bits have a scale a row, those of 4 one for 16 or 32.
+  const bool whole = t.dtype == DType::f8_e4m3 || (t.dtype == DType::i8 && store.contains(scale) &&
+                                                   store.get(scale).elements() <= t.shape[0]);
+  return PackedModule{base, t.shape[0], whole ? t.shape[1] : t.shape[1] * 2};
+}
+
 }  // namespace
 
 std::vector<SourceFile> source_files(const Checkpoint& checkpoint) {
   namespace fs = std::filesystem;
   const TensorStore& store = CheckpointAccess::store(checkpoint);
   std::map<std::string, SourceFile> files;
+  const auto file_with = [&](const std::string& tensor) -> SourceFile& {
+    return files[fs::path(store.file_of(tensor)).filename().string()];
+  };
   for (const std::string& name : store.names()) {
-    const std::string path = store.file_of(name);
-    SourceFile& file = files[fs::path(path).filename().string()];
+    SourceFile& file = file_with(name);
     file.tensors.push_back(name);
-    if (file.bytes == 0) file.bytes = static_cast<std::int64_t>(fs::file_size(path));
+    if (file.bytes == 0) {
+      file.bytes = static_cast<std::int64_t>(fs::file_size(store.file_of(name)));
+    }
   }
   const std::vector<Extent> extents = extents_of(checkpoint);
+  std::set<std::string> of_experts;
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     if (!layer.moe) continue;
     const ExpertWeights experts = checkpoint.weights(layer.index).experts;
-    if (!experts.packed_up.empty()) {
-      fail(Status::unsupported,
-           "convert: experts of layer {} are {} already: only plain ones are converted",
-           layer.index, to_string(experts.packed_up[0].format));
-    }
-    for (std::size_t e = 0; e < experts.up.size(); ++e) {
+    const bool packed = !experts.packed_up.empty();
+    std::optional<PackedExperts> places;
+    if (packed) places.emplace(checkpoint, layer.index);
+    const std::size_t count = packed ? experts.packed_up.size() : experts.up.size();
+    for (std::size_t e = 0; e < count; ++e) {
       for (int m = 0; m < expert_matrices; ++m) {
         const auto which = static_cast<ExpertMatrix>(m);
+        if (packed) {
+          const std::vector<PackedMatrix>& list = which == ExpertMatrix::gate ? experts.packed_gate
+                                                  : which == ExpertMatrix::up ? experts.packed_up
+                                                                              : experts.packed_down;
+          if (list.empty()) continue;
+          auto [matrix, codes] = places->matrix(static_cast<int>(e), which, list[e]);
+          file_with(codes).matrices.push_back(std::move(matrix));
+          for (const std::string& name : places->tensors(static_cast<int>(e), which)) {
+            of_experts.insert(name);
+          }
+          continue;
+        }
         const std::vector<Tensor>& list = which == ExpertMatrix::gate ? experts.gate
                                           : which == ExpertMatrix::up ? experts.up
                                                                       : experts.down;
         if (list.empty()) continue;
         const Tensor& view = list[e];
         const Extent& extent = extent_of(extents, view);
+        const Tensor whole = store.get(extent.name);
         SourceMatrix matrix{
             .layer = layer.index,
             .expert = static_cast<int>(e),
             .which = which,
             .tensor = extent.name,
+            .shape = {whole.shape.begin(), whole.shape.begin() + whole.rank},
             .view = view,
             .offset = (view.as<const char>() - extent.begin) * 8 / bits(view.dtype)};
-        files[fs::path(store.file_of(extent.name)).filename().string()].matrices.push_back(
-            std::move(matrix));
+        of_experts.insert(extent.name);
+        file_with(extent.name).matrices.push_back(std::move(matrix));
+      }
+    }
+  }
+  const QuantisedConfig& config = CheckpointAccess::model(checkpoint).quantised;
+  for (const std::string& name : store.names()) {
+    if (of_experts.contains(name)) {
+      file_with(name).experts.push_back(name);
+    } else if (const auto module = packed_module(store, config, name)) {
+      file_with(name).modules.push_back(*module);
+      for (const std::string& part : PackedExperts::beginning(store, module->module + ".")) {
+        file_with(part).packed.push_back(part);
       }
     }
   }

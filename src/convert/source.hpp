@@ -11,23 +11,36 @@
 
 namespace shunt {
 
-// One matrix of an expert within a tensor of a file.
+// One matrix of an expert within a tensor of a file. Of a packed one it says where the matrix would
+// stand were the checkpoint plain.
 struct SourceMatrix {
   int layer = 0, expert = 0;
   ExpertMatrix which{};
+  bool packed = false;
   std::string tensor;
-  Tensor view{};            // [n, k], strides as they are there
-  std::int64_t offset = 0;  // elements from the tensor's beginning
+  std::vector<std::int64_t> shape;  // of the plain tensor
+  Tensor view{};                    // [n, k], strides as they are there; no data where it is packed
+  std::int64_t offset = 0;          // elements from the tensor's beginning
+};
+
+// Another linear layer that is packed: [n, k].
+struct PackedModule {
+  std::string module;  // "model.layers.0.self_attn.q_proj"
+  std::int64_t n = 0, k = 0;
 };
 
 struct SourceFile {
   std::string name;                    // within the folder
   std::vector<std::string> tensors;    // all of them, sorted
+  std::vector<std::string> experts;    // of these, what routed experts are made of
   std::vector<SourceMatrix> matrices;  // of tensors in it, by layer, expert and matrix
+  std::vector<PackedModule> modules;   // whose codes lie in it
+  std::vector<std::string> packed;     // tensors that packed modules are made of
   std::int64_t bytes = 0;              // of the file
 };
 
-// Every file of the checkpoint, by name. Throws Error{unsupported} for experts that are packed.
+// Every file of the checkpoint, by name. Throws Error{unsupported} for a packed tensor whose sizes
+// are not known.
 std::vector<SourceFile> source_files(const Checkpoint& checkpoint);
 
 // "model.layers.7.mlp.experts.3.gate_proj", by the family's naming of single experts. Empty: the
