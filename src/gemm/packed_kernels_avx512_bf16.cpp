@@ -11,9 +11,10 @@
 // subnormal numbers for zero and returns none: beyond that bound, a row's numbers below 2^-126 are
 // lost, and each addition may lose 2^-126, all times the group's scale.
 //
-// A register tile is rows x (units * parts) vectors of group sums; a unit of columns is what the
-// codes of one 64-byte vector cover. A step is decoded once for all rows. For one row and nvfp4, 16
-// columns and k take 22 instructions on vectors, and 7 for the scale: half of what f32 takes.
+// A register tile is rows x (units * parts) vectors of a group's sums, and as many of all groups
+// where they fit; a unit of columns is what the codes of one 64-byte vector cover. A step is
+// decoded once for all rows. For one row and nvfp4, 16 columns and k take 22 instructions on
+// vectors, and 7 for the scale: half of what f32 takes.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -340,9 +341,10 @@ struct SparseDot : OneChain {
 template <class Codes, PackedScale... scales>
 struct PackedDot {
   static constexpr int most_rows = 6;
-  // As many columns as leave registers for the tables.
+  // As many columns as leave registers for the tables; with six rows, for the sums of all groups.
   static constexpr int columns(int rows) {
-    return Codes::parts * 16 > Codes::unit_columns && rows > 2 ? 32 : 64;
+    const bool two_chains = Codes::parts * 16 > Codes::unit_columns;
+    return (rows > 4 ? 32 : 64) / (two_chains && rows > 2 ? 2 : 1);
   }
 
   template <int rows, int wide>
@@ -351,7 +353,17 @@ struct PackedDot {
     constexpr int unit = Codes::unit_columns, units = (wide + unit - 1) / unit,
                   parts = Codes::parts;
     constexpr int vectors = unit / 16, used = wide < unit ? 1 : vectors;
+    // The sums of all groups in registers.
+    constexpr bool held = rows * units * (parts + vectors) <= 24;
     TileRows<Row, rows> tile(p, first, last_row);
+    F32 sum[rows][units * vectors];
+    if constexpr (held) {
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        SHUNT_UNROLL for (int v = 0; v < units * used; ++v) {
+          sum[r][v] = load(tile.sums[r] + column + 16 * v);
+        }
+      }
+    }
     const typename Codes::Tables tables;
     const char* at = p.panel;
     const std::size_t header_bytes = static_cast<std::size_t>(scale_bytes(p.scale));
@@ -390,9 +402,9 @@ struct PackedDot {
           SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
             const __m512i four = Codes::template numbers<j>(tile.row[r] + x);
             SHUNT_UNROLL for (int u = 0; u < units; ++u) {
-              F32& sum = acc[r][u][Codes::part(j)];
-              sum = {_mm512_dpbf16_ps(
-                  sum.v, reinterpret_cast<__m512bh>(Codes::template factor<j>(four, state[u])),
+              F32& chain = acc[r][u][Codes::part(j)];
+              chain = {_mm512_dpbf16_ps(
+                  chain.v, reinterpret_cast<__m512bh>(Codes::template factor<j>(four, state[u])),
                   reinterpret_cast<__m512bh>(w[u]))};
             }
           }
@@ -410,9 +422,21 @@ struct PackedDot {
           F32 natural[vectors];
           Codes::natural(acc[r][u], natural);
           SHUNT_UNROLL for (int v = 0; v < used; ++v) {
-            float* const sums = tile.sums[r] + c + 16 * v;
-            store(sums, fma(natural[v], scale[v], load(sums)));
+            if constexpr (held) {
+              F32& to = sum[r][u * vectors + v];
+              to = fma(natural[v], scale[v], to);
+            } else {
+              float* const sums = tile.sums[r] + c + 16 * v;
+              store(sums, fma(natural[v], scale[v], load(sums)));
+            }
           }
+        }
+      }
+    }
+    if constexpr (held) {
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        SHUNT_UNROLL for (int v = 0; v < units * used; ++v) {
+          store(tile.sums[r] + column + 16 * v, sum[r][v]);
         }
       }
     }
@@ -424,7 +448,11 @@ struct PackedDot {
 const PackedKernels packed_kernels = {
     .e4m3 = packed_multiply<
         PackedDot<E4m3Dot, PackedScale::column, PackedScale::block, PackedScale::e8m0>>,
-    .e2m1 = packed_multiply<PackedDot<E2m1Dot, PackedScale::e8m0, PackedScale::e4m3>>,
+    .e2m1 =
+        [](const PackedProduct& p) {
+          p.scale == PackedScale::e8m0 ? packed_multiply<PackedDot<E2m1Dot, PackedScale::e8m0>>(p)
+                                       : packed_multiply<PackedDot<E2m1Dot, PackedScale::e4m3>>(p);
+        },
     .int8 = packed_multiply<PackedDot<Int8Dot, PackedScale::column>>,
     .int4 = packed_multiply<PackedDot<Int4Dot, PackedScale::f16, PackedScale::bf16>>,
     .dense3 = packed_multiply<PackedDot<Dense3Dot, PackedScale::e4m3>>,

@@ -49,7 +49,7 @@ SHUNT_INLINE F32 scale_of(const PackedProduct& p, const char* at, std::size_t co
     }
   }
   if constexpr (possible(PackedScale::e8m0)) {
-    if (p.scale == PackedScale::e8m0) return e8m0_bytes(at + column);
+    if (sizeof...(kinds) == 1 || p.scale == PackedScale::e8m0) return e8m0_bytes(at + column);
   }
   if constexpr (possible(PackedScale::f16)) {
     return p.scale == PackedScale::f16 ? load_f16(halves) : load_bf16(halves);
@@ -93,7 +93,7 @@ struct LastStep {
   }
 };
 
-// Tiles that are compiled: of 1, 2, 4 and 6 rows as far as the set's registers go, and of the first
+// Tiles that are compiled: of 1, 2, 3, 4 and 6 rows as far as the set's registers go, and of the first
 // and the largest of these for 16 columns, which only small products take.
 template <class Kernel, int rows>
 SHUNT_INLINE void packed_columns(const PackedProduct& p, std::size_t first) {
@@ -121,18 +121,15 @@ void packed_multiply(const PackedProduct& p) {
       }
     }
     if constexpr (Kernel::most_rows >= 4) {
-      if (left > 2) {
+      if (left > 3) {
         packed_columns<Kernel, 4>(p, row);
         row += 4;
         continue;
       }
+      if (left == 3) return packed_columns<Kernel, 3>(p, row);
     }
     if constexpr (Kernel::most_rows >= 2) {
-      if (left == 2) {
-        packed_columns<Kernel, 2>(p, row);
-        row += 2;
-        continue;
-      }
+      if (left == 2) return packed_columns<Kernel, 2>(p, row);
     }
     packed_columns<Kernel, 1>(p, row);
     row += 1;
