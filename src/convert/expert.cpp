@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "format/codes.hpp"
+#include "format/rules.hpp"
 
 namespace shunt {
 
@@ -47,9 +50,44 @@ bool has_global_scale(Format format) {
   return format == Format::nvfp4 || format == Format::sparse_nvfp4 || format == Format::dense3;
 }
 
-// Rounds the values of `matrix` to the format; `before`: what they were.
+bool has_blocks_of_16(Format format) {
+  return format == Format::nvfp4 || format == Format::sparse_nvfp4;
+}
+
+// Packs values that are codes under the scales already.
+void pack_rounded(const PruneRounding& rounding, ConvertedMatrix& matrix) {
+  const PackedMatrix& packed = matrix.packed;
+  const std::int64_t k = matrix.k, groups = groups_of(k, 16);
+  const bool sparse = packed.format.format == Format::sparse_nvfp4;
+  matrix.packed.global_scale = rounding.global;
+  std::copy(rounding.scales.begin(), rounding.scales.end(), packed.scales.as<std::uint8_t>());
+  for (std::int64_t row = 0; row < matrix.n; ++row) {
+    const float* const values = matrix.values.data() + row * k;
+    const auto code = [&](std::int64_t i) -> std::uint8_t {
+      if (i >= k) return 0;
+      const std::uint8_t scale = rounding.scales[static_cast<std::size_t>(row * groups + i / 16)];
+      return to_e2m1(static_cast<double>(values[i]), static_cast<double>(e4m3_to_f32(scale)) *
+                                                         static_cast<double>(rounding.global));
+    };
+    if (!sparse) {
+      auto* const codes = packed.values.as<std::uint8_t>() + row * groups_of(k, 2);
+      for (std::int64_t i = 0; i < k; ++i) put_nibble(codes, i, code(i));
+      continue;
+    }
+    auto* const codes = packed.values.as<std::uint8_t>() + row * groups_of(k, 4);
+    const auto* const places = packed.positions.as<std::uint8_t>() + row * groups_of(k, 8);
+    for (std::int64_t i = 0; i < k; i += 4) {
+      const int place = places[i / 8] >> (i % 8 == 0 ? 0 : 4);
+      codes[i / 4] =
+          static_cast<std::uint8_t>(code(i + (place & 3)) | code(i + (place >> 2 & 3)) << 4);
+    }
+  }
+}
+
+// Rounds the values of `matrix` to the format; `before`: what they were. `rounding`: what pruning
+// has rounded them to, if it has.
 void round_to(const ConversionSpec& spec, float global_amax, const std::vector<float>& before,
-              ConvertedMatrix& matrix) {
+              const PruneRounding& rounding, ConvertedMatrix& matrix) {
   if (spec.format.format == Format::plain) {
     for (float& value : matrix.values) {
       double rounded = 0;  // room for any
@@ -59,6 +97,7 @@ void round_to(const ConversionSpec& spec, float global_amax, const std::vector<f
   } else {
     matrix.memory = cpu({.threads = 1}).allocate(packed_bytes(spec.format, matrix.n, matrix.k));
     matrix.packed = pack(spec.format, matrix.view(), matrix.memory, global_amax);
+    if (!rounding.scales.empty()) pack_rounded(rounding, matrix);
     unpack(matrix.packed, matrix.view());
   }
   for (std::size_t i = 0; i < before.size(); ++i) {
@@ -121,6 +160,20 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
   if (calibration != nullptr) result.tokens = calibration->tokens(expert);
 
   std::array<std::vector<float>, expert_matrices> before;
+  std::array<PruneRounding, expert_matrices> roundings;
+  const bool rounds = spec.prune && spec.pruning.method == PruneMethod::obs &&
+                      has_blocks_of_16(resolved(spec.format).format);
+  // What is pruned makes others larger: there is room for twice the largest.
+  const auto set_global = [&](std::initializer_list<ExpertMatrix> shared) {
+    float most = 0;
+    for (const ExpertMatrix which : shared) {
+      most = std::max(most, largest(before[static_cast<std::size_t>(which)]));
+    }
+    for (const ExpertMatrix which : shared) {
+      roundings[static_cast<std::size_t>(which)].global =
+          nvfp4_global_scale(std::min(2 * most, std::numeric_limits<float>::max()));
+    }
+  };
   const auto prepare_matrix = [&](ExpertMatrix which, const std::vector<Tensor>& plain,
                                   const std::vector<PackedMatrix>& packed) {
     const auto i = static_cast<std::size_t>(which);
@@ -131,7 +184,8 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
   const auto prune_matrix = [&](ExpertMatrix which, const InputStatistics* statistics) {
     ConvertedMatrix& matrix = result.matrices[static_cast<std::size_t>(which)];
     matrix.pruned_by =
-        prune_2_of_4(context, spec.pruning, matrix.values.data(), matrix.n, matrix.k, statistics);
+        prune_2_of_4(context, spec.pruning, matrix.values.data(), matrix.n, matrix.k, statistics,
+                     rounds ? &roundings[static_cast<std::size_t>(which)] : nullptr);
   };
   const auto matrix_of = [&](ExpertMatrix which) -> ConvertedMatrix& {
     return result.matrices[static_cast<std::size_t>(which)];
@@ -141,6 +195,8 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
   prepare_matrix(ExpertMatrix::up, experts.up, experts.packed_up);
   prepare_matrix(ExpertMatrix::down, experts.down, experts.packed_down);
 
+  set_global({ExpertMatrix::gate, ExpertMatrix::up});
+  set_global({ExpertMatrix::down});
   const bool products = spec.pruning.method == PruneMethod::obs;
   const Tensor no_gate{};
   const auto inputs_of = [&] {
@@ -159,7 +215,8 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
     if (gated) amax = std::max(amax, largest(matrix_of(ExpertMatrix::gate).values));
   }
   const auto round_matrix = [&](ExpertMatrix which, float global_amax) {
-    round_to(spec, global_amax, before[static_cast<std::size_t>(which)], matrix_of(which));
+    const auto i = static_cast<std::size_t>(which);
+    round_to(spec, global_amax, before[i], roundings[i], matrix_of(which));
   };
   if (gated) round_matrix(ExpertMatrix::gate, amax);
   round_matrix(ExpertMatrix::up, amax);

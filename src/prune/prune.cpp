@@ -7,6 +7,8 @@
 
 #include "core/check.hpp"
 #include "cpu/pool.hpp"
+#include "format/codes.hpp"
+#include "format/rules.hpp"
 #include "prune/factor.hpp"
 
 namespace shunt {
@@ -16,7 +18,8 @@ namespace {
 // Rows that share one reading of the factor, and columns whose errors are applied together.
 constexpr std::int64_t rows_at_once = 16;
 constexpr std::int64_t columns_at_once = 128;
-static_assert(columns_at_once % 4 == 0);
+constexpr std::int64_t block = 16;  // of columns that share a scale
+static_assert(columns_at_once % block == 0 && block % 4 == 0);
 
 // Which of up to four scores stay: bits. Two at most, of equal ones the first.
 unsigned two_largest(const double* scores, std::int64_t count) {
@@ -58,30 +61,55 @@ void prune_by_score(const Context& context, float* w, std::int64_t n, std::int64
 // Rows [0, rows) of w, `width` wide, through all columns. u: the upper factor of H^-1. w_F's
 // inverse is u_F^T u_F, so that [H_F^-1]_k,F / [H_F^-1]_kk is u_k,F / u_kk, and [H_F^-1]_kk of the
 // first column of F is u_kk^2.
-void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, std::int64_t width) {
+void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, std::int64_t width,
+                    float global, std::uint8_t* scales) {
   std::vector<double> values(static_cast<std::size_t>(rows * width));
   std::copy_n(w, rows * width, values.begin());
   std::vector<double> errors(static_cast<std::size_t>(rows * columns_at_once));
   std::array<unsigned, rows_at_once> kept{};
+  std::array<double, rows_at_once> units{};  // scale * global of the block at hand
+  // Of up to four columns from c on.
+  const auto kept_of = [&](const double* row, std::int64_t c) {
+    const std::int64_t count = std::min<std::int64_t>(4, width - c);
+    std::array<double, 4> scores{};
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double root = row[c + i] / u[static_cast<std::size_t>((c + i) * (width + 1))];
+      scores[static_cast<std::size_t>(i)] = root * root;
+    }
+    return two_largest(scores.data(), count);
+  };
+  const auto block_unit = [&](std::int64_t r, std::int64_t c) {
+    const double* const row = values.data() + r * width;
+    double most = 0;
+    for (std::int64_t four = c; four < std::min(c + block, width); four += 4) {
+      const unsigned stay = kept_of(row, four);
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(4, width - four); ++i) {
+        if ((stay >> i & 1) != 0) most = std::max(most, std::fabs(row[four + i]));
+      }
+    }
+    std::uint8_t& scale = scales[r * ((width + block - 1) / block) + c / block];
+    scale = nvfp4_block_scale(static_cast<float>(most), global);
+    return static_cast<double>(e4m3_to_f32(scale)) * static_cast<double>(global);
+  };
   for (std::int64_t begin = 0; begin < width; begin += columns_at_once) {
     const std::int64_t end = std::min(begin + columns_at_once, width);
     for (std::int64_t c = begin; c < end; ++c) {
       const double* const factor = u.data() + c * width;
       for (std::int64_t r = 0; r < rows; ++r) {
         double* const row = values.data() + r * width;
-        if (c % 4 == 0) {
-          const std::int64_t count = std::min<std::int64_t>(4, width - c);
-          std::array<double, 4> scores{};
-          for (std::int64_t i = 0; i < count; ++i) {
-            const double root = row[c + i] / u[static_cast<std::size_t>((c + i) * (width + 1))];
-            scores[static_cast<std::size_t>(i)] = root * root;
-          }
-          kept[static_cast<std::size_t>(r)] = two_largest(scores.data(), count);
+        const auto at = static_cast<std::size_t>(r);
+        if (scales != nullptr && c % block == 0) units[at] = block_unit(r, c);
+        if (c % 4 == 0) kept[at] = kept_of(row, c);
+        double stays = row[c];
+        if ((kept[at] >> (c % 4) & 1) == 0) {
+          stays = 0;
+        } else if (scales != nullptr) {
+          stays = static_cast<double>(e2m1_values[to_e2m1(row[c], units[at])]) * units[at];
         }
         double error = 0;
-        if ((kept[static_cast<std::size_t>(r)] >> (c % 4) & 1) == 0) {
-          error = row[c] / factor[c];
-          row[c] = 0;
+        if (stays != row[c]) {
+          error = (row[c] - stays) / factor[c];
+          row[c] = stays;
           for (std::int64_t j = c + 1; j < end; ++j) row[j] -= error * factor[j];
         }
         errors[static_cast<std::size_t>(r * columns_at_once + c - begin)] = error;
@@ -131,7 +159,8 @@ PruneMethod prune_method_from_string(const std::string& text) {
 }
 
 PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
-                         std::int64_t k, const InputStatistics* statistics) {
+                         std::int64_t k, const InputStatistics* statistics,
+                         PruneRounding* rounding) {
   if (spec.method != PruneMethod::magnitude) check_statistics(spec, k, statistics);
   if (std::isnan(spec.damping) || spec.damping < 0 || spec.damping > 1) {
     fail(Status::invalid_argument, "prune: damping is {}: must be 0 to 1", spec.damping);
@@ -149,11 +178,15 @@ PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w
     if (u.empty()) {
       method = PruneMethod::magnitude;
     } else {
+      const std::int64_t blocks = (k + block - 1) / block;
+      if (rounding != nullptr) rounding->scales.assign(static_cast<std::size_t>(n * blocks), 0);
       context.pool().run([&](cpu_engine::Team& team) {
         const std::int64_t tasks = (n + rows_at_once - 1) / rows_at_once;
         team.for_each(static_cast<std::size_t>(tasks), [&](std::size_t task) {
           const std::int64_t first = static_cast<std::int64_t>(task) * rows_at_once;
-          prune_rows_obs(u, w + first * k, std::min(rows_at_once, n - first), k);
+          prune_rows_obs(u, w + first * k, std::min(rows_at_once, n - first), k,
+                         rounding != nullptr ? rounding->global : 1,
+                         rounding != nullptr ? rounding->scales.data() + first * blocks : nullptr);
         });
       });
       return method;

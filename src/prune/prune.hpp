@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "prune/statistics.hpp"
 #include "shunt/context.hpp"
@@ -25,6 +26,13 @@ struct PruneSpec {
   bool operator==(const PruneSpec&) const = default;
 };
 
+// The codes that pruned weights are going to have, so that obs lets later columns make up for
+// rounding too, as GPTQ does: e2m1 times an e4m3 for 16 columns times `global`.
+struct PruneRounding {
+  float global = 1;
+  std::vector<std::uint8_t> scales{};  // made: [n, ceil(k / 16)] e4m3
+};
+
 // Zeroes in place all but two of every four of w [n, k] f32, dense: of groups k = 0..3, 4..7, ..,
 // of which K may cut the last short. Of equal scores the lower k stays.
 //
@@ -32,13 +40,17 @@ struct PruneSpec {
 // obs: E. Frantar, D. Alistarh, SparseGPT. With H = X^T X + damping, columns go from left to right;
 // at the first of a group the two of least w_k^2 / [H_F^-1]_kk are chosen in each row, F being the
 // columns from here on, and when column k is zeroed all w_F -= w_k [H_F^-1]_k,F / [H_F^-1]_kk.
-// Everything in double; the same for any number of threads.
+// Everything in double; the same for any number of threads. With `rounding` (obs alone; elsewhere
+// its scales stay empty) what stays is rounded when its column is reached, and w_k in the formula
+// is what that changed; a block's scale is its largest weight's of those that would stay as it is
+// reached, so that w holds code * scale * global exactly, in f32 rounded once.
 //
 // Throws Error{invalid_argument} for wanda and obs without statistics of K columns (obs: with their
 // products), and for weights that are not finite. Statistics of no rows at all say nothing: then,
 // and where H is not positive definite for all its damping, magnitude is what is done. Returns the
 // method that was.
 PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
-                         std::int64_t k, const InputStatistics* statistics = nullptr);
+                         std::int64_t k, const InputStatistics* statistics = nullptr,
+                         PruneRounding* rounding = nullptr);
 
 }  // namespace shunt

@@ -386,10 +386,9 @@ TEST(Convert, PrunedMatricesHaveTwoOfFour) {
 // sparse_nvfp4 keeps what pruning chose, not the two largest of what was there.
 TEST(Convert, SparseFormatKeepsWhatPruningKept) {
   const TemporaryFolder folder;
-  const ConversionReport obs =
-      convert_checkpoint(cpu(), tiny, folder / "obs", pruned("sparse_nvfp4", PruneMethod::obs));
-  convert_checkpoint(cpu(), tiny, folder / "plain", pruned("bf16", PruneMethod::obs));
-  const SafetensorsFile file = SafetensorsFile::open(folder / "obs/model.safetensors");
+  convert_checkpoint(cpu(), tiny, folder / "wanda", pruned("sparse_nvfp4", PruneMethod::wanda));
+  convert_checkpoint(cpu(), tiny, folder / "plain", pruned("bf16", PruneMethod::wanda));
+  const SafetensorsFile file = SafetensorsFile::open(folder / "wanda/model.safetensors");
   const std::vector<float> kept =
       values_of(Checkpoint::open(folder / "plain").weights(1).experts.up[4]);
   const Tensor positions = file.get("model.layers.1.mlp.experts.4.up_proj.weight_positions");
@@ -406,6 +405,36 @@ TEST(Convert, SparseFormatKeepsWhatPruningKept) {
         }
       }
     }
+  }
+}
+
+// What obs has rounded on the way is stored as it is, dense or sparse: one and the same weights.
+TEST(Convert, ObsStoresTheCodesThatItChose) {
+  const TemporaryFolder folder;
+  const std::string in = golden("qwen3_moe");
+  const auto make = [&](const std::string& format) {
+    ConversionOptions options = pruned(format, PruneMethod::obs);
+    options.calibrate = in + "/golden.safetensors";
+    return convert_checkpoint(cpu(), in, folder / format, options);
+  };
+  const ConversionReport sparse = make("sparse_nvfp4"), dense = make("nvfp4");
+  const Checkpoint a = Checkpoint::open(folder / "sparse_nvfp4"),
+                   b = Checkpoint::open(folder / "nvfp4");
+  const ExpertWeights first = a.weights(1).experts, second = b.weights(1).experts;
+  for (std::size_t e = 0; e < first.packed_down.size(); ++e) {
+    for (const auto list : {&ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
+      const PackedMatrix &x = (first.*list)[e], &y = (second.*list)[e];
+      std::vector<float> one(static_cast<std::size_t>(x.n * x.k)), other(one.size());
+      unpack(x, view(one.data(), {x.n, x.k}));
+      unpack(y, view(other.data(), {x.n, x.k}));
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        // compressed-tensors' divisor is rounded.
+        ASSERT_NEAR(one[i], other[i], std::fabs(one[i]) * 0x1p-21F);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < sparse.experts.size(); ++i) {
+    EXPECT_EQ(sparse.experts[i].errors[0].relative(), dense.experts[i].errors[0].relative());
   }
 }
 

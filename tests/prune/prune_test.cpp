@@ -8,6 +8,8 @@
 #include <random>
 
 #include "checkpoint/temporary.hpp"
+#include "format/codes.hpp"
+#include "format/rules.hpp"
 #include "prune/factor.hpp"
 
 namespace shunt::test {
@@ -299,6 +301,47 @@ TEST(Prune, EachMethodIsBetterThanTheOneBeforeAtTheOutput) {
   }
 }
 
+// Rounded on the way, weights are codes, and the error at the output is less than that of rounding
+// afterwards.
+TEST(Prune, ObsMakesUpForRoundingToo) {
+  const Context context = cpu({.threads = 2});
+  const std::int64_t n = 48, k = 90;
+  const std::vector<float> x = correlated_rows(500, k, 7);
+  const std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 8);
+  const InputStatistics statistics = statistics_of(context, x, k);
+  std::vector<float> together = w, apart = w;
+  PruneRounding rounding{.global = 1e-3F};
+  const PruneSpec obs{.method = PruneMethod::obs};
+  EXPECT_EQ(prune_2_of_4(context, obs, together.data(), n, k, &statistics, &rounding), obs.method);
+  expect_two_of_four(together, static_cast<std::size_t>(k));
+  ASSERT_EQ(rounding.scales.size(), static_cast<std::size_t>(n * 6));
+  const auto rounded = [&](const std::vector<float>& values, const std::uint8_t* scales,
+                           std::vector<float>& to) {
+    for (std::int64_t i = 0; i < n * k; ++i) {
+      const double unit = static_cast<double>(e4m3_to_f32(scales[i / k * 6 + i % k / 16])) *
+                          static_cast<double>(rounding.global);
+      const auto at = static_cast<std::size_t>(i);
+      to[at] = static_cast<float>(
+          static_cast<double>(e2m1_values[to_e2m1(static_cast<double>(values[at]), unit)]) * unit);
+    }
+  };
+  std::vector<float> again(together.size());
+  rounded(together, rounding.scales.data(), again);
+  EXPECT_EQ(again, together);
+  prune_2_of_4(context, obs, apart.data(), n, k, &statistics);
+  std::vector<std::uint8_t> scales(rounding.scales.size());
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t b = 0; b < 6; ++b) {
+      scales[static_cast<std::size_t>(r * 6 + b)] = nvfp4_block_scale(
+          largest(apart.data() + r * k + b * 16, std::min<std::int64_t>(16, k - b * 16)),
+          rounding.global);
+    }
+  }
+  rounded(apart, scales.data(), apart);
+  EXPECT_LT(output_error(w, together, x, static_cast<std::size_t>(k)),
+            0.95 * output_error(w, apart, x, static_cast<std::size_t>(k)));
+}
+
 TEST(Prune, BitsDoNotDependOnThreads) {
   const std::int64_t n = 50, k = 260;
   const std::vector<float> x = correlated_rows(400, k, 9);
@@ -308,7 +351,9 @@ TEST(Prune, BitsDoNotDependOnThreads) {
       const Context context = cpu({.threads = threads});
       const InputStatistics statistics = statistics_of(context, x, k);
       std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 10);
-      prune_2_of_4(context, {.method = method}, w.data(), n, k, &statistics);
+      PruneRounding rounding{.global = 1e-3F};
+      prune_2_of_4(context, {.method = method}, w.data(), n, k, &statistics, &rounding);
+      EXPECT_EQ(rounding.scales.empty(), method != PruneMethod::obs);
       if (first.empty()) first = w;
       EXPECT_EQ(w, first) << to_string(method) << threads;
     }
