@@ -125,8 +125,7 @@ __device__ __forceinline__ Threshold threshold_of(const float (&tops)[count], in
   return merge_lists<S, 1>(list, k);
 }
 
-// ---- scores
-// --------------------------------------------------------------------------------------
+// ---- scores ------------------------------------------------------------------------------------
 
 // NaN and -inf become -FLT_MAX. -0 stays, and compares like 0; +inf stays, and the threshold is
 // never above FLT_MAX, which it ties with.
@@ -354,8 +353,7 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
   }
 }
 
-// ---- rows
-// ----------------------------------------------------------------------------------------
+// ---- rows --------------------------------------------------------------------------------------
 
 // All 32 lanes call it together; `t` and `there` are those of the lane's token. `v`: the raw logits
 // of the lane's experts, anything past E; spoilt. source(i, e): the raw logit of expert e of the
