@@ -106,13 +106,11 @@ class RegexParser {
     atom(depth);
     while (more()) {
       int least = 0, most = -1;  // -1: any number
-      if (take("*")) {
-      } else if (take("+")) {
+      if (take("+")) {
         least = 1;
       } else if (take("?")) {
         most = 1;
-      } else if (peek() == '{' && counts(least, most)) {
-      } else {
+      } else if (!take("*") && !(peek() == '{' && counts(least, most))) {
         return;
       }
       (void)take("?");  // what a match ends with does not matter
