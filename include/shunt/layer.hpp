@@ -111,8 +111,8 @@ struct LayerOptions {
   // saturates at 65504. The CPU engine keeps those in f32. Routing and sums are f32 whatever this
   // says.
   DType dtype = DType::bf16;
-  // Of the routed experts' matrices in memory. plain: packed weights of a checkpoint are computed in
-  // the format that they have, plain ones in `dtype`. Else plain weights are packed as they are
+  // Of the routed experts' matrices in memory. plain: packed weights of a checkpoint are computed
+  // in the format that they have, plain ones in `dtype`. Else plain weights are packed as they are
   // prepared; packed ones must have it already. A shared expert stays what its weights are, plain
   // or packed: every token reads it, and checkpoints keep it in more bits.
   FormatSpec format{};

@@ -92,7 +92,9 @@ TEST(FormatNames, PrintAndParse) {
   EXPECT_EQ(to_string(FormatSpec{Format::int4, 64, true}), "int4:64:ordered");
   EXPECT_NE(message([] { format_from_string("nvfp4:ordered"); }).find("only int4"),
             std::string::npos);
-  EXPECT_NE(message([] { (void)packed_bytes({Format::int4, 64, true}, 4, 64); }).find("prepared"),
+  EXPECT_NE(message([] {
+              (void)packed_bytes({Format::int4, 64, true}, 4, 64);
+            }).find("prepared"),
             std::string::npos);
   EXPECT_EQ(resolved({Format::int4}), (FormatSpec{Format::int4, 32}));
   EXPECT_NE(message([] { format_from_string("nvfp5"); }).find("nvfp4"), std::string::npos);

@@ -705,8 +705,8 @@ typedef struct shunt_layer_options {
   int32_t in_place;
   int32_t batch_invariant; /* flag: a token's bits do not depend on the others */
   int32_t rows; /* that grouped GEMMs multiply: SHUNT_ROWS_AS_DTYPE, _FP8_TOKEN, _FP8_BLOCK */
-  /* Of the routed experts' matrices: "nvfp4", "int4:64", .. (FormatSpec of shunt/format.hpp); NULL: packed
-   * ones as they are, plain ones in `dtype`. */
+  /* Of the routed experts' matrices: "nvfp4", "int4:64", .. (FormatSpec of shunt/format.hpp); NULL:
+   * packed ones as they are, plain ones in `dtype`. */
   const char* format;
 } shunt_layer_options;
 #define SHUNT_LAYER_OPTIONS_INIT \

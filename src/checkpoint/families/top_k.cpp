@@ -162,8 +162,7 @@ Plan llama4(Config& c) {
   names.module = "feed_forward";
   names.router = {{"feed_forward.router.weight"}};
   // Published: [E, H, 2I]; quantised by compressed-tensors: a tensor an expert.
-  names.experts = {merged_experts("feed_forward.experts"),
-                   each_expert("feed_forward.experts.{}")};
+  names.experts = {merged_experts("feed_forward.experts"), each_expert("feed_forward.experts.{}")};
   names.experts[0].inner = ExpertNames::Inner::first;
   return plan;
 }
