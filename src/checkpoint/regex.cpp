@@ -110,7 +110,7 @@ class RegexParser {
         least = 1;
       } else if (take("?")) {
         most = 1;
-      } else if (!take("*") && !(peek() == '{' && counts(least, most))) {
+      } else if (!take("*") && (peek() != '{' || !counts(least, most))) {
         return;
       }
       (void)take("?");  // what a match ends with does not matter

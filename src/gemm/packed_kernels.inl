@@ -3,14 +3,17 @@
 //
 // A register tile is rows x (vectors * width) sums of the group at hand; beyond eight vectors of
 // them the sums of all groups stay in memory. A step is the k that one word of each column holds:
-// its codes are loaded once and taken apart by shifts, each becomes a vector of weights by a look-up
-// or conversion, and is multiplied with one number of each row. The last step of k reads rows from a
-// copy that is filled up with zeros.
+// its codes are loaded once and taken apart by shifts, each becomes a vector of weights by a
+// look-up or conversion, and is multiplied with one number of each row. The last step of k reads
+// rows from a copy that is filled up with zeros.
 
 // Columns of `vectors` vectors.
-constexpr std::size_t lanes(int vectors) { return static_cast<std::size_t>(vectors * F32::width); }
+constexpr std::size_t lanes(int vectors) {
+  return static_cast<std::size_t>(vectors) * static_cast<std::size_t>(F32::width);
+}
 
-// ---- codes: what a step holds, and the weights in it ----------------------------------------------
+// ---- codes: what a step holds, and the weights in it
+// ----------------------------------------------
 
 struct Nibbles {
   static constexpr int step_k = 8, step_bytes = 256;
@@ -30,7 +33,9 @@ struct E2m1Codes : Nibbles {
 };
 struct Int4Codes : Nibbles {
   using Extra = F32;  // the zero points
-  SHUNT_INLINE static Extra extra(const char* at, std::size_t column) { return bytes_to_f32(at + column); }
+  SHUNT_INLINE static Extra extra(const char* at, std::size_t column) {
+    return bytes_to_f32(at + column);
+  }
   template <int j>
   SHUNT_INLINE static F32 weight(const Codes& c, const Extra& zero) {
     return sub(nibble_of<nibble_bit(j)>(c), zero);
@@ -85,7 +90,8 @@ struct Dense3Codes {
   }
 };
 
-// ---- tiles ----------------------------------------------------------------------------------------
+// ---- tiles
+// ----------------------------------------------------------------------------------------
 
 template <class Codes, int rows, int vectors>
 struct DenseStep {
@@ -98,14 +104,15 @@ struct DenseStep {
   }
   SHUNT_INLINE static std::size_t code_offset() { return 0; }
   SHUNT_STEP void run(const char* step, std::size_t column, const float* const* row, std::size_t k,
-                        F32 (&acc)[rows][vectors]) const {
+                      F32 (&acc)[rows][vectors]) const {
     typename Codes::Codes c[vectors];
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
       c[v] = Codes::load_codes(step, column + lanes(v));
     }
     each<0, step_k>([&]<int j>() SHUNT_LAMBDA {
       F32 w[vectors];
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = Codes::template weight<j>(c[v], extra[v]);
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] =
+          Codes::template weight<j>(c[v], extra[v]);
       SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
         const F32 x = set1(row[r][k + j]);
         SHUNT_UNROLL for (int v = 0; v < vectors; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
@@ -120,7 +127,7 @@ struct SparseStep {
   static constexpr int step_k = 16, step_bytes = 384;
   SHUNT_INLINE SparseStep(const char*, int) {}
   SHUNT_STEP void run(const char* step, std::size_t column, const float* const* row, std::size_t k,
-                        F32 (&acc)[rows][vectors]) const {
+                      F32 (&acc)[rows][vectors]) const {
     Words c[vectors], place[vectors];
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
       const std::size_t at = column + lanes(v);
@@ -156,7 +163,7 @@ constexpr int packed_vectors(int rows) {
 template <template <int, int> class Step, PackedScale... scales>
 struct PackedF32 {
   static constexpr int most_rows = F32::width == 4 ? 1 : F32::width == 8 ? 4 : 6;
-  static constexpr std::size_t columns(int rows) { return packed_vectors(rows) * F32::width; }
+  static constexpr std::size_t columns(int rows) { return lanes(packed_vectors(rows)); }
 
   template <int rows, int wide>
   __attribute__((noinline)) static void tile(const PackedProduct& p, std::size_t first,
@@ -231,12 +238,14 @@ template <class Codes, PackedScale... scales>
 using PackedDense = PackedF32<Dense<Codes>::template Step, scales...>;
 
 constexpr PackedKernels all_packed_kernels = {
-    .e4m3 = packed_multiply<PackedDense<E4m3Codes, PackedScale::column, PackedScale::block,
-                                        PackedScale::e8m0>>,
+    .e4m3 = packed_multiply<
+        PackedDense<E4m3Codes, PackedScale::column, PackedScale::block, PackedScale::e8m0>>,
     .e2m1 = packed_multiply<PackedDense<E2m1Codes, PackedScale::e8m0, PackedScale::e4m3>>,
     .int8 = packed_multiply<PackedDense<Int8Codes, PackedScale::column>>,
     .int4 = packed_multiply<PackedDense<Int4Codes, PackedScale::f16, PackedScale::bf16>>,
     .dense3 = packed_multiply<PackedDense<Dense3Codes, PackedScale::e4m3>>,
     .sparse = packed_multiply<PackedF32<SparseStep, PackedScale::e4m3>>,
-    .tile_rows = F32::width == 4 ? 1 : F32::width == 8 ? 4 : 6,
+    .tile_rows = F32::width == 4   ? 1
+                 : F32::width == 8 ? 4
+                                   : 6,
 };

@@ -129,7 +129,7 @@ struct Pairs {
   template <int j>
   SHUNT_INLINE static __m512i numbers(const Row* row) {
     std::int32_t two;
-    __builtin_memcpy(&two, row + 2 * j, sizeof two);
+    __builtin_memcpy(&two, row + std::ptrdiff_t{2} * j, sizeof two);
     return _mm512_set1_epi32(two);
   }
   template <int j, class State>
@@ -152,7 +152,7 @@ struct FourK {
   template <int j>
   SHUNT_INLINE static __m512i numbers(const Row* row) {
     std::int64_t four;
-    __builtin_memcpy(&four, row + 4 * (j / 2), sizeof four);
+    __builtin_memcpy(&four, row + std::ptrdiff_t{4} * (j / 2), sizeof four);
     return _mm512_set1_epi64(four);
   }
   template <int j, class State>
