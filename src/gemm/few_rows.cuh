@@ -6,13 +6,15 @@
 // a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
 // steps of 64 through a ring of stages as deep as shared memory holds. 12 warps:
 //   warp 0      one thread orders bulk copies of the weights, 16 KB a step: a tile of the prepared
-//               layout, or a box of a tensor; those of the first tile before the groups are listed
+//               layout, or a box of a tensor
 //   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there. Where
 //               groups are older than the grid before this one, only they wait for that: everything
 //               that others do but copying weights comes after a copy of theirs
-//   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens
+//   warps 4-11  list the groups, while the others find their first tile by themselves; then two
+//               warpgroups with wgmma: each has 64 rows of weights, all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   listed      named barrier 2: the list is there for warps 0, 2 and 3
 //   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split; a
 //               barrier of the 8 warps where the cluster is one block
 //   used        they have been read: likewise
@@ -100,13 +102,13 @@ __global__ void __launch_bounds__(S::threads, 1)
   const auto next = [&] {
     if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
   };
-  // By one thread: weights of steps [from, to) of a tile.
-  const auto copy_weights = [&](const GroupTile& at, int from, int to) {
+  // By one thread.
+  const auto copy_weights = [&](const GroupTile& at) {
     const int weight_row = at.group * args.group_rows + at.column * S::rows;
     const char* const tiles = args.tiles + at.group * args.group_bytes +
                               std::int64_t{at.column} * args.steps * S::weight_bytes;
 #pragma unroll 1
-    for (int i = from; i < to; ++i) {
+    for (int i = begin; i < end; ++i) {
       if (again) mbarrier_wait(&empty[stage], parity ^ 1);
       mbarrier_arrive_expect(&full[stage], S::weight_bytes);
       unsigned char* const stage_at = stages + stage * S::stage_bytes;
@@ -119,33 +121,39 @@ __global__ void __launch_bounds__(S::threads, 1)
       next();
     }
   };
+  __syncthreads();  // this block's barriers are there
+  // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
+  if (split > 1) cluster_arrive();
   const bool early = args.early;  // weights and groups are older than the grid before this one
   if (!early) {
     wait_for_predecessor();
     let_successor_start();
   }
-  int copied = begin;  // of the first tile's steps, before there is a list
-  if (warp == 0) {
-    const GroupTile at =
-        S::List::find_unlisted(args.offsets, args.rows, args.groups, args.columns, tile);
-    if (at.group >= 0) {
-      copied = min(end, begin + S::stages);
-      if (lane == 0) copy_weights(at, begin, copied);
-    }
-    __syncwarp();
-  }
   typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
                         args.columns);
-  list.build(args.offsets, args.valid, args.rows);
-  cluster_barrier();  // the other blocks' barriers are there
-  const int tiles = list.tiles();
   if (warp < 4) {
+    GroupTile at;
+    bool listed = false;
+    const auto find_listed = [&] {
+      if (!listed) named_barrier(2, 256 + 96);  // once each of three warps
+      listed = true;
+      if (tile >= list.tiles()) return false;
+      at = list.find(tile);
+      return true;
+    };
+    bool more = false;
+    if (warp != 1) {
+      at = S::List::find_unlisted(args.offsets, args.rows, args.groups, args.columns, tile);
+      more = at.group >= 0 || find_listed();
+    }
+    const auto go_on = [&] {
+      __syncwarp();
+      tile += clusters;
+      more = find_listed();
+    };
     if (warp == 0) {
-      for (; tile < tiles; tile += clusters) {
-        const GroupTile at = list.find(tile);
-        if (lane == 0) copy_weights(at, copied, end);
-        __syncwarp();
-        copied = begin;
+      for (; more; go_on()) {
+        if (lane == 0) copy_weights(at);
       }
     } else if (warp >= 2) {
       if (early) {
@@ -156,8 +164,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       const int line = (thread - 64) / 8, part = thread % 8;
       const std::uint32_t to = shared_address(stages) + S::weight_bytes +
                                static_cast<std::uint32_t>(line * 128 + (part ^ line) * 16);
-      for (; tile < tiles; tile += clusters) {
-        const GroupTile at = list.find(tile);
+      for (; more; go_on()) {
         const char* from[S::tokens / 8];  // null: zeros
 #pragma unroll
         for (int c = 0; c < S::tokens / 8; ++c) {
@@ -188,7 +195,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
       }
     }
+    if (split > 1) cluster_wait();
   } else {
+    list.build(args.offsets, args.valid, args.rows, thread - 128, 256, 3);
+    named_arrive(2, 256 + 96);
+    const int tiles = list.tiles();
+    if (split > 1) cluster_wait();  // the other blocks' barriers are there
     const int group = warp / 4 - 1;
     const std::uint32_t base = shared_address(stages);
     const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * 64 * 128);

@@ -1,5 +1,5 @@
 // Grouped GEMM for groups of many rows on Hopper, 16 bits, f32 sums: weights are wgmma's A, rows
-// ("tokens") its B, so that the ragged side is the one that instructions cut in steps of 64.
+// ("tokens") its B, so that the ragged side is the one that instructions cut, here in steps of 32.
 //
 // A cluster of two blocks takes tiles of up to `tokens` rows of a group by two blocks' rows of
 // weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
@@ -7,7 +7,9 @@
 //   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
 //               or a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster;
 //               what lies beyond the edges comes as zeros, what lies behind the group's end is
-//               another group's and is not stored
+//               another group's and is not stored.
+//               Where groups are older than the grid before this one, only it waits for that:
+//               whatever is stored comes of what it copied
 //   warp 1      finds the tiles, one or two ahead of warp 0: that takes a thousand clocks
 //   warps 2, 3  nothing
 //   warps 4-11  two warpgroups with wgmma. Together: both have the same tile, 64 `blocks` rows of
@@ -28,7 +30,7 @@
 // (256 x 128, together), 37 KB (128 x 192, in turn). Time predicted on an H200: the larger of
 // operations / 690 TFLOP/s (power) over the share of tiles in the last round, and weights / 4.6
 // TB/s, plus 3 us, and together 1500 clocks a tile: G16 M1024 N2048 K5120 515 us, N5120 K1024 265,
-// G128 M128 N2048 K5120 680, N5120 K1024 370.
+// G128 M128 N2048 K5120 680, N5120 K1024 370. Measured: docs/notes/cuda-gemm.md.
 #pragma once
 
 #include "cuda/launch.hpp"
@@ -121,6 +123,18 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens /
   if (lane < S::cluster) mbarrier_free_at(&empty[before], lane);
 }
 
+// Calls f<n>() for the least n = 64, 96, .. most that holds `count` tokens.
+template <int n, int most, class F>
+__device__ __forceinline__ void with_width(int count, const F& f) {
+  if constexpr (n >= most) {
+    f.template operator()<most>();
+  } else if (count <= n) {
+    f.template operator()<n>();
+  } else {
+    with_width<n + 32, most>(count, f);
+  }
+}
+
 // Which tiles a cluster has, the same in all its warps: in every round one of as many that follow
 // each other, another place further each time. Tiles that follow each other differ in rows by a
 // period, and no cluster should have the short ones only.
@@ -161,10 +175,13 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     mbarrier_init_fence();
   }
-  wait_for_predecessor();
-  let_successor_start();
+  const bool early = args.early;  // weights and groups are older than the grid before this one
+  if (!early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
   typename S::List list(empty + S::stages, args.groups, args.columns);
-  list.build(args.offsets, args.valid, args.rows);
+  list.build(args.offsets, args.valid, args.rows, thread, S::threads, 0);
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
@@ -173,6 +190,10 @@ __global__ void __launch_bounds__(S::threads, 1)
   if (warp < 4) {
     fewer_registers<S::in_turn ? 24 : 56>();  // with the others' all that the block has
     if (warp == 0) {
+      if (early) {
+        wait_for_predecessor();
+        let_successor_start();
+      }
       Ring<S::stages> ring;
       bool again = false;  // the ring has been round
       for (int round = 0; round < rounds.count; ++round) {
@@ -262,17 +283,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         multiply_steps<n, S, T>(d, args.steps, a_base, b_base, full, empty, ring,
                                 static_cast<unsigned>(lane), next);
       };
-      if (at.count <= 64) {
-        with.template operator()<64>();
-      } else if (S::tokens == 128 || at.count <= 128) {
-        with.template operator()<128>();
-      } else if constexpr (S::tokens > 128) {
-        if (S::tokens == 192 || at.count <= 192) {
-          with.template operator()<192>();
-        } else if constexpr (S::tokens > 192) {
-          with.template operator()<256>();
-        }
-      }
+      with_width<64, S::tokens>(at.count, with);
       if (S::in_turn) ring.skip(args.steps);
       const std::int64_t first = std::int64_t{S::cluster * at.column + rank} * S::rows + block * 64;
       TileFinish<T, S::blocks, S::tokens / 2>(args.finish, at.group, at.row, at.count, first, box)

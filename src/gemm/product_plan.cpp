@@ -70,8 +70,11 @@ struct Model {
     // Of a group and a column: tiles, units of 64 rows, clocks.
     double tiles = 0, units = 0, clocks = 0;
     for (const double away : {-1.0, 0.0, 1.0}) {
-      const double here = std::ceil(std::max(1.0, mean + away * spread()) / 64);
-      const double down = std::ceil(here * 64 / tokens), wide = here * 64 / down;
+      // Of 64 rows: what is loaded; instructions are cut in halves of these.
+      const double rows_here = std::max(1.0, mean + away * spread());
+      const double down = std::ceil(std::ceil(rows_here / 64) * 64 / tokens);
+      const double here = std::max(down, std::ceil(rows_here / 32) / 2);
+      const double wide = here * 64 / down;
       const double products = rows * wide * 64 * 2 / (4096 * 0.95);
       const double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
       tiles += down / 3;

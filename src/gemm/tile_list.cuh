@@ -35,9 +35,13 @@ class TileList {
         groups_(groups),
         columns_(columns) {}
 
-  // By all threads of a block of up to 32 warps; ends with a barrier.
-  __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows) {
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  // By `threads` threads, up to 32 whole warps, of which this is number `thread`; ends with their
+  // barrier, number `barrier`.
+  __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows,
+                        int thread, int threads, int barrier) {
+    const auto wait = [&] {
+      asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    };
     const int lane = thread % 32, warp = thread / 32;
     int before = 0;
     for (int base = 0; base < groups_; base += threads) {
@@ -52,7 +56,7 @@ class TileList {
         if (lane >= step) upto += below;
       }
       if (lane == 31) sums_[warp] = upto;
-      __syncthreads();
+      wait();
       int all = 0;
       for (int w = 0; w < threads / 32; ++w) {
         if (w == warp) upto += before + all;
@@ -65,10 +69,10 @@ class TileList {
         begin_[group] = static_cast<int>(mine.begin);
         if (group == groups_ - 1) begin_[groups_] = static_cast<int>(mine.end);
       }
-      __syncthreads();
+      wait();
     }
     if (thread == 0) first_[0] = 0;
-    __syncthreads();
+    wait();
   }
   __device__ int tiles() const { return first_[groups_]; }
 

@@ -16,14 +16,23 @@ namespace shunt::cuda_engine {
 #define SHUNT_R32 \
   SHUNT_R16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SHUNT_R48 \
+  SHUNT_R32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SHUNT_R64                                                                           \
   SHUNT_R32                                                                                 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
   "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SHUNT_R80 \
+  SHUNT_R64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define SHUNT_R96                                                                           \
   SHUNT_R64                                                                                 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
   "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SHUNT_R112 \
+  SHUNT_R96        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define SHUNT_R128                                                                             \
   SHUNT_R96                                                                                    \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
@@ -44,9 +53,16 @@ namespace shunt::cuda_engine {
   if constexpr (n == 16) SHUNT_WGMMA("16", type, SHUNT_R8, "%8", "%9", SHUNT_F8(0));       \
   if constexpr (n == 32) SHUNT_WGMMA("32", type, SHUNT_R16, "%16", "%17", SHUNT_F16(0));   \
   if constexpr (n == 64) SHUNT_WGMMA("64", type, SHUNT_R32, "%32", "%33", SHUNT_F32(0));   \
+  if constexpr (n == 96)                                                                   \
+    SHUNT_WGMMA("96", type, SHUNT_R48, "%48", "%49", SHUNT_F32(0), SHUNT_F16(32));         \
   if constexpr (n == 128) SHUNT_WGMMA("128", type, SHUNT_R64, "%64", "%65", SHUNT_F64(0)); \
+  if constexpr (n == 160)                                                                  \
+    SHUNT_WGMMA("160", type, SHUNT_R80, "%80", "%81", SHUNT_F64(0), SHUNT_F16(64));        \
   if constexpr (n == 192)                                                                  \
     SHUNT_WGMMA("192", type, SHUNT_R96, "%96", "%97", SHUNT_F64(0), SHUNT_F32(64));        \
+  if constexpr (n == 224)                                                                  \
+    SHUNT_WGMMA("224", type, SHUNT_R112, "%112", "%113", SHUNT_F64(0), SHUNT_F32(64),      \
+                SHUNT_F16(96));                                                            \
   if constexpr (n == 256)                                                                  \
   SHUNT_WGMMA("256", type, SHUNT_R128, "%128", "%129", SHUNT_F64(0), SHUNT_F64(64))
 
@@ -71,8 +87,11 @@ __device__ __forceinline__ void wgmma_n(__half, float (&d)[floats], std::uint64_
 #undef SHUNT_F8
 #undef SHUNT_F4
 #undef SHUNT_R128
+#undef SHUNT_R112
 #undef SHUNT_R96
+#undef SHUNT_R80
 #undef SHUNT_R64
+#undef SHUNT_R48
 #undef SHUNT_R32
 #undef SHUNT_R16
 #undef SHUNT_R8
