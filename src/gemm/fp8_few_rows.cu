@@ -120,26 +120,67 @@ struct Eight {
   }
 };
 
-// The scale of 128 numbers of which 16 neighbouring lanes hold eight each, and those as e4m3.
-__device__ __forceinline__ float quantise(const float (&x)[8], std::uint32_t (&q)[2]) {
-  std::uint32_t most = 0;
+// device_fp8_scale() of 1e-12 to 1e30 without a branch, so that several are under way at once: by
+// reciprocals and remainders, which give the very quotients.
+__device__ __forceinline__ DeviceFp8Scale quick_fp8_scale(float amax) {
+  constexpr float of_448 = 1.0f / 448.0f;
+  const float near = __fmul_rn(amax, of_448);
+  const float scale = __fmaf_rn(__fmaf_rn(-448.0f, near, amax), of_448, near);
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(amax));
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
-    most = max(most, size < 0x7f800000u ? size : 0);
+  for (int i = 0; i < 2; ++i) {
+    inverse = __fmaf_rn(inverse, __fmaf_rn(-amax, inverse, 1.0f), inverse);
+  }
+  const float about = __fmul_rn(448.0f, inverse);
+  return {scale, __fmaf_rn(__fmaf_rn(-amax, about, 448.0f), inverse, about)};
+}
+
+// Of n times 128 numbers, of each of which 16 neighbouring lanes hold eight: the scale, and the
+// numbers as e4m3.
+template <int n>
+__device__ __forceinline__ void quantise(const float (&x)[n][8], std::uint32_t (&q)[n][2],
+                                         float (&scales)[n]) {
+  std::uint32_t most[n];
+#pragma unroll
+  for (int c = 0; c < n; ++c) {
+    most[c] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t size = __float_as_uint(x[c][i]) & 0x7fffffffu;
+      most[c] = max(most[c], size < 0x7f800000u ? size : 0);
+    }
   }
 #pragma unroll
   for (int apart = 8; apart > 0; apart /= 2) {
-    most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
-  }
-  const DeviceFp8Scale scale = device_fp8_scale(__uint_as_float(most), 0, false);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    q[i] = to_e4m3x2(__fmul_rn(x[4 * i], scale.factor), __fmul_rn(x[4 * i + 1], scale.factor)) |
-           to_e4m3x2(__fmul_rn(x[4 * i + 2], scale.factor), __fmul_rn(x[4 * i + 3], scale.factor))
-               << 16;
+    for (int c = 0; c < n; ++c) {
+      most[c] = max(most[c], __shfl_xor_sync(0xffffffffu, most[c], apart));
+    }
   }
-  return scale.scale;
+  DeviceFp8Scale scale[n];
+  bool large = false;
+#pragma unroll
+  for (int c = 0; c < n; ++c) {
+    const float amax = fmaxf(__uint_as_float(most[c]), 1e-12f);
+    large = large || amax > 1e30f;
+    scale[c] = quick_fp8_scale(amax);
+  }
+  if (large) {
+#pragma unroll
+    for (int c = 0; c < n; ++c) scale[c] = device_fp8_scale(__uint_as_float(most[c]), 0, false);
+  }
+#pragma unroll
+  for (int c = 0; c < n; ++c) {
+    const float factor = scale[c].factor;
+    scales[c] = scale[c].scale;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* const four = x[c] + 4 * i;
+      q[c][i] = to_e4m3x2(__fmul_rn(four[0], factor), __fmul_rn(four[1], factor)) |
+                to_e4m3x2(__fmul_rn(four[2], factor), __fmul_rn(four[3], factor)) << 16;
+    }
+  }
 }
 
 __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t a,
@@ -236,8 +277,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
         if (row < args.source_rows) source[h] = static_cast<int>(row);
       }
-      Eight<wide> now[pairs], later[pairs];
-      float given_now[pairs], given_later[pairs];  // scales of rows that are fp8
+      Eight<wide> now[pairs] = {}, later[pairs] = {};
+      float given_now[pairs] = {}, given_later[pairs] = {};  // scales of rows that are fp8
       const auto load = [&](Eight<wide>(&eights)[pairs], float(&given)[pairs], int i, int chunk) {
 #pragma unroll
         for (int c = 0; c < pairs; ++c) {
@@ -271,32 +312,53 @@ __global__ void __launch_bounds__(S::threads, 1)
           } else if (i + 4 < end) {
             load(later, given_later, i + 4, 0);
           }
-          if (chunk == 0 && round > 0) mbarrier_wait(&empty[slot], (round & 1) ^ 1);
-#pragma unroll
-          for (int c = 0; c < pairs; ++c) {
-            const int token = 2 * (chunk * pairs + c);
-            if (token >= at.count) continue;
-            std::uint32_t q[2];
-            float scale = given_now[c];
+          // n pairs from number `first` of the chunk, those behind the group's last row too.
+          const auto move = [&]<int first, int n>() {
+            std::uint32_t q[n][2];
+            float scale[n];
             if (fp8) {
-              q[0] = now[c].word[0], q[1] = now[c].word[1];
-            } else {
-              float of_row = 1;
-              if (args.row_weight != nullptr) {
-                of_row = __shfl_sync(0xffffffffu, weight[0], (token + half) % 32);
-                if constexpr (S::tokens > 32) {
-                  const float high = __shfl_sync(0xffffffffu, weight[1], (token + half) % 32);
-                  if (token >= 32) of_row = high;
-                }
+#pragma unroll
+              for (int c = 0; c < n; ++c) {
+                q[c][0] = now[first + c].word[0], q[c][1] = now[first + c].word[1];
+                scale[c] = given_now[first + c];
               }
-              float x[8];
-              now[c].values(bf16, of_row, x);
-              scale = quantise(x, q);
+            } else {
+              float x[n][8];
+#pragma unroll
+              for (int c = 0; c < n; ++c) {
+                float of_row = 1;
+                if (args.row_weight != nullptr) {
+                  const int token = 2 * (chunk * pairs + first + c);
+                  of_row = __shfl_sync(0xffffffffu, weight[0], (token + half) % 32);
+                  if constexpr (S::tokens > 32) {
+                    const float high = __shfl_sync(0xffffffffu, weight[1], (token + half) % 32);
+                    if (token >= 32) of_row = high;
+                  }
+                }
+                now[first + c].values(bf16, of_row, x[c]);
+              }
+              quantise<n>(x, q, scale);
             }
-            store_pair(ring + static_cast<std::uint32_t>(slot * S::stage_bytes + token * 128) +
-                           (piece ^ static_cast<std::uint32_t>(token % 8 * 16)),
-                       q[0], q[1]);
-            if (part == 0) scales[slot * S::scales + 4 + token + half] = scale;
+            if (first == 0 && chunk == 0 && round > 0) {
+              mbarrier_wait(&empty[slot], (round & 1) ^ 1);
+            }
+#pragma unroll
+            for (int c = 0; c < n; ++c) {
+              const int token = 2 * (chunk * pairs + first + c);
+              store_pair(ring + static_cast<std::uint32_t>(slot * S::stage_bytes + token * 128) +
+                             (piece ^ static_cast<std::uint32_t>(token % 8 * 16)),
+                         q[c][0], q[c][1]);
+              if (part == 0) scales[slot * S::scales + 4 + token + half] = scale[c];
+            }
+          };
+          const int left = at.count - 2 * chunk * pairs;
+          if (left <= 2) {
+            move.template operator()<0, 1>();
+          } else {
+            move.template operator()<0, 4>();
+            if constexpr (pairs > 4) {
+              if (left > 8) move.template operator()<4, 4>();
+            }
           }
 #pragma unroll
           for (int c = 0; c < pairs; ++c) {
