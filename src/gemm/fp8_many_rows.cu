@@ -5,31 +5,40 @@
 // A cluster of two blocks takes tiles of up to 256 tokens by 256 rows of weights, tile numbers
 // cluster, cluster + clusters, ..; k goes by in steps of 128 through a ring of stages of 48 KB.
 // Each block orders one half of the weights for both. More than 128 tokens ("tall"): a block has
-// 128, each of its warpgroups 64 of them and all weights, in two halves one after the other. Else
-// ("flat"): a block has 64 tokens, each warpgroup those and one half of the weights. 12 warps:
-//   warp 0      one thread orders copies: 128 x 128 weights for both blocks (bulk), 64 or 128
+// 128, each of its warpgroups 64 of them and all weights. Else ("flat"): a block has 64 tokens,
+// each warpgroup those and one half of the weights. 12 warps:
+//   warp 0      one thread orders copies: 128 x 128 weights for both blocks (tensor map), 64 or 128
 //               tokens for its own (tensor map; what lies behind the group's end is another
 //               group's and is not stored)
 //   warps 1-3   nothing
-//   warps 4-11  two warpgroups: 128 products by wgmma, then sums += products * scales while the
-//               other warpgroup multiplies
+//   warps 4-11  two warpgroups: the step's tokens to registers, then products with 64 rows of
+//               weights after the other by wgmma, two under way; what is done is added to the
+//               sums, times its scales, while the next is multiplied
 //   full[s]     stage s is there: 1 arrival and its bytes, of both blocks' copies
 //   empty[s]    stage s may be overwritten in both blocks: 16 arrivals
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
-// shared memory. Only the exchange of the largest magnitudes in a flat tile of pairs needs both
-// warpgroups (barrier 1). The last cluster barrier: no block leaves while the other copies into it.
+// shared memory. The two ends of a layer's products have kernels of their own, for their code alone
+// fits the instruction cache: 16 bits as they are, and pairs that become fp8. Their results leave
+// by bulk stores, a box of 16 rows a warp, while the warp goes on. Only the exchange of the largest
+// magnitudes in a flat tile of pairs needs both warpgroups (barrier 1). The last cluster barrier:
+// no block leaves while the other copies into it.
 //
-// Bytes a step and block from L2: 32 KB tall, 24 flat, for 8.4 and 4.2 MFLOP; of shared memory 96
-// bytes a clock. A tall step is 1024 clocks of the tensor cores; a warpgroup's sums take 200 of the
-// other's 512. Time predicted on an H200 at 1300 TFLOP/s: G16 M1024 N2048 K5120 285 us, N5120 K1024
-// 170, G128 M128 N2048 K5120 345, N5120 K1024 205. Measured: 343, 229, 471, 299.
+// Bytes a step and block from L2: 32 KB tall, 24 flat, for 8.4 and 4.2 MFLOP. A tall step is 1024
+// clocks of the tensor cores, for which shared memory is written 48 KB and read 80: 125 bytes a
+// clock of 128. With tokens from shared memory, in halves of 128 rows of weights, it was 144 KB.
+// Time predicted on an H200 at 1200 clocks a step and 2500 a tile's end: G16 M1024 N2048 K5120 270
+// us, N5120 K1024 165, G128 M128 N2048 K5120 350, N5120 K1024 215. Measured before: 324, 229, 430,
+// 294.
+#include <type_traits>
+
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "gemm/finish.cuh"
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
+#include "gemm/store_map.hpp"
 #include "gemm/tile_list.cuh"
 #include "gemm/tile_map.hpp"
 
@@ -42,9 +51,18 @@ constexpr int step = 128;          // along k
 constexpr int box = 64;            // tokens of a copy
 constexpr int part_bytes = 16384;  // 128 tokens, or 128 rows of weights, of a step
 constexpr int stage_bytes = 3 * part_bytes, stages = 4;
-constexpr int pitch = 144;                   // bytes of a row that is turned
-constexpr int turn_bytes_all = 128 * pitch;  // 16 rows a warp
-constexpr int most_bytes = 64 * 2 * 4;       // magnitudes of a flat tile's rows, a warpgroup's
+constexpr int pitch = 144;        // bytes of a row that is turned
+constexpr int turn_bytes = 3072;  // of a warp: 16 such rows, or a box of 16 x 128 bytes
+constexpr int turn_bytes_all = 8 * turn_bytes;
+static_assert(16 * pitch <= turn_bytes);
+constexpr int most_bytes = 64 * 2 * 4;  // magnitudes of a flat tile's rows, a warpgroup's
+
+// How a tile ends.
+enum class End {
+  any,      // as `args` says
+  plain16,  // 16 bits, neither bias nor activation, out at multiples of 16 bytes
+  pairs8,   // SiLU of pairs, no bias, then fp8; out at multiples of 16 bytes
+};
 
 int shared_bytes(int groups) {
   return 1024 + stages * stage_bytes + turn_bytes_all + most_bytes + TileList<64, 4>::bytes(groups);
@@ -68,6 +86,13 @@ struct Where {
   int group, row, count;  // `row`: of out, the warp's first; `count`: how many of 16 there are
   std::int64_t first;     // of the weights' rows
 };
+
+// Four 8x8 tiles of 16-bit numbers: lane l gives the address of 16 bytes, line l % 8 of tile l / 8.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t address, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 
 // acc[4 j + e]: row lane / 4 + 8 (e / 2), weights' row 8 j + 2 (lane % 4) + e % 2.
 class WarpFinish {
@@ -97,8 +122,9 @@ class WarpFinish {
 
   // The bias and the activation, in place: of pairs the first 32 numbers, acc[4 j + e] of column
   // 8 j + 2 (lane % 4) + e % 2 of the pairs.
+  template <End end>
   __device__ __forceinline__ void activate(float (&acc)[64], const Where& at) const {
-    if (f_.bias != nullptr) {
+    if (end == End::any && f_.bias != nullptr) {
       const std::int64_t last = f_.out_columns - 1, first = f_.paired ? at.first / 2 : at.first;
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
@@ -112,8 +138,8 @@ class WarpFinish {
         }
       }
     }
-    if (f_.paired) {
-      if (f_.plain) {
+    if (end == End::pairs8 || f_.paired) {
+      if (end == End::pairs8 || f_.plain) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;
@@ -145,6 +171,66 @@ class WarpFinish {
     }
   }
 
+  // 128 numbers of a row in 16 bits, by two boxes of 64. `box`: shared address of 2 KB at a
+  // multiple of 1024.
+  template <bool bf16>
+  __device__ __forceinline__ void store_16(const float (&acc)[64], const Where& at,
+                                           std::uint32_t box, const void* map) const {
+    const int line = lane_ % 16;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      free_box();
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const float* const d = acc + 32 * c + 4 * j;
+        const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
+                                       pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
+        const int piece = (j + lane_ / 16) ^ (line % 8);
+        stmatrix_x4(box + static_cast<std::uint32_t>(line * 128 + 16 * piece), four);
+      }
+      send_box(box, map, static_cast<int>(at.first) + 64 * c, f_.out_columns, at);
+    }
+  }
+  // 64 numbers of a row of pairs, after round(), to half `half` of a box of 128 bytes a row.
+  __device__ __forceinline__ void put_fp8(const float (&acc)[64], const float (&factor)[2],
+                                          unsigned char* box, int half) const {
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const int r = i / 2 % 2, line = row_ + 8 * r, at = 64 * half + i / 4 * 8 + 2 * pair_;
+      *reinterpret_cast<std::uint16_t*>(box + line * 128 + (at / 16 ^ row_) * 16 + at % 16) =
+          static_cast<std::uint16_t>(
+              to_e4m3x2(__fmul_rn(acc[i], factor[r]), __fmul_rn(acc[i + 1], factor[r])));
+    }
+  }
+  // What the warp has written before has left its box.
+  __device__ __forceinline__ void free_box() const {
+    if (lane_ == 0) wait_for_boxes_read<0>();
+    __syncwarp();
+  }
+  // The box to column `x` of the map, of `width` columns.
+  __device__ __forceinline__ void send_box(std::uint32_t box, const void* map, int x,
+                                           std::int64_t width, const Where& at) const {
+    fence_for_async();
+    __syncwarp();
+    const int tokens = min(16, at.count);
+    if (lane_ == 0 && tokens > 0 && x < width) {
+      store_box(map, box, x, 16 - tokens, at.row + tokens);
+    }
+  }
+  __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],
+                                            bool with_scales, float (&factor)[2]) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const DeviceFp8Scale scale = device_fp8_scale(most[r], 0, false);
+      factor[r] = scale.factor;
+      if (with_scales && pair_ == 0 && row_ + 8 * r < at.count && first < f_.out_columns) {
+        args_.out_scales[(std::int64_t{at.row} + row_ + 8 * r) * args_.out_scale_stride +
+                         first / 128 * args_.out_scale_step] = scale.scale;
+      }
+    }
+  }
+
   // Results in 16 bits, as they are before they become fp8; the largest magnitudes of the two rows.
   template <int columns>
   __device__ __forceinline__ void round(float (&acc)[64], DType between, const Where& at,
@@ -169,15 +255,7 @@ class WarpFinish {
                                             const float (&most)[2], bool with_scales) const {
     const std::int64_t first = f_.paired ? at.first / 2 : at.first;
     float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const DeviceFp8Scale scale = device_fp8_scale(most[r], 0, false);
-      factor[r] = scale.factor;
-      if (with_scales && pair_ == 0 && row_ + 8 * r < at.count && first < f_.out_columns) {
-        args_.out_scales[(std::int64_t{at.row} + row_ + 8 * r) * args_.out_scale_stride +
-                         first / 128 * args_.out_scale_step] = scale.scale;
-      }
-    }
+    scales_of(at, most, with_scales, factor);
 #pragma unroll
     for (int i = 0; i < columns / 2; i += 2) {
       const int r = i / 2 % 2;
@@ -256,9 +334,11 @@ class WarpFinish {
 
 #endif
 
+template <End end>
 __global__ void __launch_bounds__(threads, 1)
     many_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ CUtensorMap tokens,
-              const __grid_constant__ CUtensorMap weights) {
+              const __grid_constant__ CUtensorMap weights,
+              const __grid_constant__ CUtensorMap results) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[stages], empty[stages];
@@ -329,7 +409,9 @@ __global__ void __launch_bounds__(threads, 1)
     const auto free_stage = [&] {
       if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
     };
-    const WarpFinish finish(args, turns + (warp - 4) * 16 * pitch, lane);
+    unsigned char* const turn = turns + (warp - 4) * turn_bytes;  // of lines, or a box
+    const std::uint32_t box_address = shared_address(turn);
+    const WarpFinish finish(args, turn, lane);
     for (; tile < tiles; tile += clusters) {
       const GroupTile at = list.find(tile);
       const bool tall = at.count > 128;
@@ -339,7 +421,11 @@ __global__ void __launch_bounds__(threads, 1)
       const int half = tall ? 0 : group;  // the first
       const std::uint32_t a_base = base + (tall ? static_cast<std::uint32_t>(group) * 8192 : 0);
       const std::uint32_t b_base = base + static_cast<std::uint32_t>(1 + half) * part_bytes;
-      const std::uint64_t a_first = wgmma_descriptor(a_base), b_first = wgmma_descriptor(b_base);
+      const std::uint64_t b_first = wgmma_descriptor(b_base);
+      // Of ldmatrix: this lane's line, and where in it the first 16 numbers of a step lie for it.
+      const std::uint32_t a_line =
+          a_base + static_cast<std::uint32_t>((warp % 4 * 16 + lane % 16) * 128);
+      const auto a_piece = static_cast<std::uint32_t>((lane / 16 ^ lane % 8) * 16);
       const int row = at.row + offset + warp % 4 * 16;  // of the warp
 
       float acc[2][64];
@@ -369,37 +455,64 @@ __global__ void __launch_bounds__(threads, 1)
         }
       };
       load_scales(0);
+      const auto multiply = [&](auto of) {
+        constexpr int parts = 2 * decltype(of)::value;  // of 64 rows of weights
+        float d[2][32];
 #pragma unroll 1
-      for (int i = 0; i < args.steps; ++i) {
-        const float of_token[2] = {next_row[0], next_row[1]};
-        const float2 of_weight[2] = {next_weight[0], next_weight[1]};
-        if (i + 1 < args.steps) load_scales(i + 1);
-        mbarrier_wait(&full[stage], parity);
-        const auto from = static_cast<std::uint64_t>(stage * (stage_bytes / 16));
+        for (int i = 0; i < args.steps; ++i) {
+          // Of rows lane / 4 and 8 further; of gate's weights and of up's, in turn.
+          float s[parts / 2 + 1][2][2];  // one more than used, for none
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (h < halves) {
-            float d[64];
-            wgmma_fence();
-            step_e4m3<128>(d, a_first + from, b_first + from + h * (part_bytes / 16));
-            wgmma_commit();
-            wgmma_wait<0>();
-            if (h + 1 == halves) free_stage();
-            // Of rows lane / 4 and 8 further; of gate's weights and of up's, in turn.
-            const float s[2][2] = {
-                {__fmul_rn(of_token[0], of_weight[h].x), __fmul_rn(of_token[0], of_weight[h].y)},
-                {__fmul_rn(of_token[1], of_weight[h].x), __fmul_rn(of_token[1], of_weight[h].y)}};
+          for (int h = 0; h < parts / 2; ++h) {
 #pragma unroll
-            for (int e = 0; e < 64; ++e) {
-              acc[h][e] = __fmaf_rn(d[e], s[e / 2 % 2][e / 4 % 2], acc[h][e]);
+            for (int r = 0; r < 2; ++r) {
+              s[h][r][0] = __fmul_rn(next_row[r], next_weight[h].x);
+              s[h][r][1] = __fmul_rn(next_row[r], next_weight[h].y);
             }
           }
+          mbarrier_wait(&full[stage], parity);
+          if constexpr (parts > 0) {
+            const auto from = static_cast<std::uint64_t>(stage * (stage_bytes / 16));
+            const std::uint32_t line = a_line + static_cast<std::uint32_t>(stage * stage_bytes);
+            std::uint32_t a[4][4];
+#pragma unroll
+            for (std::uint32_t q = 0; q < 4; ++q) ldmatrix_x4(a[q], line + (a_piece ^ 32 * q));
+            const auto begin = [&](int part) {
+              wgmma_fence();
+              step_e4m3_64(d[part % 2], a,
+                           b_first + from + static_cast<std::uint64_t>(part * (part_bytes / 32)));
+              wgmma_commit();
+            };
+            begin(0);
+            begin(1);
+            if (i + 1 < args.steps) load_scales(i + 1);
+#pragma unroll
+            for (int part = 0; part < parts; ++part) {
+              part + 1 < parts ? wgmma_wait<1>() : wgmma_wait<0>();
+#pragma unroll
+              for (int e = 0; e < 32; ++e) asm volatile("" : "+f"(d[part % 2][e])::"memory");
+              if (part + 1 == parts) free_stage();
+              const int h = part / 2;
+#pragma unroll
+              for (int e = 0; e < 32; ++e) {
+                float& sum = acc[h][32 * (part % 2) + e];
+                sum = __fmaf_rn(d[part % 2][e], s[h][e / 2 % 2][e / 4 % 2], sum);
+              }
+              if (part + 2 < parts) begin(part + 2);
+            }
+          } else {
+            __syncwarp();
+            free_stage();
+          }
+          if (++stage == stages) stage = 0, parity ^= 1;
         }
-        if (halves == 0) {
-          __syncwarp();
-          free_stage();
-        }
-        if (++stage == stages) stage = 0, parity ^= 1;
+      };
+      if (halves == 2) {
+        multiply(std::integral_constant<int, 2>{});
+      } else if (halves == 1) {
+        multiply(std::integral_constant<int, 1>{});
+      } else {
+        multiply(std::integral_constant<int, 0>{});
       }
 
       Where where{.group = at.group,
@@ -407,14 +520,28 @@ __global__ void __launch_bounds__(threads, 1)
                   .count = halves == 0 ? 0 : at.count - offset - warp % 4 * 16,
                   .first = std::int64_t{128} * (tile_at + half)};
       float most[2] = {0, 0};
-      const bool paired = args.finish.paired, fp8 = args.out_scales != nullptr;
+      if constexpr (end == End::plain16) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (h < halves) {
+            where.first = std::int64_t{128} * (tile_at + half + h);
+            finish.scale(acc[h], where);
+            args.finish.out_dtype == DType::bf16
+                ? finish.store_16<true>(acc[h], where, box_address, &results)
+                : finish.store_16<false>(acc[h], where, box_address, &results);
+          }
+        }
+        continue;
+      }
+      const bool paired = end == End::pairs8 || args.finish.paired;
+      const bool fp8 = end == End::pairs8 || args.out_scales != nullptr;
       const bool exchange = fp8 && paired && !tall;  // by both warpgroups, whatever they have
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if (h < halves) {
           where.first = std::int64_t{128} * (tile_at + half + h);
           finish.scale(acc[h], where);
-          finish.activate(acc[h], where);
+          finish.template activate<end>(acc[h], where);
           if (!fp8) {
             paired ? finish.write<64>(acc[h], where) : finish.write<128>(acc[h], where);
           } else if (!paired) {
@@ -437,7 +564,17 @@ __global__ void __launch_bounds__(threads, 1)
         most[1] = fmaxf(most[1], most_of_row[(group ^ 1) * 64 + of_block + 8]);
         named_barrier(1, 256);
       }
-      if (fp8 && paired) {
+      if (end == End::pairs8 && halves == 2) {
+        where.first = std::int64_t{128} * tile_at;
+        float factor[2];
+        finish.scales_of(where, most, true, factor);
+        finish.free_box();
+        finish.put_fp8(acc[0], factor, turn, 0);
+        finish.put_fp8(acc[1], factor, turn, 1);
+        finish.send_box(box_address, &results, static_cast<int>(where.first / 4),
+                        (args.finish.out_columns + 1) / 2, where);
+      } else if (fp8 && paired) {
+        if (end == End::pairs8) finish.free_box();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (h < halves) {
@@ -447,10 +584,22 @@ __global__ void __launch_bounds__(threads, 1)
         }
       }
     }
+    if (end != End::any && lane == 0) wait_for_boxes_written();
   }
   __syncwarp();
   cluster_barrier();
 #endif
+}
+
+End end_of(const PackedArgs& args, const Tensor& out) {
+  const Finish& f = args.finish;
+  const std::int64_t bytes = bits(f.out_dtype) / 8;
+  const bool bulk = f.bias == nullptr && reinterpret_cast<std::uintptr_t>(f.out) % 16 == 0 &&
+                    (out.shape[0] == 1 || (f.out_stride > 0 && f.out_stride * bytes % 16 == 0));
+  if (!bulk) return End::any;
+  if (bytes == 2 && !f.paired && !f.activates) return End::plain16;
+  if (bytes == 1 && f.paired && f.plain && f.out_columns % 2 == 0) return End::pairs8;
+  return End::any;
 }
 
 }  // namespace
@@ -458,11 +607,17 @@ __global__ void __launch_bounds__(threads, 1)
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p,
                    PackedArgs args) {
   args.columns = (args.row_tiles + cluster - 1) / cluster;
-  CUtensorMap tokens, weights;
+  CUtensorMap tokens, weights, results{};
   // Bytes in twos: a box of 64 elements of 16 bits is one of 128 bytes.
   if (!map_rows(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
                 args.source_row_bytes / 2, box) ||
       !map_tiles(weights, args.tiles, p.groups * args.group_bytes / 128)) {
+    return false;
+  }
+  const End end = end_of(args, p.out);
+  const std::int64_t twos = end == End::pairs8 ? 2 : 1;  // elements of out in 16 bits
+  if (end != End::any && !map_row_ends(results, p.out.data, true, p.out.shape[0],
+                                       p.out.shape[1] / twos, p.out.strides[0] / twos, 64, 16)) {
     return false;
   }
   launch("grouped_gemm", gpu,
@@ -470,7 +625,10 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
           .block = dim3(threads),
           .shared = static_cast<std::size_t>(shared_bytes(args.groups)),
           .cluster = cluster},
-         many_rows, args, tokens, weights);
+         end == End::plain16  ? many_rows<End::plain16>
+         : end == End::pairs8 ? many_rows<End::pairs8>
+                              : many_rows<End::any>,
+         args, tokens, weights, results);
   return true;
 }
 

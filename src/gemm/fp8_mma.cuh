@@ -11,21 +11,6 @@
 
 namespace shunt::cuda_engine {
 
-#define SHUNT_R4 "%0, %1, %2, %3"
-#define SHUNT_R8 SHUNT_R4 ", %4, %5, %6, %7"
-#define SHUNT_R16 SHUNT_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define SHUNT_R32 \
-  SHUNT_R16       \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SHUNT_R64                                                                           \
-  SHUNT_R32                                                                                 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SHUNT_F4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define SHUNT_F8(i) SHUNT_F4(i), SHUNT_F4((i) + 4)
-#define SHUNT_F16(i) SHUNT_F8(i), SHUNT_F8((i) + 8)
-#define SHUNT_F32(i) SHUNT_F16(i), SHUNT_F16((i) + 16)
-#define SHUNT_F64(i) SHUNT_F32(i), SHUNT_F32((i) + 32)
 #define SHUNT_WGMMA(n, registers, a_at, b_at, add_at, ...)                                      \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_at                                   \
                ", 0;\n"                                                                         \
@@ -44,17 +29,19 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[n / 2], std::uint64_t a, s
   if constexpr (n == 128) SHUNT_WGMMA("128", SHUNT_R64, "%64", "%65", "%66", SHUNT_F64(0));
 }
 
+// d = a b of 64 rows of b, or with `add` d += a b; a as mma.m16n8k32 has it, 16 rows a warp.
+template <int add>
+__device__ __forceinline__ void wgmma_e4m3_64(float (&d)[32], const std::uint32_t (&a)[4],
+                                              std::uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" SHUNT_R32
+      "}, {%32, %33, %34, %35}, %36, add, 1, 1;\n}"
+      : SHUNT_F32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));
+}
+
 #undef SHUNT_WGMMA
-#undef SHUNT_F64
-#undef SHUNT_F32
-#undef SHUNT_F16
-#undef SHUNT_F8
-#undef SHUNT_F4
-#undef SHUNT_R64
-#undef SHUNT_R32
-#undef SHUNT_R16
-#undef SHUNT_R8
-#undef SHUNT_R4
 
 // d = the products of one step of 128 along k.
 template <int n>
@@ -62,6 +49,14 @@ __device__ __forceinline__ void step_e4m3(float (&d)[n / 2], std::uint64_t a, st
   wgmma_e4m3<n, 0>(d, a, b);
 #pragma unroll
   for (unsigned k = 1; k < 4; ++k) wgmma_e4m3<n, 1>(d, a + 2 * k, b + 2 * k);
+}
+
+// The same with 64 rows of b, and a in registers.
+__device__ __forceinline__ void step_e4m3_64(float (&d)[32], const std::uint32_t (&a)[4][4],
+                                             std::uint64_t b) {
+  wgmma_e4m3_64<0>(d, a[0], b);
+#pragma unroll
+  for (unsigned k = 1; k < 4; ++k) wgmma_e4m3_64<1>(d, a[k], b + 2 * k);
 }
 
 // A bulk copy to the same place of each block of the cluster whose bit is set in `ranks`; its bytes

@@ -35,6 +35,10 @@ class TileList {
         groups_(groups),
         columns_(columns) {}
 
+  // By all threads of a block of up to 32 warps; ends with a barrier.
+  __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows) {
+    build(offsets, valid, rows, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
+  }
   // By `threads` threads, up to 32 whole warps, of which this is number `thread`; ends with their
   // barrier, number `barrier`.
   __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows,
