@@ -25,7 +25,8 @@ struct PreparedWeights {
   Device device{};
   void* data = nullptr;
   std::size_t bytes = 0;
-  FormatSpec format{};  // not plain: packed, scales in the same bytes
+  FormatSpec format{};                   // not plain: packed, scales in the same bytes
+  RowFormat rows = RowFormat::as_dtype;  // of packed ones on a GPU: what they are laid out for
   explicit operator bool() const { return data != nullptr; }
 };
 
@@ -50,14 +51,20 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 // 16 bits or f32. Where a matrix has group_of the prepared format is `ordered`, and so must be the
 // one that prepared_bytes is asked for: k are sorted by their groups, of which each must be full
 // (Error{unsupported}), and every product puts its rows into that order first. On the CPU only.
+// `rows`: with which rows a GPU is to multiply them, as GroupedGemmSpec says; the
+// CPU takes no notice. On a GPU, f16 keeps a block of mxfp4 exact that is 2^24 smaller than its
+// row's largest, bf16 2^120, and what lies below counts as zero in the end.
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
-                           int groups, std::int64_t n, std::int64_t k, bool paired = false);
+                           int groups, std::int64_t n, std::int64_t k, bool paired = false,
+                           RowFormat rows = RowFormat::as_dtype);
 PreparedWeights prepare_packed(const Context& context, DType dtype,
-                               const std::vector<PackedMatrix>& matrices, Workspace memory);
+                               const std::vector<PackedMatrix>& matrices, Workspace memory,
+                               RowFormat rows = RowFormat::as_dtype);
 // Gate and up keep a global scale each.
 PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
                                       const std::vector<PackedMatrix>& gate,
-                                      const std::vector<PackedMatrix>& up, Workspace memory);
+                                      const std::vector<PackedMatrix>& up, Workspace memory,
+                                      RowFormat rows = RowFormat::as_dtype);
 
 // The inverse of all of them: writes matrix `group` into out [n, k] (gate rows first when paired),
 // of any float dtype and strides, on the context's device.

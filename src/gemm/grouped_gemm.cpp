@@ -9,6 +9,8 @@
 #include "core/workspace.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/fragment_prepare.hpp"
+#include "gemm/fragment_product.hpp"
 #include "gemm/fused.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_panels.hpp"
@@ -55,6 +57,11 @@ void check_prepared(const GroupedGemmSpec& spec, const PreparedWeights& w, Devic
   if (w.format != resolved(spec.format)) {
     fail(Status::invalid_argument, "grouped_gemm: prepared weights are {}: the spec says {}",
          to_string(w.format), to_string(spec.format));
+  }
+  if (device.type == DeviceType::cuda && w.rows != spec.rows) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: prepared weights are laid out for rows {}: the spec says {}",
+         static_cast<int>(w.rows), static_cast<int>(spec.rows));
   }
   if (w.paired) {
     fail(Status::invalid_argument,
@@ -123,12 +130,19 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       return refuse("format is {}: must be plain, or prepared true", to_string(spec.format));
     }
   } else if (packed || spec.rows != RowFormat::as_dtype) {
-    if (device.type != DeviceType::cuda || !cuda_engine::computed(spec.format.format, spec.rows) ||
-        !spec.prepared) {
+    const bool decoded =
+        spec.rows == RowFormat::as_dtype && cuda_engine::FragmentLayout::holds(spec.format.format);
+    if (device.type != DeviceType::cuda || !spec.prepared ||
+        !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
           "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
-          "prepared fp8_block and 2, fp8_channel or fp8_tensor and 1",
+          "prepared and 0 (but mxfp8, dense3 and ordered), fp8_block and 2, fp8_channel or "
+          "fp8_tensor and 1",
           to_string(spec.format), static_cast<int>(spec.rows));
+    }
+    if (decoded && spec.dtype == DType::f32) {
+      return refuse("dtype is f32 and format {}: must be bf16 or f16 on a GPU",
+                    to_string(spec.format));
     }
     if (spec.k < 1) return refuse("k is {}: must be 1 or more", spec.k);
     if (spec.groups > 1024) return refuse("groups is {}: must be 1 to 1024", spec.groups);
@@ -141,7 +155,8 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
   require(supports(spec, context.device()), "grouped_gemm");
   if (rows < 0) fail(Status::invalid_argument, "grouped_gemm: rows is {}: must be >= 0", rows);
   // Sizes that overflow.
-  (void)prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k);
+  (void)prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k, false,
+                       spec.rows);
   (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
   if (on_gpu(context)) return 0;
   Carver carver;
@@ -197,6 +212,17 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .bias = in.bias,
                                            .out = out});
     }
+    if (on_gpu(context) && spec.format != FormatSpec{}) {
+      return cuda_engine::multiply_fragments(
+          context.gpu(), {.layout = {resolved(spec.format), spec.dtype, spec.n, spec.k, false},
+                          .groups = spec.groups,
+                          .prepared = in.prepared.data,
+                          .offsets = offsets,
+                          .whole_k = spec.batch_invariant,
+                          .rows = in.rows,
+                          .bias = in.bias,
+                          .out = out});
+    }
     if (on_gpu(context)) {
       return cuda_engine::multiply_groups(context.gpu(),
                                           {.layout = {spec.dtype, spec.n, spec.k, false},
@@ -230,11 +256,34 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
 
 namespace {
 
+// Packed weights that become numbers of the rows' type on a GPU.
+bool decoded(const PreparedWeights& weights) {
+  return weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype;
+}
+
 void multiply(const Context& context, const PreparedWeights& weights,
               const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
               Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
     const std::int64_t groups = weights.groups;
+    if (on_gpu(context) && decoded(weights)) {
+      return cuda_engine::multiply_fragments(
+          context.gpu(),
+          {.layout = cuda_engine::fragments_of(weights),
+           .groups = weights.groups,
+           .prepared = weights.data,
+           .offsets = in.offsets,
+           .valid = in.valid,
+           .whole_k = in.whole_k,
+           .early = in.early,
+           .rows = in.rows,
+           .permutation = in.permutation,
+           .slots = in.slots,
+           .row_scale = in.row_scale,
+           .bias = in.bias != nullptr ? view(in.bias, {groups, weights.n}) : Tensor{},
+           .activation = activation,
+           .out = out});
+    }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::multiply_packed(
           context.gpu(),
@@ -315,6 +364,10 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled) {
+  // The kernels of packed weights read rows wherever they are, but convert them slowly.
+  if (decoded(weights)) {
+    return on_gpu(context) && (source != weights.dtype || scaled) && rows >= 256;
+  }
   if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
@@ -336,6 +389,10 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k) {
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return cuda_engine::product_us(context.gpu(), cuda_engine::fragments_of(weights),
+                                     weights.groups, rows, whole_k);
+    }
     if (on_gpu(context)) {
       return cuda_engine::product_us(context.gpu(),
                                      {weights.dtype, weights.n, weights.k, weights.paired},
@@ -348,6 +405,11 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, bool whole_k) {
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return to_string(weights.format) + ", " +
+             cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
+                                        weights.groups, rows, whole_k);
+    }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
                                         weights.groups, rows);

@@ -21,6 +21,7 @@ struct PackedSizes {
   bool rows_in_place = true;  // in groups one after the other, for bulk copies
   bool whole_k = false;       // k is not shared out: a row's bits do not depend on the batch
   bool packed_out = false;    // out is to be fp8, which few_rows does not write
+  bool sparse = false;        // two of four kept: half the products
 };
 
 struct PackedPlan {

@@ -9,6 +9,7 @@
 #include "cpu/pool.hpp"
 #include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/fragment_prepare.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
@@ -208,6 +209,12 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     fail(Status::invalid_argument, "unprepare: weights are on another device than the context");
   }
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype) {
+      const cuda_engine::FragmentLayout layout = cuda_engine::fragments_of(weights);
+      return cuda_engine::read_fragments(
+          context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
+          out);
+    }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       const cuda_engine::PackedLayout layout = cuda_engine::layout_of(weights);
       return cuda_engine::read_packed(

@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/fragment_prepare.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/prepared_sizes.hpp"
@@ -23,12 +24,28 @@ bool on_gpu(const Context& context) {
 
 // Throws unless the format has a prepared layout on the context's device.
 void check_sizes(const char* what, const Context& context, DType dtype, const FormatSpec& format,
-                 int groups, std::int64_t n, std::int64_t k, bool paired) {
-  if (on_gpu(context) && format.format != Format::fp8_tensor &&
-      format.format != Format::fp8_channel && format.format != Format::fp8_block) {
+                 int groups, std::int64_t n, std::int64_t k, bool paired, RowFormat rows) {
+  if (on_gpu(context) && rows != RowFormat::as_dtype &&
+      !cuda_engine::computed(format.format, rows)) {
     fail(Status::unsupported,
-         "{}: format is {}: must be fp8_tensor, fp8_channel or fp8_block on a GPU", what,
-         to_string(format));
+         "{}: format is {} for rows {}: must be fp8_block for 2, fp8_channel or fp8_tensor for 1",
+         what, to_string(format), static_cast<int>(rows));
+  }
+  if (on_gpu(context) && rows == RowFormat::as_dtype) {
+    if (!cuda_engine::FragmentLayout::holds(format.format)) {
+      fail(
+          Status::unsupported,
+          "{}: format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8 or one of fp8 on a GPU",
+          what, to_string(format));
+    }
+    if (dtype == DType::f32) {
+      fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
+    }
+    if (format.ordered) {
+      fail(Status::unsupported,
+           "{}: format is {}: a GPU multiplies groups of consecutive k only; unpack first", what,
+           to_string(format));
+    }
   }
   if (format.ordered && format.format != Format::int4) {
     fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered", what,
@@ -46,10 +63,12 @@ cpu_engine::PackedPanels panels_of(const FormatSpec& format, std::int64_t n, std
 }
 
 std::size_t bytes_of(const Context& context, const FormatSpec& format, int groups, std::int64_t n,
-                     std::int64_t k, bool paired) {
+                     std::int64_t k, bool paired, DType dtype, RowFormat rows) {
   const std::int64_t one =
-      on_gpu(context) ? cuda_engine::PackedLayout{format.format, n, k, paired}.group_bytes()
-                      : panels_of(format, n, k, paired).group_bytes();
+      !on_gpu(context) ? panels_of(format, n, k, paired).group_bytes()
+      : rows == RowFormat::as_dtype
+          ? cuda_engine::FragmentLayout{resolved(format), dtype, n, k, paired}.group_bytes()
+          : cuda_engine::PackedLayout{format.format, n, k, paired}.group_bytes();
   return static_cast<std::size_t>(one * groups);
 }
 
@@ -67,7 +86,9 @@ void check_order(const std::string& name, const PackedMatrix& m) {
   }
 }
 
-void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMatrix& first) {
+// `most_zero`: of zero points.
+void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMatrix& first,
+                  int most_zero) {
   if (m.format != first.format || m.n != first.n || m.k != first.k) {
     fail(Status::invalid_argument, "{} is {} [{}, {}]: must be {} [{}, {}], as the first", name,
          to_string(m.format), m.n, m.k, to_string(first.format), first.n, first.k);
@@ -85,16 +106,17 @@ void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMa
   if (m.format.format == Format::int4 && m.zeros) {
     const auto* const zeros = m.zeros.as<const std::uint8_t>();
     for (std::int64_t i = 0; i < m.zeros.elements(); ++i) {
-      if (zeros[i] <= 16) continue;
-      fail(Status::invalid_argument, "{}.zeros[{}, {}] is {}: must be at most 16", name,
-           i / m.zeros.shape[1], i % m.zeros.shape[1], zeros[i]);
+      if (zeros[i] <= most_zero) continue;
+      fail(zeros[i] > 16 ? Status::invalid_argument : Status::unsupported,
+           "{}.zeros[{}, {}] is {}: must be at most {}", name, i / m.zeros.shape[1],
+           i % m.zeros.shape[1], zeros[i], most_zero);
     }
   }
 }
 
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
                             const std::vector<PackedMatrix>& gate,
-                            const std::vector<PackedMatrix>* up, Workspace memory) {
+                            const std::vector<PackedMatrix>* up, Workspace memory, RowFormat rows) {
   if (gate.empty()) fail(Status::invalid_argument, "{}: no matrices are given", what);
   if (up != nullptr && up->size() != gate.size()) {
     fail(Status::invalid_argument, "{}: {} gates are given, but {} ups", what, gate.size(),
@@ -107,15 +129,16 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   FormatSpec format = gate[0].format;
   format.ordered = std::any_of(gate.begin(), gate.end(), has_order) ||
                    (paired && std::any_of(up->begin(), up->end(), has_order));
-  check_sizes(what, context, dtype, format, groups, n, gate[0].k, paired);
+  check_sizes(what, context, dtype, format, groups, n, gate[0].k, paired, rows);
   const auto name = [&](std::size_t g, bool second) {
     return fmt::format("{}: {}[{}]", what, !paired ? "matrices" : second ? "up" : "gate", g);
   };
   for (std::size_t g = 0; g < gate.size(); ++g) {
-    check_matrix(name(g, false), gate[g], gate[0]);
-    if (paired) check_matrix(name(g, true), (*up)[g], gate[0]);
+    const int most_zero = on_gpu(context) ? 15 : 16;  // four bits there
+    check_matrix(name(g, false), gate[g], gate[0], most_zero);
+    if (paired) check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
   }
-  const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired);
+  const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired, dtype, rows);
   check_workspace(what, memory, bytes);
   const PreparedWeights prepared{.dtype = dtype,
                                  .groups = groups,
@@ -125,8 +148,19 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                                  .device = context.device(),
                                  .data = memory.data,
                                  .bytes = bytes,
-                                 .format = format};
+                                 .format = format,
+                                 .rows = on_gpu(context) ? rows : RowFormat::as_dtype};
+  const auto refuse_group = [&](std::size_t g) {
+    fail(Status::invalid_argument, "{}{} holds a NaN or an infinite scale: must be finite",
+         name(g, false), paired ? ", or its up," : "");
+  };
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && rows == RowFormat::as_dtype) {
+      const std::size_t bad = cuda_engine::write_fragments(
+          context, cuda_engine::fragments_of(prepared), gate, up, memory.data);
+      if (bad < gate.size()) refuse_group(bad);
+      return prepared;
+    }
     if (on_gpu(context)) {
       cuda_engine::write_packed(context, {gate[0].format.format, n, gate[0].k, paired}, gate, up,
                                 memory.data);
@@ -155,31 +189,31 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
       }
     });
   });
-  if (bad.load() < gate.size()) {
-    fail(Status::invalid_argument, "{}{} holds a NaN or an infinite scale: must be finite",
-         name(bad.load(), false), paired ? ", or its up," : "");
-  }
+  if (bad.load() < gate.size()) refuse_group(bad.load());
   return prepared;
 }
 
 }  // namespace
 
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
-                           int groups, std::int64_t n, std::int64_t k, bool paired) {
+                           int groups, std::int64_t n, std::int64_t k, bool paired,
+                           RowFormat rows) {
   if (format == FormatSpec{}) return prepared_bytes(context, dtype, groups, n, k, paired);
-  check_sizes("prepared_bytes", context, dtype, format, groups, n, k, paired);
-  return bytes_of(context, format, groups, n, k, paired);
+  check_sizes("prepared_bytes", context, dtype, format, groups, n, k, paired, rows);
+  return bytes_of(context, format, groups, n, k, paired, dtype, rows);
 }
 
 PreparedWeights prepare_packed(const Context& context, DType dtype,
-                               const std::vector<PackedMatrix>& matrices, Workspace memory) {
-  return prepare_all("prepare_packed", context, dtype, matrices, nullptr, memory);
+                               const std::vector<PackedMatrix>& matrices, Workspace memory,
+                               RowFormat rows) {
+  return prepare_all("prepare_packed", context, dtype, matrices, nullptr, memory, rows);
 }
 
 PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
                                       const std::vector<PackedMatrix>& gate,
-                                      const std::vector<PackedMatrix>& up, Workspace memory) {
-  return prepare_all("prepare_packed_paired", context, dtype, gate, &up, memory);
+                                      const std::vector<PackedMatrix>& up, Workspace memory,
+                                      RowFormat rows) {
+  return prepare_all("prepare_packed_paired", context, dtype, gate, &up, memory, rows);
 }
 
 }  // namespace shunt

@@ -28,9 +28,9 @@ struct Layer::Impl {
   bool on_gpu() const { return context.device().type == DeviceType::cuda; }
   bool routes_and_orders_at_once(std::int64_t tokens) const;
   // Of the experts' rows between their second GEMM and the combine: f32, but on a GPU, where they
-  // cross memory twice, the layer's dtype; of packed weights f32 there too.
+  // cross memory twice, the layer's dtype; of rows in fp8 f32 there too.
   DType rows_dtype() const {
-    return on_gpu() && experts.down.format == FormatSpec{} ? options.dtype : DType::f32;
+    return on_gpu() && options.rows == RowFormat::as_dtype ? options.dtype : DType::f32;
   }
   RouteSpec routing() const {
     RouteSpec route = spec.route;

@@ -26,7 +26,7 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->context = context;
   impl_->held = HeldWeights(context, weights);
   impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
-                                   options.in_place, options.format);
+                                   options.in_place, options.format, options.rows);
   if (spec.shared.intermediate > 0) {
     impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/fragment_layout.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
@@ -169,7 +170,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.format is {}: the order is the packed weights' own",
                   to_string(options.format));
   }
-  if (packed && options.rows == RowFormat::as_dtype && device.type == DeviceType::cpu) {
+  if (packed && options.rows == RowFormat::as_dtype) {
     const int group = resolved(options.format).group;
     const bool grouped = options.format.format == Format::int4;
     if (grouped ? group < 16 || group % 16 != 0 : group != 0) {
@@ -180,12 +181,28 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
       return refuse("LayerOptions.in_place: must be false with format {}",
                     to_string(options.format));
     }
+    if (device.type == DeviceType::cuda) {
+      if (!cuda_engine::FragmentLayout::holds(options.format.format)) {
+        return refuse(
+            "LayerOptions.format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8 or one of "
+            "fp8 on a GPU",
+            to_string(options.format));
+      }
+      if (options.dtype == DType::f32) {
+        return refuse("LayerOptions.dtype is f32 and format {}: must be bf16 or f16 on a GPU",
+                      to_string(options.format));
+      }
+      if (spec.experts.experts > 1024) {
+        return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 in {}",
+                      spec.experts.experts, to_string(options.format));
+      }
+    }
   } else if (packed || options.rows != RowFormat::as_dtype) {
     const bool fp8 = options.format.format == Format::fp8_block &&
                      options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
     if (!fp8 || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be plain and 0, any and 0 on the CPU, or "
+          "LayerOptions.format is {} and rows {}: must be 0, or "
           "fp8_block and 2 on a GPU, with a dtype of 16 bits",
           to_string(options.format), static_cast<int>(options.rows));
     }

@@ -288,15 +288,15 @@ std::size_t HeldWeights::bytes() const { return total(buffers_); }
 
 PreparedExperts::PreparedExperts(const Context& context, DType dtype,
                                  const ActivationSpec& activation, const ExpertWeights& weights,
-                                 bool in_place, const FormatSpec& format) {
+                                 bool in_place, const FormatSpec& format, RowFormat rows) {
   if (is_packed(weights)) {
-    prepare_packed_ones(context, dtype, activation.gated, weights, format, in_place);
+    prepare_packed_ones(context, dtype, activation.gated, weights, format, in_place, rows);
     hold_biases(context, activation.gated, weights);
     return;
   }
   if (format != FormatSpec{}) {
     prepare_packed_ones(context, dtype, activation.gated, packed_copy(context, weights, format),
-                        format, in_place);
+                        format, in_place, rows);
     hold_biases(context, activation.gated, weights);
     return;
   }
@@ -351,7 +351,7 @@ void PreparedExperts::hold_biases(const Context& context, bool gated,
 
 void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, bool gated,
                                           const ExpertWeights& weights, const FormatSpec& wanted,
-                                          bool in_place) {
+                                          bool in_place, RowFormat rows) {
   const PackedMatrix& up = weights.packed_up[0];
   const PackedMatrix& second = weights.packed_down[0];
   if (in_place) {
@@ -375,14 +375,14 @@ void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, b
   };
   const FormatSpec first_format = prepared(up.format, {&weights.packed_gate, &weights.packed_up});
   buffers_.push_back(context.allocate(
-      shunt::prepared_bytes(context, dtype, first_format, groups, columns, up.k, gated)));
+      shunt::prepared_bytes(context, dtype, first_format, groups, columns, up.k, gated, rows)));
   gate_up = gated ? prepare_packed_paired(context, dtype, weights.packed_gate, weights.packed_up,
-                                          buffers_.back())
-                  : prepare_packed(context, dtype, weights.packed_up, buffers_.back());
+                                          buffers_.back(), rows)
+                  : prepare_packed(context, dtype, weights.packed_up, buffers_.back(), rows);
   buffers_.push_back(context.allocate(
       shunt::prepared_bytes(context, dtype, prepared(second.format, {&weights.packed_down}), groups,
-                            second.n, second.k)));
-  down = prepare_packed(context, dtype, weights.packed_down, buffers_.back());
+                            second.n, second.k, false, rows)));
+  down = prepare_packed(context, dtype, weights.packed_down, buffers_.back(), rows);
 }
 
 std::size_t PreparedExperts::bytes() const { return total(buffers_); }

@@ -35,7 +35,7 @@ class PreparedExperts {
   PreparedExperts() = default;
   PreparedExperts(const Context& context, DType dtype, const ActivationSpec& activation,
                   const ExpertWeights& weights, bool in_place = false,
-                  const FormatSpec& format = {});
+                  const FormatSpec& format = {}, RowFormat rows = RowFormat::as_dtype);
   PreparedWeights gate_up;
   PreparedWeights down;
   Tensor gate_up_bias;  // [E, 2I] as mlp_gate_up wants it
@@ -46,7 +46,8 @@ class PreparedExperts {
 
  private:
   void prepare_packed_ones(const Context& context, DType dtype, bool gated,
-                           const ExpertWeights& weights, const FormatSpec& wanted, bool in_place);
+                           const ExpertWeights& weights, const FormatSpec& wanted, bool in_place,
+                           RowFormat rows);
   void hold_biases(const Context& context, bool gated, const ExpertWeights& weights);
   std::vector<Buffer> buffers_;
 };

@@ -107,11 +107,13 @@ class Made {
       up.push_back(matrices_.back().matrix);
     }
     const FormatSpec format{.format = p.format};
-    memory_ =
-        context.allocate(prepared_bytes(context, DType::bf16, format, groups, p.n, p.k, p.paired));
+    const RowFormat for_rows =
+        p.format == Format::fp8_block ? RowFormat::fp8_block : RowFormat::fp8_token;
+    memory_ = context.allocate(
+        prepared_bytes(context, DType::bf16, format, groups, p.n, p.k, p.paired, for_rows));
     const PreparedWeights prepared =
-        p.paired ? prepare_packed_paired(context, DType::bf16, gate, up, memory_)
-                 : prepare_packed(context, DType::bf16, gate, memory_);
+        p.paired ? prepare_packed_paired(context, DType::bf16, gate, up, memory_, for_rows)
+                 : prepare_packed(context, DType::bf16, gate, memory_, for_rows);
     bias_ = std::make_unique<Array>(test::random_array(DType::f32, {groups, p.n}, 3));
     columns_ = p.paired ? p.n / 2 : p.n;
     out_ = std::make_unique<Array>(
@@ -406,8 +408,10 @@ TEST(Fp8Gemm, PreparedWeightsComeBackAndAreMultiplied) {
   const std::int64_t n = 136, k = 264, rows = 5;
   const Fp8Matrix matrix(Format::fp8_block, n, k, 4);
   const FormatSpec format{.format = Format::fp8_block};
-  const Buffer memory = context.allocate(prepared_bytes(context, DType::bf16, format, 1, n, k));
-  const PreparedWeights prepared = prepare_packed(context, DType::bf16, {matrix.matrix}, memory);
+  const Buffer memory = context.allocate(
+      prepared_bytes(context, DType::bf16, format, 1, n, k, false, RowFormat::fp8_block));
+  const PreparedWeights prepared =
+      prepare_packed(context, DType::bf16, {matrix.matrix}, memory, RowFormat::fp8_block);
   Array back(DType::f32, {n, k}), x = test::random_array(DType::bf16, {rows, k}, 5);
   Array out(DType::f32, {rows, n});
   std::vector<std::int32_t> offsets = {0, 5};

@@ -24,7 +24,7 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
   EXPECT_FALSE(supports(spec, fp8, Device{}));
   LayerOptions one = fp8;
-  one.rows = RowFormat::as_dtype;
+  one.rows = RowFormat::fp8_token;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
   one = fp8;
   one.format.format = Format::nvfp4;

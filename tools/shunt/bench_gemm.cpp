@@ -92,9 +92,10 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   const PackedMatrix matrix = pack(spec.format, view(numbers.data(), {spec.n, spec.k}), packed);
   const std::vector<PackedMatrix> all(at(spec.groups), matrix);
   for (std::int64_t i = 0; i < n; ++i) {
-    made.memory.push_back(context.allocate(
-        prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k)));
-    made.prepared.push_back(prepare_packed(context, spec.dtype, all, made.memory.back()));
+    made.memory.push_back(context.allocate(prepared_bytes(
+        context, spec.dtype, spec.format, spec.groups, spec.n, spec.k, false, spec.rows)));
+    made.prepared.push_back(
+        prepare_packed(context, spec.dtype, all, made.memory.back(), spec.rows));
   }
   if (spec.rows == RowFormat::as_dtype) return;
   std::vector<std::uint8_t> bytes(at(rows * spec.k));

@@ -1,0 +1,169 @@
+// What a lane of a warp does with a tile of packed weights: from the tile's bytes to the registers
+// of A fragments and to the scales of sums. The kernels run it on shared memory, the tests on the
+// host.
+#pragma once
+
+#include <cstring>
+
+#include "gemm/fragment_codes.hpp"
+
+namespace shunt::cuda_engine {
+
+template <int words>
+SHUNT_BOTH inline void load_words(const unsigned char* from, std::uint32_t (&to)[words]) {
+#ifdef __CUDA_ARCH__
+  if constexpr (words == 8) {
+    const uint4 a = *reinterpret_cast<const uint4*>(from);
+    const uint4 b = *reinterpret_cast<const uint4*>(from + 16);
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+  } else if constexpr (words == 4) {
+    const uint4 a = *reinterpret_cast<const uint4*>(from);
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+  } else if constexpr (words == 2) {
+    const uint2 a = *reinterpret_cast<const uint2*>(from);
+    to[0] = a.x, to[1] = a.y;
+  } else {
+    to[0] = *reinterpret_cast<const std::uint32_t*>(from);
+  }
+#else
+  std::memcpy(to, from, 4 * words);
+#endif
+}
+
+// 16 rows (`block`) of a tile.
+template <Codes codes_, int groups_, bool bf16_>
+struct Lane {
+  static constexpr Codes codes = codes_;
+  static constexpr int groups = groups_;
+  static constexpr bool bf16 = bf16_;
+  static constexpr bool sparse = codes == Codes::sparse;
+  static constexpr TileParts parts = tile_parts(codes, groups);
+  static constexpr int pairs = pairs_of(codes);
+  // Sums that are scaled apart: of so many pairs (0: none; half a pair is a fragment).
+  static constexpr bool scaled_sums = codes == Codes::int4 || codes == Codes::fp8_block;
+  static constexpr int scale_words = codes == Codes::nvfp4 || sparse ? 4
+                                     : codes == Codes::mxfp4         ? 2
+                                     : codes == Codes::int4          ? groups
+                                     : codes == Codes::fp8_block     ? 2
+                                                                     : 1;
+  std::uint32_t scales[scale_words];
+  // Of int4: zero points, nibbles of rows q then q + 8, the even ones' bytes and the odd ones'.
+  std::uint32_t zeros[groups == 8 ? 2 : 1][2];
+
+  SHUNT_BOTH void load_scales(const unsigned char* tile, int block, int lane) {
+    const unsigned char* const from = tile + parts.scales;
+    if constexpr (codes == Codes::fp8_block) {
+      load_words<2>(from, scales);
+    } else if constexpr (codes == Codes::nvfp4 || sparse || codes == Codes::mxfp4 ||
+                         codes == Codes::int4) {
+      load_words<scale_words>(from + scales_at(block, lane / 4, 2 * scale_words), scales);
+    }
+    if constexpr (codes == Codes::int4) {
+      const unsigned char* const at = tile + parts.zeros + (block * 8 + lane / 4) * groups;
+      std::uint32_t nibbles[groups == 8 ? 2 : 1];
+      if constexpr (groups >= 4) {
+        load_words<groups / 4>(at, nibbles);
+      } else {
+        nibbles[0] = groups == 2 ? at[0] | static_cast<std::uint32_t>(at[1]) << 8 : at[0];
+      }
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int i = 0; i < (groups == 8 ? 2 : 1); ++i) {
+        zeros[i][0] = nibbles[i] & 0x0f0f0f0fU;
+        zeros[i][1] = nibbles[i] >> 4 & 0x0f0f0f0fU;
+      }
+    }
+  }
+
+  // Scale `group` of int4 or of fp8_block, of row q or q + 8.
+  SHUNT_BOTH float scale(int group, int upper) const {
+    if constexpr (codes == Codes::fp8_block) {
+      return float_of(scales[upper]);
+    } else {
+      const int half = upper * groups + group;
+      return f16_value(scales[half / 2] >> (16 * (half % 2)) & 0xffff);
+    }
+  }
+
+  // Fragments 2 pair and 2 pair + 1 of the block. `rounded`: int4's times their scales, rounded.
+  template <bool rounded>
+  SHUNT_BOTH void decode(const unsigned char* tile, int block, int pair, int lane,
+                         std::uint32_t (&to)[8]) const {
+    const unsigned char* const from = tile + codes_at(codes, block, pair, lane);
+    if constexpr (eight_bits(codes)) {
+      std::uint32_t w[4];
+      load_words<4>(from, w);
+      if constexpr (codes == Codes::int8) {
+        decode_int8<bf16>(w[0], w[1], to);
+        decode_int8<bf16>(w[2], w[3], to + 4);
+      } else {
+        decode_e4m3<bf16>(w[0], w[1], to);
+        decode_e4m3<bf16>(w[2], w[3], to + 4);
+      }
+      return;
+    } else {
+      std::uint32_t w[2];
+      load_words<2>(from, w);
+      if constexpr (codes == Codes::int4) {
+        std::uint32_t zero[2][2];
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+        for (int f = 0; f < 2; ++f) {
+          const int group = (2 * pair + f) * groups / 8;
+          zero[f][0] = zero_point(group);
+          zero[f][1] = zero_point(groups + group);
+        }
+        decode_int4<bf16>(w[0], w[1], zero, to);
+        if constexpr (rounded) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+          for (int f = 0; f < 2; ++f) {
+            const int group = (2 * pair + f) * groups / 8;
+            const std::uint32_t low = both<bf16>(scale(group, 0)),
+                                high = both<bf16>(scale(group, 1));
+            to[4 * f] = times<bf16>(to[4 * f], low);
+            to[4 * f + 1] = times<bf16>(to[4 * f + 1], high);
+            to[4 * f + 2] = times<bf16>(to[4 * f + 2], low);
+            to[4 * f + 3] = times<bf16>(to[4 * f + 3], high);
+          }
+        }
+      } else {
+        decode_e2m1<bf16>(w[0], w[1], to);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+        for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
+      }
+    }
+  }
+
+  // Of rows q (low half) and q + 8, 32 of k: for the threads of mma.sp that `half` selects.
+  SHUNT_BOTH static std::uint32_t positions(const unsigned char* tile, int block, int half,
+                                            int lane) {
+    std::uint32_t word[1];
+    load_words<1>(tile + parts.positions + positions_at(block, half, lane), word);
+    return word[0];
+  }
+
+ private:
+  SHUNT_BOTH std::uint32_t zero_point(int nibble) const {
+    return lifted<bf16>(zeros[nibble / 8][nibble % 2], nibble % 8 / 2);
+  }
+  // Of register i of a pair, in both halves; where registers share one, the compiler sees it.
+  SHUNT_BOTH std::uint32_t factor(int pair, int i) const {
+    const int upper = i % 2;
+    if constexpr (codes == Codes::mxfp4) {
+      return twice(power_factors<bf16>(scales[upper], pair % 2 == 1), pair >= 2);
+    } else {
+      const int which = sparse ? (2 * pair + i / 4) * 2 + i % 4 / 2 : 2 * pair + i / 4;
+      return twice(e5m3_factors<bf16>(scales[2 * upper + which / 4], which % 2 == 1),
+                   which % 4 >= 2);
+    }
+  }
+};
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,13 @@
+// Many rows of f16 by e2m1 with scales: fragment_many_rows.cuh.
+#include "gemm/fragment_many_rows.cuh"
+
+namespace shunt::cuda_engine {
+
+void fragment_many_fp4_f16(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
+                           const FragmentArgs& args) {
+  (layout.codes() == Codes::nvfp4
+       ? launch_many_rows<Lane<Codes::nvfp4, 0, false>>
+       : launch_many_rows<Lane<Codes::mxfp4, 0, false>>)(gpu, plan, args);
+}
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,325 @@
+// Grouped GEMM of packed weights for groups of many rows on Hopper. Weights are wgmma's A, decoded
+// into registers (wgmma.sp's where they are sparse), rows ("tokens") its B in shared memory; rows
+// may be gathered, of another dtype, or weighted.
+//
+// A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (64, 128, 192, 256),
+// tile numbers blockIdx.x, blockIdx.x + gridDim.x, .. k goes by in steps of 128, each two halves of
+// tokens: 64 numbers of every row, a stage. A step's weights lie in a slot of their own and come
+// with its first half; there are so many slots that one is free when that half's stage is. Three
+// warpgroups:
+//   0          copies tokens in pieces of 16 bytes, asynchronously where they are as they must be,
+//              else through registers; its first thread orders the weights' bulk copies
+//   1, 2       64 rows of weights each, all tokens: while the tensor cores multiply 32 of k (64 of
+//              sparse weights) the next are decoded into other registers
+//   full[s]    stage s is there: 128 threads' copies, and one arrival more for the weights' bytes
+//   empty[s]   stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   barrier 1, 2: a warpgroup's own at a tile's end; 3: the copying one's, around its list of rows
+// int4's codes are multiplied with their scales and rounded; e4m3 with a scale for 128 x 128 leaves
+// the tensor cores every step. Everything else is exact in A. At a tile's end sums get their row's
+// factor and leave as finish.cuh says.
+//
+// Bytes: packed weights once a tile, from the L2 where tiles share them; tokens once a 128 rows of
+// weights. Time predicted on an H200: a step of 256 tokens takes 2048 clocks of the tensor cores
+// and some 100 to 200 besides, its copies 74 KB: 85 to 90 % of the bf16 kernel's speed.
+#pragma once
+
+#include "cuda/launch.hpp"
+#include "gemm/finish.cuh"
+#include "gemm/fragment_lane.hpp"
+#include "gemm/fragment_product.hpp"
+#include "gemm/fragment_rows.cuh"
+#include "gemm/fragment_wgmma.cuh"
+#include "gemm/store_map.hpp"
+#include "gemm/tile_list.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <class L_, int tokens_>
+struct ManyFragments {
+  using L = L_;
+  static constexpr int tokens = tokens_;
+  static constexpr int rows = 128;  // of weights
+  static constexpr int threads = 384, copying = 128;
+  static constexpr int weight_bytes = L::parts.bytes;
+  static constexpr int slot_bytes = (weight_bytes + 127) / 128 * 128;
+  static constexpr int stage_bytes = tokens * 128;
+  using List = TileList<64, tokens / 64>;
+  static constexpr int most_bytes = 226 * 1024;
+  // Of a tile: where each token comes from, and times what.
+  static constexpr int table_bytes = 8 * tokens;
+  static constexpr int boxes = tokens >= 192 ? 1 : 2;
+  static constexpr int other_bytes = 1024 + 2 * boxes * 8192 + table_bytes;
+
+ private:
+  static constexpr int slots_for(int stages) { return (stages + 2) / 2; }
+  static constexpr int most_stages() {
+    int stages = 1;
+    while (stages < 16 && (stages + 1) * stage_bytes + slots_for(stages + 1) * slot_bytes <=
+                              most_bytes - other_bytes - List::bytes(most_listed_groups)) {
+      ++stages;
+    }
+    return stages;
+  }
+
+ public:
+  static constexpr int stages = most_stages(), slots = slots_for(stages);
+  static constexpr int shared_bytes(int groups) {
+    return other_bytes + stages * stage_bytes + slots * slot_bytes + List::bytes(groups);
+  }
+};
+
+#if defined(SHUNT_SM_90A)
+
+template <int stages>
+struct HalfRing {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  // `steps` stages back, fewer than there are.
+  __device__ __forceinline__ int before(int steps) const {
+    return stage >= steps ? stage - steps : stage - steps + stages;
+  }
+};
+
+// What the two warpgroups know of the block's memory.
+template <class S>
+struct Memory {
+  unsigned char *stages, *slots;
+  std::uint64_t *full, *empty;
+};
+
+// The products of a tile: n tokens. d is 0.
+template <int n, class S>
+__device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const Memory<S>& memory,
+                                              HalfRing<S::stages>& ring, int& slot, int steps,
+                                              int group, int warp, int lane) {
+  using L = typename S::L;
+  constexpr bool scaled = L::codes == Codes::fp8_block;
+  // Pairs of fragments in half a step.
+  constexpr int each = L::pairs / 2;
+  const int block = 4 * group + warp;
+  const std::uint32_t tokens_at = shared_address(memory.stages);
+  float part[scaled ? S::tokens / 2 : 1];
+  if constexpr (scaled) {
+#pragma unroll
+    for (float& p : part) p = 0;
+  }
+  std::uint32_t a[2][8];
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) {
+    const unsigned char* const tile = memory.slots + slot * S::slot_bytes;
+    if (++slot == S::slots) slot = 0;
+    L mine;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mbarrier_wait(&memory.full[ring.stage], ring.parity);
+      fence_for_async();  // the tokens came by generic copies
+      if (half == 0) mine.load_scales(tile, block, lane);
+      const std::uint64_t b =
+          wgmma_descriptor(tokens_at + static_cast<std::uint32_t>(ring.stage * S::stage_bytes));
+#pragma unroll
+      for (int p = 0; p < each; ++p) {
+        const int pair = half * each + p;
+        wgmma_wait<1>();  // what reads these registers is over
+        if (p == each - 1) {
+          // The last stage but each: all of it has been read.
+          constexpr int behind = L::sparse ? 2 : 1;
+          if (lane == 0 && (i > 0 || half >= behind)) {
+            mbarrier_arrive(&memory.empty[ring.before(behind)]);
+          }
+        }
+        std::uint32_t(&now)[8] = a[pair % 2];
+        mine.template decode<true>(tile, block, pair, lane, now);
+        wgmma_fence();
+        if constexpr (L::sparse) {
+          const std::uint32_t positions = L::positions(tile, block, pair, lane);
+          wgmma_sparse<n, L::bf16, 0>(d, now, b, positions);
+          wgmma_sparse<n, L::bf16, 1>(d, now + 4, b + 4, positions);
+        } else if constexpr (scaled) {
+          wgmma_registers<n, L::bf16>(part, now, b + 4 * p);
+          wgmma_registers<n, L::bf16>(part, now + 4, b + 4 * p + 2);
+        } else {
+          wgmma_registers<n, L::bf16>(d, now, b + 4 * p);
+          wgmma_registers<n, L::bf16>(d, now + 4, b + 4 * p + 2);
+        }
+        wgmma_commit();
+      }
+      ring.next();
+    }
+    if constexpr (scaled) {
+      wgmma_wait<0>();
+      const float low = mine.scale(0, 0), high = mine.scale(0, 1);
+#pragma unroll
+      for (int j = 0; j < n / 2; ++j) {
+        d[j] = __fmaf_rn(part[j], j / 2 % 2 == 0 ? low : high, d[j]);
+        part[j] = 0;
+      }
+    }
+  }
+  wgmma_wait<0>();
+  if (lane == 0) {
+    if constexpr (L::sparse) mbarrier_arrive(&memory.empty[ring.before(2)]);
+    mbarrier_arrive(&memory.empty[ring.before(1)]);
+  }
+}
+
+#endif
+
+template <class S>
+__global__ void __launch_bounds__(S::threads, 1)
+    many_fragments(const __grid_constant__ FragmentArgs args,
+                   const __grid_constant__ CUtensorMap out) {
+#if defined(SHUNT_SM_90A)
+  using L = typename S::L;
+  extern __shared__ unsigned char shared[];
+  __shared__ std::uint64_t full[S::stages], empty[S::stages];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
+  unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
+  unsigned char* const slots = outgoing + 2 * S::boxes * box_bytes;
+  auto* const sources = reinterpret_cast<int*>(slots + S::slots * S::slot_bytes);
+  auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
+  if (thread == 0) {
+    if (args.finish.plain) prefetch_tensor_map(&out);
+    for (int s = 0; s < S::stages; ++s) {
+      mbarrier_init(&full[s], 1 + S::copying);
+      mbarrier_init(&empty[s], 8);
+    }
+    mbarrier_init_fence();
+  }
+  wait_for_predecessor();
+  let_successor_start();
+  typename S::List list(scales + S::tokens, args.groups, args.columns);
+  list.build(args.offsets, args.valid, args.rows);
+  const int tiles = list.tiles();
+  const int blocks = static_cast<int>(gridDim.x);
+  HalfRing<S::stages> ring;
+  int slot = 0;
+  if (warp < 4) {
+    fewer_registers<56>();
+    bool again = false;  // the ring has been round
+    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += blocks) {
+      const GroupTile at = list.find(tile);
+      const char* const weights = args.tiles + at.group * args.group_bytes +
+                                  std::int64_t{at.column} * args.steps * S::weight_bytes;
+      named_barrier(3, S::copying);  // the list of the tile before has been read
+      list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
+      named_barrier(3, S::copying);
+#pragma unroll 1
+      for (int i = 0; i < 2 * args.steps; ++i) {
+        if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+        if (thread == 0) {
+          if (i % 2 == 0) {
+            mbarrier_arrive_expect(&full[ring.stage], S::weight_bytes);
+            copy_bytes(slots + slot * S::slot_bytes,
+                       weights + std::int64_t{i / 2} * S::weight_bytes, S::weight_bytes,
+                       &full[ring.stage]);
+            if (++slot == S::slots) slot = 0;
+          } else {
+            mbarrier_arrive(&full[ring.stage]);
+          }
+        }
+        copy_rows<L::bf16, S::copying>(args, shared_address(stages + ring.stage * S::stage_bytes),
+                                       std::int64_t{i} * 64, at.count, thread, sources, scales);
+        if (args.direct) {
+          mbarrier_arrive_after_copies(&full[ring.stage]);
+        } else {
+          mbarrier_arrive(&full[ring.stage]);
+        }
+        ring.next();
+        if (ring.stage == 0) again = true;
+      }
+    }
+  } else {
+    more_registers<224>();
+    const int group = warp / 4 - 1, quarter = warp % 4;
+    const Memory<S> memory{stages, slots, full, empty};
+    Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
+              .count = S::boxes,
+              .map = &out,
+              .barrier = 1 + group};
+    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += blocks) {
+      const GroupTile at = list.find(tile);
+      float d[1][S::tokens / 2];
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) d[0][i] = 0;
+      const auto with = [&]<int n>() {
+        multiply_tile<n, S>(d[0], memory, ring, slot, args.steps, group, quarter, lane);
+      };
+      // Several widths of more sums would not find their registers.
+      if constexpr (S::tokens == 128) {
+        if (at.count <= 64) {
+          with.template operator()<64>();
+        } else {
+          with.template operator()<128>();
+        }
+      } else {
+        with.template operator()<S::tokens>();
+      }
+      const int row = 64 * group + 16 * quarter + lane / 4;
+      const float* const factors =
+          reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                         args.factors_at + at.column * S::rows * 4) +
+          row;
+      const float low = __ldg(factors), high = __ldg(factors + 8);
+#pragma unroll
+      for (int i = 0; i < S::tokens / 2; ++i) {
+        d[0][i] = __fmul_rn(__fmul_rn(d[0][i], args.unscale), i / 2 % 2 == 0 ? low : high);
+      }
+      using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
+      TileFinish<T, 1, S::tokens / 2>(args.finish, at.group, at.row, at.count,
+                                      std::int64_t{at.column} * S::rows + 64 * group, box)
+          .write(d);
+    }
+    if (thread % 128 == 0) wait_for_boxes_written();
+  }
+#endif
+}
+
+template <class S>
+void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
+  static_assert(S::stages >= 3 && 2 * S::slots > S::stages);
+  CUtensorMap out{};
+  Finish& finish = args.finish;
+  const std::int64_t wide = finish.paired ? 32 : 64;
+  if (finish.plain &&
+      !map_row_ends(out, finish.out, finish.out_dtype == DType::bf16, args.rows, finish.out_columns,
+                    finish.out_stride, static_cast<int>(wide), 64)) {
+    finish.plain = false;
+  }
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+          .block = dim3(S::threads),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups))},
+         many_fragments<S>, args, out);
+}
+
+template <class L>
+void launch_many_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
+  switch (plan.tile_tokens) {
+    case 64:
+      return launch_many<ManyFragments<L, 64>>(gpu, plan, args);
+    case 128:
+      return launch_many<ManyFragments<L, 128>>(gpu, plan, args);
+    case 192:
+      if constexpr (L::codes != Codes::fp8_block) {  // which has sums twice
+        return launch_many<ManyFragments<L, 192>>(gpu, plan, args);
+      }
+      [[fallthrough]];
+    default:
+      if constexpr (L::codes == Codes::fp8_block) {
+        return launch_many<ManyFragments<L, 128>>(gpu, plan, args);
+      } else {
+        return launch_many<ManyFragments<L, 256>>(gpu, plan, args);
+      }
+  }
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,468 @@
+#include "gemm/fragment_prepare.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "core/convert.hpp"
+#include "cpu/pool.hpp"
+#include "format/codes.hpp"
+#include "gemm/cuda_engine.hpp"
+#include "gemm/fragment_codes.hpp"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+std::int64_t cut(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
+
+// A row of the layout in its matrix.
+struct Row {
+  const PackedMatrix* matrix = nullptr;  // null: none
+  std::int64_t row = 0;
+
+  std::uint8_t byte(const Tensor& tensor, std::int64_t columns, std::int64_t at) const {
+    return tensor.as<const std::uint8_t>()[row * columns + at];
+  }
+  // The code at k; of sparse ones the k-th kept. Past the end zeros.
+  std::uint8_t code(std::int64_t k) const {
+    const PackedMatrix& m = *matrix;
+    const bool sparse = m.format.format == Format::sparse_nvfp4;
+    if (k >= (sparse ? cut(m.k, 4) * 2 : m.k)) {
+      if (m.format.format == Format::int4) return zero(k);
+      return m.format.format == Format::int8 ? 128 : 0;
+    }
+    if (m.format.format == Format::int8) return byte(m.values, m.k, k) ^ 0x80;
+    if (m.values.dtype == DType::f8_e4m3) return byte(m.values, m.k, k);
+    const std::uint8_t two = byte(m.values, sparse ? cut(m.k, 4) : cut(m.k, 2), k / 2);
+    return static_cast<std::uint8_t>(k % 2 == 0 ? two & 15 : two >> 4);
+  }
+  // The four bits of the group of four at 4 `four`; past the end 0 and 1.
+  std::uint32_t positions(std::int64_t four) const {
+    if (four >= cut(matrix->k, 4)) return 4;
+    const std::uint8_t two = byte(matrix->positions, cut(matrix->k, 8), four / 2);
+    return four % 2 == 0 ? two & 15U : two >> 4U;
+  }
+  std::int64_t group() const {
+    switch (matrix->format.format) {
+      case Format::nvfp4:
+      case Format::sparse_nvfp4:
+        return 16;
+      case Format::mxfp4:
+        return 32;
+      default:
+        return matrix->format.group;
+    }
+  }
+  std::uint8_t scale_byte(std::int64_t k) const {
+    return byte(matrix->scales, cut(matrix->k, group()), k / group());
+  }
+  // Of int4.
+  std::int64_t scale_at(std::int64_t k) const {
+    return row * cut(matrix->k, group()) + k / group();
+  }
+  // Also behind the end, where its group reaches so far.
+  std::uint8_t zero(std::int64_t k) const {
+    if (!matrix->zeros || k / group() >= cut(matrix->k, group())) return 8;
+    return matrix->zeros.as<const std::uint8_t>()[scale_at(k)] & 15;
+  }
+};
+
+Row row_of(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+           std::int64_t at) {
+  const std::int64_t row = layout.order().source(at), firsts = layout.out_columns();
+  if (row < 0) return {};
+  return row < firsts ? Row{&gate, row} : Row{up, row - firsts};
+}
+
+// What a row's scales are relative to, and the factor that its sums get.
+struct RowScale {
+  int largest = 0;   // mxfp4: code of a block that is not zeros
+  int exponent = 0;  // int4: scales times 2^-exponent are at most 2^11
+  float factor = 0;
+  bool finite = true;
+};
+
+RowScale row_scale(const Row& row) {
+  RowScale result;
+  const PackedMatrix& m = *row.matrix;
+  switch (m.format.format) {
+    case Format::nvfp4:
+    case Format::sparse_nvfp4:
+    case Format::fp8_tensor:
+      result.factor = m.global_scale;
+      break;
+    case Format::int8:
+    case Format::fp8_channel:
+      result.factor = m.scales.as<const float>()[row.row] * m.global_scale;
+      break;
+    case Format::fp8_block:
+      result.factor = m.global_scale;
+      break;
+    case Format::mxfp4: {
+      for (std::int64_t k = 0; k < m.k; ++k) {
+        if ((row.code(k) & 7) != 0)
+          result.largest = std::max<int>(result.largest, row.scale_byte(k));
+      }
+      result.finite = result.largest < 255;
+      result.factor = std::ldexp(1.0F, result.largest - 128);
+      break;
+    }
+    case Format::int4: {
+      float most = 0;
+      for (std::int64_t k = 0; k < m.k; k += row.group()) {
+        const float scale = std::fabs(load_f32(m.scales.data, m.scales.dtype, row.scale_at(k)));
+        if (!std::isfinite(scale)) result.finite = false;
+        most = std::max(most, scale);
+      }
+      int exponent = 0;
+      if (most > 0 && result.finite) std::frexp(most, &exponent), exponent -= 11;
+      result.exponent = std::clamp(exponent, -126, 126);
+      result.factor = std::ldexp(1.0F, result.exponent);
+      break;
+    }
+    default:
+      break;
+  }
+  result.finite = result.finite && std::isfinite(result.factor);
+  return result;
+}
+
+float block_scale(const Row& row, std::int64_t step) {
+  const PackedMatrix& m = *row.matrix;
+  return load_f32(m.scales.data, m.scales.dtype, row.row / 128 * cut(m.k, 128) + step);
+}
+
+void put_word(char* to, std::uint32_t word) { std::memcpy(to, &word, 4); }
+std::uint32_t word_at(const char* from) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, from, 4);
+  return word;
+}
+
+template <bool bf16>
+class TileWriter {
+ public:
+  TileWriter(const FragmentLayout& layout, const Row* rows, const RowScale* scales)
+      : layout_(layout), codes_(layout.codes()), rows_(rows), scales_(scales) {}
+
+  // False: a code or a scale is not finite.
+  bool write(std::int64_t step, char* tile) {
+    first_ = step * FragmentLayout::tile_k;
+    const TileParts parts = layout_.parts();
+    const bool sparse = codes_ == Codes::sparse;
+    for (int block = 0; block < 8; ++block) {
+      for (int pair = 0; pair < (sparse ? 2 : 4); ++pair) {
+        for (int lane = 0; lane < 32; ++lane) write_pair(block, 2 * pair, lane, tile);
+      }
+      if (sparse) {
+        for (int word = 0; word < 64; ++word) {
+          put_word(tile + parts.positions + positions_at(block, word / 32, word % 32),
+                   positions(block, word / 32, word % 32));
+        }
+      }
+      for (int q = 0; q < 8; ++q) {
+        for (int upper = 0; upper < 2; ++upper) write_scales(block, q, upper, tile, parts);
+      }
+    }
+    if (codes_ == Codes::fp8_block) {
+      for (int half = 0; half < 2; ++half) {
+        // Rows of either half of 16 lie in one block of 128 of their matrix.
+        const Row& row = rows_[8 * half];
+        const float scale = row.matrix != nullptr ? block_scale(row, step) : 0;
+        finite_ = finite_ && std::isfinite(scale);
+        std::memcpy(tile + parts.scales + 4 * half, &scale, 4);
+      }
+    }
+    return finite_;
+  }
+
+ private:
+  std::uint8_t code(int row, int column) {
+    const Row& from = rows_[row];
+    const bool sparse = codes_ == Codes::sparse;
+    if (from.matrix == nullptr) return codes_ == Codes::int4 ? 8 : codes_ == Codes::int8 ? 128 : 0;
+    std::uint8_t code = from.code((sparse ? first_ / 2 : first_) + column);
+    const std::int64_t k = first_ + (sparse ? column / 2 * 4 : column);
+    if (codes_ == Codes::nvfp4 || codes_ == Codes::sparse) {
+      // Scales have no sign, and none is zero, in the tile.
+      const std::uint8_t scale = k < from.matrix->k ? from.scale_byte(k) : 0;
+      if ((scale & 0x7f) == 0) return 0;
+      if ((scale & 0x80) != 0) code ^= 8;
+    }
+    if (codes_ == Codes::mxfp4 && k < from.matrix->k && power(row, k) < 1) return 0;
+    if (codes_ == Codes::fp8 || codes_ == Codes::fp8_block) {
+      finite_ = finite_ && (code & 0x7f) != 0x7f;
+    }
+    return code;
+  }
+  int power(int row, std::int64_t k) const {
+    return most_power(bf16) + rows_[row].scale_byte(k) - scales_[row].largest;
+  }
+
+  void write_pair(int block, int fragment, int lane, char* tile) {
+    std::uint8_t codes[8][2];
+    for (int i = 0; i < 8; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const FragmentPlace at{block, fragment + i / 4, lane, i % 4, half};
+        codes[i][half] = code(shunt::cuda_engine::row_of(at), column_of(at));
+      }
+    }
+    char* const to = tile + codes_at(codes_, block, fragment / 2, lane);
+    if (eight_bits(codes_)) {
+      for (int i = 0; i < 8; ++i) {
+        for (int half = 0; half < 2; ++half) {
+          to[wide_byte(i / 4, i % 4, half)] = static_cast<char>(codes[i][half]);
+        }
+      }
+      return;
+    }
+    std::uint32_t w0 = 0, w1 = 0;
+    if (codes_ == Codes::int4) {
+      encode_int4(codes, w0, w1);
+    } else {
+      encode_e2m1<bf16>(codes, w0, w1);
+    }
+    put_word(to, w0);
+    put_word(to + 4, w1);
+  }
+
+  std::uint32_t positions(int block, int half, int lane) const {
+    const int first = 16 * half + lane % 4 / 2 * 8 + lane % 2 * 4;  // of fours
+    std::uint32_t word = 0;
+    for (int upper = 0; upper < 2; ++upper) {
+      const Row& row = rows_[16 * block + 8 * upper + lane / 4];
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t two =
+            row.matrix != nullptr ? row.positions(first_ / 4 + first + i) : 4U;
+        word |= two << (16 * upper + 4 * i);
+      }
+    }
+    return word;
+  }
+
+  void write_scales(int block, int q, int upper, char* tile, const TileParts& parts) {
+    const int line = 16 * block + 8 * upper + q;
+    const Row& row = rows_[line];
+    char* const scales = tile + parts.scales;
+    const auto inside = [&](std::int64_t k) { return row.matrix != nullptr && k < row.matrix->k; };
+    if (codes_ == Codes::nvfp4 || codes_ == Codes::sparse) {
+      for (int i = 0; i < 8; ++i) {
+        const std::int64_t k = first_ + 16 * i;
+        const std::uint8_t scale = inside(k) ? row.scale_byte(k) : 0;
+        finite_ = finite_ && (scale & 0x7f) != 0x7f;
+        scales[scales_at(block, q, 8) + 8 * upper + i] = static_cast<char>(
+            (scale & 0x7f) == 0 ? least_e5m3 : e5m3_of(static_cast<std::uint8_t>(scale & 0x7f)));
+      }
+    } else if (codes_ == Codes::mxfp4) {
+      for (int i = 0; i < 4; ++i) {
+        const std::int64_t k = first_ + 32 * i;
+        if (inside(k)) finite_ = finite_ && row.scale_byte(k) < 255;
+        scales[scales_at(block, q, 4) + 4 * upper + i] =
+            static_cast<char>(inside(k) ? std::clamp(power(line, k), 1, most_power(bf16)) : 1);
+      }
+    } else if (codes_ == Codes::int4) {
+      const int groups = layout_.groups();
+      for (int i = 0; i < groups; ++i) {
+        const std::int64_t k = first_ + 128 / groups * i;
+        std::uint16_t scale = 0;
+        int zero = 8;
+        if (inside(k)) {
+          const std::int64_t at = row.scale_at(k);
+          zero = row.zero(k);
+          scale =
+              f32_to_f16(std::ldexp(load_f32(row.matrix->scales.data, row.matrix->scales.dtype, at),
+                                    -scales_[line].exponent));
+        }
+        std::memcpy(scales + scales_at(block, q, 2 * groups) + 2 * groups * upper + 2 * i, &scale,
+                    2);
+        const int nibble = upper * groups + i;
+        char& two = tile[parts.zeros + (block * 8 + q) * groups + nibble / 2];
+        two = static_cast<char>(nibble % 2 == 0 ? zero : (two & 15) | zero << 4);
+      }
+    }
+  }
+
+  const FragmentLayout& layout_;
+  Codes codes_;
+  const Row* rows_;
+  const RowScale* scales_;
+  std::int64_t first_ = 0;
+  bool finite_ = true;
+};
+
+bool lay_out_rows(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+                  std::int64_t row_tile, char* to) {
+  constexpr int count = FragmentLayout::tile_rows;
+  std::vector<Row> rows(count);
+  std::vector<RowScale> scales(count);
+  bool finite = true;
+  for (int i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::int64_t row = row_tile * count + i;
+    if (row < layout.rows()) rows[at] = row_of(layout, gate, up, row);
+    if (rows[at].matrix != nullptr) scales[at] = row_scale(rows[at]);
+    finite = finite && scales[at].finite;
+    std::memcpy(to + layout.factors_at() + row * 4, &scales[at].factor, 4);
+  }
+  if (!finite) return false;
+  const auto write = [&](auto writer) {
+    for (std::int64_t step = 0; step < layout.steps(); ++step) {
+      finite = writer.write(step, to + layout.tile(row_tile * count, step * layout.tile_k));
+    }
+  };
+  if (layout.dtype == DType::bf16) {
+    write(TileWriter<true>(layout, rows.data(), scales.data()));
+  } else {
+    write(TileWriter<false>(layout, rows.data(), scales.data()));
+  }
+  return finite;
+}
+
+template <bool bf16>
+void read_as(const FragmentLayout& layout, const char* from, std::int64_t row, double* to) {
+  const Codes codes = layout.codes();
+  const TileParts parts = layout.parts();
+  const std::int64_t half = layout.paired && row >= layout.n / 2 ? 1 : 0;
+  const std::int64_t within = row - half * layout.n / 2;
+  const std::int64_t place = layout.paired ? within / 8 * 16 + half * 8 + within % 8 : row;
+  float factor = 0;
+  std::memcpy(&factor, from + layout.factors_at() + place * 4, 4);
+  const bool sparse = codes == Codes::sparse;
+  std::fill_n(to, layout.k, 0.0);
+  const std::int64_t columns = sparse ? cut(layout.k, 4) * 2 : layout.k;
+  const int step = sparse ? 64 : 128;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const char* const tile = from + layout.tile(place, c / step * 128);
+    const int column = static_cast<int>(c % step), line = static_cast<int>(place % 128);
+    const FragmentPlace at = fragment_place(line, column);
+    const int reg = at.fragment % 2 * 4 + at.reg, q = line % 8, upper = line % 16 / 8;
+    const char* const scales = tile + parts.scales;
+    std::int64_t k = c;
+    if (sparse) {
+      const int four = column / 2;
+      const std::uint32_t word =
+          word_at(tile + parts.positions +
+                  positions_at(at.block, four / 16, 4 * q + four % 16 / 8 * 2 + four % 8 / 4));
+      k = c / 2 * 4 + (word >> (16 * upper + 4 * (four % 4) + 2 * (c % 2)) & 3);
+      if (k >= layout.k) continue;
+    }
+    std::uint32_t regs[8];
+    double scale = 1;
+    const char* const words = tile + codes_at(codes, at.block, at.fragment / 2, at.lane);
+    if (eight_bits(codes)) {
+      for (int f = 0; f < 2; ++f) {
+        const std::uint32_t w0 = word_at(words + 8 * f), w1 = word_at(words + 8 * f + 4);
+        codes == Codes::int8 ? decode_int8<bf16>(w0, w1, regs + 4 * f)
+                             : decode_e4m3<bf16>(w0, w1, regs + 4 * f);
+      }
+      if (codes == Codes::fp8_block) {
+        scale = static_cast<double>(float_of(word_at(scales + 4 * upper)));
+      }
+    } else {
+      const std::uint32_t w0 = word_at(words), w1 = word_at(words + 4);
+      if (codes == Codes::int4) {
+        const int groups = layout.groups(), group = column / (128 / groups);
+        const int nibble = upper * groups + group;
+        const int two = static_cast<unsigned char>(
+            tile[parts.zeros + (at.block * 8 + q) * groups + nibble / 2]);
+        const std::uint32_t zero =
+            lifted<bf16>(static_cast<std::uint32_t>(nibble % 2 == 0 ? two & 15 : two >> 4), 0);
+        decode_int4<bf16>(w0, w1, {{zero, zero}, {zero, zero}}, regs);
+        std::uint16_t h = 0;
+        std::memcpy(
+            &h, scales + scales_at(at.block, q, 2 * groups) + 2 * groups * upper + 2 * group, 2);
+        scale = static_cast<double>(f16_value(h));
+      } else {
+        decode_e2m1<bf16>(w0, w1, regs);
+        const bool mx = codes == Codes::mxfp4;
+        const int bytes = mx ? 4 : 8, which = mx ? column / 32 : sparse ? column / 8 : column / 16;
+        const auto byte = static_cast<unsigned char>(
+            scales[scales_at(at.block, q, bytes) + bytes * upper + which]);
+        regs[reg] = times<bf16>(
+            regs[reg],
+            twice(mx ? power_factors<bf16>(byte, false) : e5m3_factors<bf16>(byte, false), false));
+      }
+    }
+    to[k] = static_cast<double>(half_value<bf16>(regs[reg] >> (16 * at.half))) * scale *
+            static_cast<double>(unscale(codes, bf16)) * static_cast<double>(factor);
+  }
+}
+
+}  // namespace
+
+bool lay_out(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
+             char* to) {
+  std::memset(to + layout.factors_at(), 0,
+              static_cast<std::size_t>(layout.group_bytes() - layout.factors_at()));
+  std::atomic<bool> finite{true};
+  const std::int64_t tiles = layout.row_tiles();
+  const auto one = [&](std::size_t tile) {
+    if (!lay_out_rows(layout, gate, up, static_cast<std::int64_t>(tile), to)) finite = false;
+  };
+  constexpr std::int64_t worth_threads = std::int64_t{1} << 18;
+  const auto threads = static_cast<int>(std::min<std::int64_t>(
+      {cpu_engine::available_cores(), tiles, tiles * 128 * layout.k / worth_threads}));
+  if (threads <= 1) {
+    for (std::int64_t tile = 0; tile < tiles; ++tile) one(static_cast<std::size_t>(tile));
+  } else {
+    cpu_engine::Pool pool(threads, cpu_engine::Isa::scalar);
+    pool.run([&](cpu_engine::Team& team) { team.for_each(static_cast<std::size_t>(tiles), one); });
+  }
+  return finite;
+}
+
+void read_row(const FragmentLayout& layout, const char* from, std::int64_t row, double* to) {
+  (layout.dtype == DType::bf16 ? read_as<true> : read_as<false>)(layout, from, row, to);
+}
+
+FragmentLayout fragments_of(const PreparedWeights& w) {
+  return {w.format, w.dtype, w.n, w.k, w.paired};
+}
+
+std::size_t write_fragments(const Context& context, const FragmentLayout& layout,
+                            const std::vector<PackedMatrix>& gate,
+                            const std::vector<PackedMatrix>* up, void* to) {
+  const auto bytes = static_cast<std::size_t>(layout.group_bytes());
+  std::vector<char> group(bytes);
+  // A matrix that is given again is there already.
+  const auto same = [](const PackedMatrix& a, const PackedMatrix& b) {
+    return a.values.data == b.values.data && a.scales.data == b.scales.data &&
+           a.zeros.data == b.zeros.data && a.positions.data == b.positions.data &&
+           a.global_scale == b.global_scale;
+  };
+  for (std::size_t g = 0; g < gate.size(); ++g) {
+    const bool again =
+        g > 0 && same(gate[g], gate[g - 1]) && (up == nullptr || same((*up)[g], (*up)[g - 1]));
+    if (!again && !lay_out(layout, gate[g], up != nullptr ? &(*up)[g] : nullptr, group.data())) {
+      return g;
+    }
+    context.copy(static_cast<char*>(to) + g * bytes, group.data(), bytes);
+  }
+  return gate.size();
+}
+
+void read_fragments(const Context& context, const FragmentLayout& layout, const void* from,
+                    const Tensor& out) {
+  if (layout.n == 0 || layout.k == 0) return;
+  std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
+  context.copy(group.data(), from, group.size());
+  const RowLayout plain{DType::f32, layout.n, layout.k, false};
+  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
+  std::vector<double> row(static_cast<std::size_t>(layout.k));
+  for (std::int64_t i = 0; i < layout.n; ++i) {
+    read_row(layout, group.data(), i, row.data());
+    for (std::int64_t k = 0; k < layout.k; ++k) {
+      exact[static_cast<std::size_t>(plain.element(i, k))] =
+          out.dtype == DType::f32 ? static_cast<float>(row[static_cast<std::size_t>(k)])
+                                  : to_odd_f32(row[static_cast<std::size_t>(k)]);
+    }
+  }
+  const Buffer there = context.allocate(exact.size() * sizeof(float));
+  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
+  read_group(context.gpu(), plain, there.data(), out);
+  context.synchronize();
+}
+
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,128 @@
+// From a product of packed weights and 16-bit rows to one of Hopper's kernels, and their arguments.
+#include "gemm/fragment_product.hpp"
+
+#include <cmath>
+
+#include "core/check.hpp"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+std::int64_t width(DType dtype) { return bits(dtype) / 8; }
+
+bool pieces_aligned(const Tensor& rows) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
+         (rows.shape[0] <= 1 || rows.strides[0] % 8 == 0);
+}
+
+PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t rows) {
+  return {.groups = groups,
+          .rows = rows,
+          .group_rows = layout.rows(),
+          .k = layout.k,
+          .bits = bits_per_weight(layout.format),
+          .sparse = layout.codes() == Codes::sparse};
+}
+
+FragmentLaunch* launcher(const FragmentLayout& layout, bool many) {
+  const bool bf16 = layout.dtype == DType::bf16;
+  switch (layout.codes()) {
+    case Codes::nvfp4:
+    case Codes::mxfp4:
+      return many   ? bf16 ? fragment_many_fp4_bf16 : fragment_many_fp4_f16
+             : bf16 ? fragment_few_fp4_bf16
+                    : fragment_few_fp4_f16;
+    case Codes::int4:
+      return many   ? bf16 ? fragment_many_int4_bf16 : fragment_many_int4_f16
+             : bf16 ? fragment_few_int4_bf16
+                    : fragment_few_int4_f16;
+    case Codes::sparse:
+      return many ? fragment_many_sparse : fragment_few_sparse;
+    default:
+      return many ? fragment_many_wide : fragment_few_wide;
+  }
+}
+
+}  // namespace
+
+PackedSizes sizes_of(const FragmentProduct& p) {
+  PackedSizes sizes = sizes_for(p.layout, p.offsets == nullptr ? 1 : p.groups, p.out.shape[0]);
+  sizes.whole_k = p.whole_k;
+  return sizes;
+}
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
+  if (plan.kernel == PackedPlan::none) return false;
+  const FragmentLayout& layout = p.layout;
+  const bool bf16 = layout.dtype == DType::bf16;
+  const bool activates =
+      p.activation.kind != cpu_engine::ActivationRule::identity || p.activation.limit < INFINITY;
+  const bool silu =
+      layout.paired ? p.activation.gated && p.activation.kind == cpu_engine::ActivationRule::silu
+                    : !activates;
+  FragmentArgs args{
+      .groups = p.offsets == nullptr ? 1 : p.groups,
+      .rows = p.out.shape[0],
+      .offsets = p.offsets,
+      .valid = p.valid,
+      .steps = static_cast<int>(layout.steps()),
+      .columns = static_cast<int>(layout.row_tiles()),
+      .tiles = static_cast<const char*>(p.prepared),
+      .group_bytes = layout.group_bytes(),
+      .factors_at = layout.factors_at(),
+      .unscale = unscale(layout.codes(), bf16),
+      .early = p.early,
+      .source = p.rows.as<const char>(),
+      .source_dtype = p.rows.dtype,
+      .source_rows = p.rows.shape[0],
+      .source_row_bytes = width(p.rows.dtype) * p.rows.strides[0],
+      .k = layout.k,
+      .direct = p.rows.dtype == layout.dtype && p.row_scale == nullptr && pieces_aligned(p.rows),
+      .permutation = p.permutation,
+      .slots = p.slots,
+      .row_scale = p.row_scale,
+      .finish = {.paired = layout.paired,
+                 .activates = activates,
+                 .plain = silu && p.out.dtype != DType::f32,
+                 .rule = p.activation,
+                 .out = p.out.data,
+                 .out_dtype = p.out.dtype,
+                 .out_stride = p.out.strides[0],
+                 .out_columns = layout.out_columns()}};
+  if (p.bias) {
+    args.finish.bias = p.bias.data;
+    args.finish.bias_dtype = p.bias.dtype;
+    args.finish.bias_group_stride = p.bias.strides[0];
+    args.finish.bias_stride = p.bias.strides[1];
+  }
+  launcher(layout, plan.kernel == PackedPlan::many_rows)(gpu, plan, layout, args);
+  return true;
+}
+
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& p) {
+  if (p.out.elements() == 0) return;
+  const PackedPlan plan = plan_fragments(sizes_of(p), figures(gpu));
+  if (!multiply_as_planned(gpu, plan, p)) {
+    fail(Status::unsupported,
+         "grouped_gemm: {} rows by {} matrices [{}, {}] of {} have no kernel on this GPU: it must "
+         "be of compute capability 9.0, groups 1024 at most",
+         p.out.shape[0], p.groups, p.layout.n, p.layout.k, to_string(p.layout.format));
+  }
+}
+
+std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
+                          std::int64_t rows, bool whole_k) {
+  PackedSizes sizes = sizes_for(layout, groups, rows);
+  sizes.whole_k = whole_k;
+  return fragment_words(plan_fragments(sizes, figures(gpu)));
+}
+
+double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
+                  bool whole_k) {
+  PackedSizes sizes = sizes_for(layout, groups, rows);
+  sizes.whole_k = whole_k;
+  return plan_fragments(sizes, figures(gpu)).us;
+}
+
+}  // namespace shunt::cuda_engine

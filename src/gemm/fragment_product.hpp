@@ -1,0 +1,91 @@
+// Grouped GEMM of 16-bit rows with packed weights on Hopper: what is multiplied, and the kernels
+// that do. Codes become numbers of the rows' type in registers, on their way to the tensor cores.
+//
+// What is computed: sums in f32 of weights exact in the rows' type (nvfp4, sparse_nvfp4, mxfp4 as
+// far as the type reaches, integers, e4m3), times scales in f32 where these are not in the weights.
+// Few rows: int4's scales multiply the sums of their groups. Many rows: each weight is rounded once
+// to the type, or twice where a scale of int4 has more than bf16's eight bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "activate/kernels.hpp"
+#include "cuda/runtime.hpp"
+#include "gemm/fragment_codes.hpp"
+#include "gemm/hopper_product.hpp"
+#include "gemm/packed_plan.hpp"
+#include "shunt/tensor.hpp"
+
+namespace shunt::cuda_engine {
+
+// Every pointer is the device's.
+struct FragmentProduct {
+  FragmentLayout layout;
+  int groups = 0;
+  const void* prepared = nullptr;
+
+  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+  bool whole_k = false;  // a row's bits do not depend on how many there are
+  bool early = false;    // as GroupedProduct
+
+  Tensor rows{};  // [T, k] f32 | bf16 | f16, rows may be strided; rounded to the layout's dtype
+  const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
+  int slots = 1;
+  const float* row_scale = nullptr;  // row r times row_scale[r] before it is rounded
+
+  Tensor bias{};  // [groups, n], any strides; may be absent
+  cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
+                                        .gated = false};
+  Tensor out{};  // [R, out columns] f32 | bf16 | f16, rows may be strided
+};
+
+// What the kernels know, by value.
+struct FragmentArgs {
+  int groups = 0;
+  std::int64_t rows = 0;  // of out
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* valid = nullptr;
+  int steps = 0;    // of 128 along k
+  int columns = 0;  // tiles of 128 rows of weights a group
+  const char* tiles = nullptr;
+  std::int64_t group_bytes = 0, factors_at = 0;
+  float unscale = 1;
+  bool early = false;
+
+  const char* source = nullptr;
+  DType source_dtype = DType::bf16;
+  std::int64_t source_rows = 0, source_row_bytes = 0, k = 0;
+  bool direct = false;  // rows are copied as they are, in aligned pieces of 16 bytes
+  const std::int32_t* permutation = nullptr;
+  int slots = 1;
+  const float* row_scale = nullptr;
+
+  Finish finish;
+};
+
+PackedSizes sizes_of(const FragmentProduct& product);
+// Every plan for the product, few rows' and many rows'; none: this GPU cannot.
+PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
+PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);
+std::string fragment_words(const PackedPlan& plan);
+
+// Enqueues the product. False: the plan cannot; nothing was enqueued.
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& product);
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& product);
+std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
+                          std::int64_t rows, bool whole_k);
+double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
+                  bool whole_k);
+
+// By families of formats, so that none compiles for long.
+using FragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
+                            const FragmentArgs& args);
+FragmentLaunch fragment_few_fp4_bf16, fragment_few_fp4_f16, fragment_few_sparse,
+    fragment_few_int4_bf16, fragment_few_int4_f16, fragment_few_wide;
+FragmentLaunch fragment_many_fp4_bf16, fragment_many_fp4_f16, fragment_many_sparse,
+    fragment_many_int4_bf16, fragment_many_int4_f16, fragment_many_wide;
+
+}  // namespace shunt::cuda_engine

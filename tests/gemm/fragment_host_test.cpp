@@ -1,0 +1,400 @@
+// Packed weights in fragment order: what the lanes of a kernel decode from the prepared bytes, put
+// together as the tensor cores do, is what the format's own words say. No GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "format/plain.hpp"
+#include "gemm/fragment_lane.hpp"
+#if SHUNT_CUDA_BUILT
+#include "gemm/fragment_prepare.hpp"
+#include "gemm/fragment_product.hpp"
+#endif
+
+namespace shunt::cuda_engine {
+namespace {
+
+TEST(FragmentLayout, EveryValueOfATileHasItsPlace) {
+  std::set<std::tuple<int, int, int, int, int>> seen;
+  for (int row = 0; row < 128; ++row) {
+    for (int column = 0; column < 128; ++column) {
+      const FragmentPlace at = fragment_place(row, column);
+      EXPECT_TRUE(seen.insert({at.block, at.fragment, at.lane, at.reg, at.half}).second);
+      EXPECT_EQ(row_of(at), row);
+      EXPECT_EQ(column_of(at), column);
+      EXPECT_LT(at.lane, 32);
+      EXPECT_LT(at.reg, 4);
+    }
+  }
+  EXPECT_EQ(tile_parts(Codes::nvfp4, 0).bytes, 128 * 128 * 9 / 16);
+  EXPECT_EQ(tile_parts(Codes::sparse, 0).bytes, 128 * 128 * 7 / 16);
+  EXPECT_EQ(tile_parts(Codes::mxfp4, 0).bytes, 128 * 128 * 17 / 32);
+  for (const int groups : {1, 2, 4, 8}) EXPECT_EQ(tile_parts(Codes::int4, groups).bytes % 16, 0);
+}
+
+template <bool bf16>
+void check_codes() {
+  std::mt19937 random(1);
+  for (int round = 0; round < 400; ++round) {
+    std::uint8_t codes[8][2];
+    for (auto& pair : codes) {
+      for (auto& code : pair) code = static_cast<std::uint8_t>(random() % 16);
+    }
+    std::uint32_t w0 = 0, w1 = 0, regs[8];
+    encode_e2m1<bf16>(codes, w0, w1);
+    decode_e2m1<bf16>(w0, w1, regs);
+    for (int i = 0; i < 8; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t bits = regs[i] >> (16 * half) & 0xffff;
+        ASSERT_EQ(static_cast<double>(half_value<bf16>(bits)),
+                  std::ldexp(plain_e2m1(codes[i][half]), bf16 ? -126 : -14));
+        ASSERT_EQ(e2m1_of<bf16>(bits), codes[i][half]);
+      }
+    }
+    encode_int4(codes, w0, w1);
+    const std::uint32_t zero = lifted<bf16>(static_cast<std::uint32_t>(round % 16) << 8, 1);
+    decode_int4<bf16>(w0, w1, {{zero, zero}, {zero, zero}}, regs);
+    for (int i = 0; i < 8; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        ASSERT_EQ(half_value<bf16>(regs[i] >> (16 * half)),
+                  static_cast<float>(codes[i][half] - round % 16));
+      }
+    }
+  }
+  for (int first = 0; first < 256; ++first) {
+    unsigned char bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<unsigned char>(first + 37 * i);
+    std::uint32_t words[2], regs[4];
+    load_words<2>(bytes, words);
+    decode_int8<bf16>(words[0], words[1], regs);
+    for (int i = 0; i < 4; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        ASSERT_EQ(half_value<bf16>(regs[i] >> (16 * half)),
+                  static_cast<float>(bytes[wide_byte(0, i, half)] - 128));
+      }
+    }
+    decode_e4m3<bf16>(words[0], words[1], regs);
+    for (int i = 0; i < 4; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const double want = plain_e4m3(bytes[wide_byte(0, i, half)]);
+        if (std::isnan(want)) continue;
+        ASSERT_EQ(static_cast<double>(half_value<bf16>(regs[i] >> (16 * half))) *
+                      static_cast<double>(unscale(Codes::fp8, bf16)),
+                  want);
+      }
+    }
+  }
+  // Every product of an e2m1 with an e4m3 and its power of two is exact.
+  for (int scale = 1; scale < 127; ++scale) {
+    const std::uint32_t factor = twice(
+        e5m3_factors<bf16>(std::uint32_t{e5m3_of(static_cast<std::uint8_t>(scale))} << 24, true),
+        true);
+    for (std::uint32_t code = 0; code < 16; ++code) {
+      const std::uint32_t half = (code & 8) << 12 | (code & 7) << (bf16 ? 6 : 9);
+      ASSERT_EQ(static_cast<double>(half_value<bf16>(times<bf16>(half, factor))) * 128,
+                plain_e2m1(static_cast<int>(code)) * plain_e4m3(scale))
+          << scale << ' ' << code;
+    }
+  }
+}
+
+TEST(FragmentCodes, AreExactInBf16) { check_codes<true>(); }
+TEST(FragmentCodes, AreExactInF16) { check_codes<false>(); }
+
+#if SHUNT_CUDA_BUILT
+
+// All weights of a group as a kernel has them: w[row of the layout][k], times what its sums get.
+template <class L>
+std::vector<double> decoded(const FragmentLayout& layout, const char* group, bool rounded) {
+  const std::int64_t steps = layout.steps(), width = steps * 128;
+  std::vector<double> w(static_cast<std::size_t>(layout.row_tiles() * 128 * width));
+  const auto factors = reinterpret_cast<const float*>(group + layout.factors_at());
+  EXPECT_EQ(L::parts.bytes, layout.parts().bytes);
+  for (std::int64_t row = 0; row < layout.row_tiles(); ++row) {
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const auto* const tile = reinterpret_cast<const unsigned char*>(
+          group + (row * steps + step) * layout.parts().bytes);
+      for (int block = 0; block < 8; ++block) {
+        for (int lane = 0; lane < 32; ++lane) {
+          L mine;
+          mine.load_scales(tile, block, lane);
+          for (int pair = 0; pair < L::pairs; ++pair) {
+            std::uint32_t regs[8];
+            rounded ? mine.template decode<true>(tile, block, pair, lane, regs)
+                    : mine.template decode<false>(tile, block, pair, lane, regs);
+            for (int i = 0; i < 16; ++i) {
+              // The fragment's column and row as the tensor cores define them.
+              const int reg = i / 2 % 4, fragment = 2 * pair + i / 8;
+              const int line = 16 * block + lane / 4 + (reg % 2 == 1 ? 8 : 0);
+              int column = 2 * (lane % 4) + (reg >= 2 ? 8 : 0) + i % 2;
+              double value =
+                  static_cast<double>(half_value<L::bf16>(regs[i / 2] >> (16 * (i % 2))));
+              if (L::scaled_sums && !(rounded && L::codes == Codes::int4)) {
+                const int g = L::codes == Codes::int4 ? fragment * L::groups / 8 : 0;
+                value *= static_cast<double>(mine.scale(g, reg % 2));
+              }
+              if (L::sparse) {
+                // Two of four: the metadata comes from the lane of this row's quad that has the
+                // column's half, of the threads that the selector (the fragment's parity) names.
+                const int from = lane / 4 * 4 + fragment % 2 * 2 + column / 8;
+                const std::uint32_t word = L::positions(tile, block, fragment / 2, from);
+                const int nibble = reg % 2 * 16 + column % 8 / 2 * 4;
+                const int two = static_cast<int>(word >> nibble & 15);
+                EXPECT_LT(two & 3, two >> 2);
+                column = fragment * 32 + column / 2 * 4 + (column % 2 == 0 ? two & 3 : two >> 2);
+              } else {
+                column += fragment * 16;
+              }
+              const std::int64_t at = row * 128 + line;
+              w[static_cast<std::size_t>(at * width + step * 128 + column)] +=
+                  value * static_cast<double>(unscale(L::codes, L::bf16)) *
+                  static_cast<double>(factors[at]);
+            }
+          }
+        }
+      }
+    }
+  }
+  return w;
+}
+
+template <bool bf16>
+std::vector<double> decoded(const FragmentLayout& layout, const char* group, bool rounded) {
+  switch (layout.codes()) {
+    case Codes::nvfp4:
+      return decoded<Lane<Codes::nvfp4, 0, bf16>>(layout, group, rounded);
+    case Codes::mxfp4:
+      return decoded<Lane<Codes::mxfp4, 0, bf16>>(layout, group, rounded);
+    case Codes::sparse:
+      return decoded<Lane<Codes::sparse, 0, bf16>>(layout, group, rounded);
+    case Codes::int8:
+      return decoded<Lane<Codes::int8, 0, bf16>>(layout, group, rounded);
+    case Codes::fp8:
+      return decoded<Lane<Codes::fp8, 0, bf16>>(layout, group, rounded);
+    case Codes::fp8_block:
+      return decoded<Lane<Codes::fp8_block, 0, bf16>>(layout, group, rounded);
+    case Codes::int4:
+      break;
+  }
+  switch (layout.groups()) {
+    case 1:
+      return decoded<Lane<Codes::int4, 1, bf16>>(layout, group, rounded);
+    case 2:
+      return decoded<Lane<Codes::int4, 2, bf16>>(layout, group, rounded);
+    case 4:
+      return decoded<Lane<Codes::int4, 4, bf16>>(layout, group, rounded);
+    default:
+      return decoded<Lane<Codes::int4, 8, bf16>>(layout, group, rounded);
+  }
+}
+
+// Both dtypes; `loss`: of a weight's magnitude and of its row's largest.
+void check(const PackedMatrix& gate, const PackedMatrix* up, double loss = 0, double of_row = 0) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const FragmentLayout layout{gate.format, dtype, up != nullptr ? 2 * gate.n : gate.n, gate.k,
+                                up != nullptr};
+    SCOPED_TRACE(to_string(gate.format) + " [" + std::to_string(layout.n) + ", " +
+                 std::to_string(gate.k) + "] " + to_string(dtype) +
+                 (layout.paired ? " paired" : ""));
+    std::vector<char> bytes(static_cast<std::size_t>(layout.group_bytes()), 0x5a);
+    ASSERT_TRUE(lay_out(layout, gate, up, bytes.data()));
+    for (const bool rounded : {false, true}) {
+      const std::vector<double> got = dtype == DType::bf16
+                                          ? decoded<true>(layout, bytes.data(), rounded)
+                                          : decoded<false>(layout, bytes.data(), rounded);
+      // The f16 scale's eleven bits to bf16's eight, then the product; f16: the product alone,
+      // whose smallest step is 2^-24 where the row's largest is 2^10 or more.
+      const bool inexact = rounded && gate.format.format == Format::int4;
+      const double most = loss + (inexact ? (dtype == DType::bf16 ? 0x1.01p-7 : 0x1p-11) : 0);
+      std::vector<double> back(static_cast<std::size_t>(gate.k));
+      for (std::int64_t row = 0; row < layout.row_tiles() * 128; ++row) {
+        const std::int64_t source = row < layout.rows() ? layout.order().source(row) : -1;
+        const double* const w = got.data() + row * layout.steps() * 128;
+        const bool second = up != nullptr && source >= gate.n;
+        const PackedMatrix& from = second ? *up : gate;
+        double largest = 0;
+        for (std::int64_t k = 0; k < gate.k && source >= 0; ++k) {
+          largest = std::max(largest, std::abs(plain_weight(from, source % gate.n, k)));
+        }
+        if (source >= 0 && !rounded) read_row(layout, bytes.data(), source, back.data());
+        for (std::int64_t k = 0; k < layout.steps() * 128; ++k) {
+          const bool there = source >= 0 && k < gate.k;
+          const double want = there ? plain_weight(from, source % gate.n, k) : 0;
+          if (!there && source >= 0 && gate.format.format == Format::sparse_nvfp4) continue;
+          ASSERT_NEAR(w[k], want,
+                      most * std::abs(want) + (of_row + (inexact ? 0x1p-33 : 0)) * largest)
+              << "row " << row << " (" << source << "), k " << k << (rounded ? ", rounded" : "");
+          if (there && !rounded) {
+            ASSERT_EQ(back[static_cast<std::size_t>(k)], w[k]) << "read back";
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<FormatSpec> formats() {
+  std::vector<FormatSpec> list;
+  for (const FormatSpec& spec : known_formats()) {
+    if (FragmentLayout::holds(spec.format)) list.push_back(spec);
+  }
+  for (const int group : {16, 48, 64, 128, 256}) list.push_back({Format::int4, group});
+  return list;
+}
+
+TEST(FragmentPrepare, LanesDecodeWhatTheFormatsSay) {
+  EXPECT_EQ(formats().size(), 13U);
+  for (const FormatSpec& spec : formats()) {
+    for (const auto& [n, k] :
+         {std::pair<std::int64_t, std::int64_t>{1, 1}, {130, 129}, {24, 400}, {72, 16}, {9, 259}}) {
+      const Packed gate = Packed::of(spec, normal_values(n * k, 1), n, k);
+      const Packed up = Packed::of(spec, normal_values(n * k, 2, 3), n, k);
+      check(gate.packed, nullptr);
+      check(gate.packed, &up.packed);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+std::uint8_t* bytes_of(const Tensor& tensor) { return tensor.as<std::uint8_t>(); }
+
+TEST(FragmentPrepare, ScalesOfEveryKind) {
+  constexpr std::int64_t n = 20, k = 400;
+  std::mt19937 random(7);
+  for (const Format format : {Format::nvfp4, Format::sparse_nvfp4}) {
+    for (const float global : {1.0F, 0x1p-120F, 3e34F, -0.3F, 0.0F}) {
+      Packed p = Packed::of({format}, normal_values(n * k, 3), n, k);
+      for (std::int64_t i = 0; i < p.packed.scales.elements(); ++i) {
+        auto code = static_cast<std::uint8_t>(random());
+        bytes_of(p.packed.scales)[i] = (code & 0x7f) == 0x7f ? 0 : code;  // signs and zeros too
+      }
+      p.packed.global_scale = global;
+      check(p.packed, nullptr);
+    }
+  }
+  // Powers of two: exact as far as a dtype reaches, else little of a row's largest is lost.
+  Packed mx = Packed::of({Format::mxfp4}, normal_values(n * k, 3), n, k);
+  for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
+    bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(100 + random() % 24);
+  }
+  check(mx.packed, nullptr);
+  for (const int base : {0, 200}) {
+    for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
+      bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(base + random() % 55);
+    }
+    check(mx.packed, nullptr, 0, 0x1p-25);
+  }
+  for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
+    bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(random() % 255);
+  }
+  check(mx.packed, nullptr, 0, 0x1p-25);
+
+  Packed four = Packed::of({Format::int4, 32}, normal_values(n * k, 3), n, k);
+  std::vector<std::uint8_t> zeros(static_cast<std::size_t>(four.packed.scales.elements()));
+  for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random() % 16);
+  four.packed.zeros =
+      view(static_cast<const void*>(zeros.data()), DType::u8, {n, four.packed.scales.shape[1]});
+  check(four.packed, nullptr);
+  std::vector<std::uint16_t> halves(zeros.size());
+  for (auto& half : halves)
+    half = f32_to_f16(std::ldexp(1.0F + static_cast<float>(random() % 1024) / 1024,
+                                 -static_cast<int>(random() % 14)));
+  four.packed.scales =
+      view(static_cast<const void*>(halves.data()), DType::f16, {n, four.packed.scales.shape[1]});
+  check(four.packed, nullptr);
+}
+
+TEST(FragmentPrepare, WhatIsNotFiniteIsRefused) {
+  constexpr std::int64_t n = 20, k = 40;
+  const auto refused = [&](const PackedMatrix& m) {
+    const FragmentLayout layout{m.format, DType::bf16, n, k, false};
+    std::vector<char> bytes(static_cast<std::size_t>(layout.group_bytes()));
+    return !lay_out(layout, m, nullptr, bytes.data());
+  };
+  for (const FormatSpec& spec : formats()) {
+    SCOPED_TRACE(to_string(spec));
+    Packed p = Packed::of(spec, normal_values(n * k, 3), n, k);
+    EXPECT_FALSE(refused(p.packed));
+    if (p.packed.scales) {
+      if (p.packed.scales.dtype == DType::f32) {
+        p.packed.scales.as<float>()[0] = NAN;
+      } else if (spec.format == Format::int4) {
+        p.packed.scales.as<std::uint16_t>()[0] = 0x7f80;
+      } else {
+        bytes_of(p.packed.values)[0] = 3;
+        bytes_of(p.packed.scales)[0] = spec.format == Format::mxfp4 ? 255 : 0x7f;
+      }
+      EXPECT_TRUE(refused(p.packed));
+    }
+    if (p.packed.values.dtype == DType::f8_e4m3) {
+      Packed q = Packed::of(spec, normal_values(n * k, 3), n, k);
+      bytes_of(q.packed.values)[n * k - 1] = 0xff;
+      EXPECT_TRUE(refused(q.packed));
+    }
+  }
+}
+
+constexpr GpuFigures h200{.compute = 90,
+                          .multiprocessors = 132,
+                          .shared_bytes = 232448,
+                          .largest_cluster = 8,
+                          .read_gbps = 4917,
+                          .clock_ghz = 1.98};
+
+PackedSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k) {
+  return {.groups = groups, .rows = rows, .group_rows = n, .k = k, .bits = 4.5};
+}
+
+TEST(FragmentPlan, FewRowsAndMany) {
+  for (const auto& s : {sizes(128, 8, 1536, 2048), sizes(128, 128, 2048, 768),
+                        sizes(16, 128, 2048, 5120), sizes(8, 16, 28672, 4096)}) {
+    const PackedPlan plan = plan_fragments(s, h200);
+    EXPECT_EQ(plan.kernel, PackedPlan::few_rows) << fragment_words(plan);
+    EXPECT_LE(plan.tile_tokens, 16) << fragment_words(plan);
+  }
+  EXPECT_GE(plan_fragments(sizes(32, 1, 4096, 7168), h200).split, 2);
+  for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(128, 65536, 1536, 2048)}) {
+    const PackedPlan plan = plan_fragments(s, h200);
+    EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);
+    EXPECT_GE(plan.tile_tokens, 192) << fragment_words(plan);
+  }
+}
+
+TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
+  for (const int groups : {1, 7, 128, 1024}) {
+    for (const std::int64_t rows : {1, 64, 65536}) {
+      for (const std::int64_t n : {1, 1408, 5760}) {
+        for (const std::int64_t k : {1, 128, 300, 2880}) {
+          PackedSizes s = sizes(groups, rows, n, k);
+          for (const PackedPlan& plan : fragment_candidates(s, h200)) {
+            EXPECT_GT(plan.us, 0);
+            EXPECT_GT(plan.blocks, 0);
+            EXPECT_LE(plan.blocks, 132);
+            EXPECT_EQ(plan.blocks % plan.split, 0);
+            EXPECT_LE(plan.split, (k + 127) / 128);
+          }
+          s.whole_k = true;  // one kernel, and no split
+          for (const PackedPlan& plan : fragment_candidates(s, h200)) {
+            EXPECT_EQ(plan.kernel, PackedPlan::few_rows);
+            EXPECT_EQ(plan.split, 1);
+          }
+        }
+      }
+    }
+  }
+  GpuFigures other = h200;
+  other.compute = 80;
+  EXPECT_EQ(plan_fragments(sizes(4, 100, 64, 64), other).kernel, PackedPlan::none);
+  EXPECT_EQ(plan_fragments(sizes(1025, 100, 64, 64), h200).kernel, PackedPlan::none);
+}
+
+#endif
+
+}  // namespace
+}  // namespace shunt::cuda_engine

@@ -1,0 +1,80 @@
+// Layers whose experts stay packed on the GPU, against the CPU engine's of the same packed weights.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "engine.hpp"
+#include "gemm/fragment_layout.hpp"
+#include "layer/random_layer.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt {
+namespace {
+
+using testing::RandomLayer;
+using testing::small_layer;
+
+std::vector<FormatSpec> formats() {
+  std::vector<FormatSpec> list;
+  for (const FormatSpec& spec : known_formats()) {
+    if (cuda_engine::FragmentLayout::holds(spec.format)) list.push_back(spec);
+  }
+  list.push_back({Format::int4, 128});
+  return list;
+}
+
+TEST(LayerPackedOnAGpu, IsRefusedWhereItIsNotComputed) {
+  const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
+  const Device gpu{DeviceType::cuda, 0};
+  for (const Format format : {Format::mxfp8, Format::dense3}) {
+    EXPECT_FALSE(supports(spec, {.dtype = DType::bf16, .format = {format}}, gpu));
+  }
+  EXPECT_FALSE(supports(spec, {.dtype = DType::f32, .format = {Format::nvfp4}}, gpu));
+  EXPECT_FALSE(
+      supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}, .in_place = true}, gpu));
+  EXPECT_TRUE(supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}}, Device{}));
+}
+
+std::vector<float> forward(const Context& context, RandomLayer& made, const LayerSpec& spec,
+                           const LayerOptions& options, const Tensor& x, std::int64_t tokens) {
+  const Layer layer(spec, made.weights, context, options);
+  std::vector<float> y(static_cast<std::size_t>(tokens * spec.hidden));
+  test::Mirror mirror(context);
+  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+  const Tensor out = mirror.out(view(y.data(), {tokens, spec.hidden}));
+  layer.forward({.hidden = mirror.in(x)}, {.output = out}, workspace);
+  mirror.fetch();
+  const std::vector<float> first = y;
+  layer.forward({.hidden = mirror.in(x)}, {.output = out}, workspace);
+  mirror.fetch();
+  EXPECT_EQ(y, first) << "again";
+  return y;
+}
+
+// Both round the experts' inner results to bf16, after sums in another order.
+TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  for (const FormatSpec& format : formats()) {
+    for (const auto& [tokens, experts] : {std::pair{1, 8}, {5, 8}, {40, 3}, {700, 8}}) {
+      SCOPED_TRACE(to_string(format) + ", tokens " + std::to_string(tokens));
+      const LayerSpec spec = small_layer({.experts = experts, .top_k = 2, .renormalize = true},
+                                         experts == 3 ? 200 : 256, experts == 3 ? 136 : 384);
+      RandomLayer made(spec, 1);
+      const Tensor x = made.hidden_states(tokens, DType::bf16);
+      const LayerOptions options{.dtype = DType::bf16, .format = format};
+      const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
+      const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
+      double error = 0, size = 0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+        error += difference * difference;
+        size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+      }
+      EXPECT_LT(std::sqrt(error / size), 0.01);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shunt
