@@ -286,10 +286,12 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   static_assert(S::stages >= 3 && 2 * S::slots > S::stages);
   CUtensorMap out{};
   Finish& finish = args.finish;
-  const std::int64_t wide = finish.paired ? 32 : 64;
-  if (finish.plain &&
-      !map_row_ends(out, finish.out, finish.out_dtype == DType::bf16, args.rows, finish.out_columns,
-                    finish.out_stride, static_cast<int>(wide), 64)) {
+  // From registers only in the operands' type and to rows that bulk stores can reach.
+  finish.plain = finish.plain && finish.out_dtype == (S::L::bf16 ? DType::bf16 : DType::f16) &&
+                 reinterpret_cast<std::uintptr_t>(finish.out) % 16 == 0 &&
+                 finish.out_stride % 8 == 0;
+  if (finish.plain && !map_row_ends(out, finish.out, S::L::bf16, args.rows, finish.out_columns,
+                                    finish.out_stride, finish.paired ? 32 : 64, 64)) {
     finish.plain = false;
   }
   launch("grouped_gemm", gpu,

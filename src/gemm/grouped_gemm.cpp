@@ -130,8 +130,8 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       return refuse("format is {}: must be plain, or prepared true", to_string(spec.format));
     }
   } else if (packed || spec.rows != RowFormat::as_dtype) {
-    const bool decoded =
-        spec.rows == RowFormat::as_dtype && cuda_engine::FragmentLayout::holds(spec.format.format);
+    const bool decoded = spec.rows == RowFormat::as_dtype && !spec.format.ordered &&
+                         cuda_engine::FragmentLayout::holds(spec.format.format);
     if (device.type != DeviceType::cuda || !spec.prepared ||
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
