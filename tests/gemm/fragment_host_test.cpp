@@ -286,7 +286,8 @@ TEST(FragmentPrepare, ScalesOfEveryKind) {
   check(mx.packed, nullptr);
   for (const int base : {0, 200}) {
     for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
-      bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(base + random() % 55);
+      bytes_of(mx.packed.scales)[i] =
+          static_cast<std::uint8_t>(static_cast<unsigned>(base) + random() % 55);
     }
     check(mx.packed, nullptr, 0, 0x1p-25);
   }
