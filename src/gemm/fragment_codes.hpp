@@ -183,7 +183,7 @@ inline void encode_e2m1(const std::uint8_t (&codes)[8][2], std::uint32_t& w0, st
       w |= (a[2] & sign) >> 8 | (a[2] & ~sign) >> 5;
       return w | (a[3] & sign) >> 12 | (a[3] & ~sign) >> 9;
     };
-    w0 = word(at), w1 = word(at + 4);
+    w0 = word(&at[0]), w1 = word(&at[4]);
   }
 }
 template <bool bf16>
