@@ -14,8 +14,8 @@ namespace shunt::cuda_engine {
 // Eight numbers of a row from its k-th on, `left` of them there, rounded and put to `to`.
 template <bool bf16>
 __device__ __forceinline__ void store_numbers(const FragmentArgs& args, std::uint32_t to,
-                                           const char* from, std::int64_t k, std::int64_t left,
-                                           float scale) {
+                                              const char* from, std::int64_t k, std::int64_t left,
+                                              float scale) {
   std::uint32_t word[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
