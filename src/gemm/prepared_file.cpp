@@ -26,9 +26,10 @@ DType dtype_named(const std::string& name) {
 
 }  // namespace
 
-std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format) {
+std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format, RowFormat rows) {
   if (format != FormatSpec{}) {
-    return device == DeviceType::cpu ? "cpu.packed64" : "cuda.packed128x128";
+    if (device == DeviceType::cpu) return "cpu.packed64";
+    return rows == RowFormat::as_dtype ? "cuda.fragments128x128" : "cuda.packed128x128";
   }
   if (device == DeviceType::cpu) return "cpu.panels64";
   return dtype == DType::f32 ? "cuda.rows16" : "cuda.tiles128x64";
@@ -36,13 +37,14 @@ std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format
 
 std::string saved_words(const PreparedWeights& weights) {
   nlohmann::ordered_json words{
-      {"layout", layout_name(weights.device.type, weights.dtype, weights.format)},
+      {"layout", layout_name(weights.device.type, weights.dtype, weights.format, weights.rows)},
       {"dtype", to_string(weights.dtype)},
       {"groups", weights.groups},
       {"n", weights.n},
       {"k", weights.k},
       {"paired", weights.paired}};
   if (weights.format != FormatSpec{}) words["format"] = to_string(weights.format);
+  if (weights.rows != RowFormat::as_dtype) words["rows"] = static_cast<int>(weights.rows);
   return words.dump();
 }
 
@@ -70,15 +72,19 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
     reader.read("n", weights.n, 0, std::int64_t{1} << 40);
     reader.read("k", weights.k, 0, std::int64_t{1} << 40);
     reader.read("paired", weights.paired);
+    int rows = 0;
+    reader.read("rows", rows, 0, static_cast<int>(RowFormat::fp8_block));
+    weights.rows = static_cast<RowFormat>(rows);
     reader.finish();
-    if (layout == layout_name(context.device().type, weights.dtype, weights.format)) {
+    if (layout == layout_name(context.device().type, weights.dtype, weights.format, weights.rows)) {
       weights.bytes = prepared_bytes(context, weights.dtype, weights.format, weights.groups,
-                                     weights.n, weights.k, weights.paired);
+                                     weights.n, weights.k, weights.paired, weights.rows);
     }
   } catch (const Error& error) {
     fail(Status::bad_file, "{}: {}", where, error.what());
   }
-  const std::string ours = layout_name(context.device().type, weights.dtype, weights.format);
+  const std::string ours =
+      layout_name(context.device().type, weights.dtype, weights.format, weights.rows);
   if (layout != ours) {
     fail(
         Status::unsupported,

@@ -13,10 +13,11 @@ namespace shunt {
 inline constexpr std::string_view saved_version = "1";
 
 // The name of the layout that the engine of a device reads: "cpu.panels64", "cuda.tiles128x64"; of
-// packed weights "cpu.packed64", "cuda.packed128x128".
-std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format = {});
+// packed weights "cpu.packed64", "cuda.fragments128x128", and "cuda.packed128x128" for fp8 rows.
+std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format = {},
+                        RowFormat rows = RowFormat::as_dtype);
 
-// Layout, dtype, sizes and, of packed weights, format as JSON: {"layout": "cuda.tiles128x64",
+// Layout, dtype, sizes and, of packed weights, format and rows as JSON: {"layout": "cuda.tiles128x64",
 // "dtype": "bf16", ..}.
 std::string saved_words(const PreparedWeights& weights);
 // The inverse, for bytes [B] u8 of a file. `where` begins messages: "weights.safetensors: experts".
