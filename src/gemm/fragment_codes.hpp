@@ -26,6 +26,9 @@
 #include "core/convert.hpp"
 #include "gemm/fragment_layout.hpp"
 
+// Products here are offsets in a tile of 16 KB.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+
 namespace shunt::cuda_engine {
 
 // ---- two halves at once -------------------------------------------------------------------------
@@ -301,3 +304,5 @@ SHUNT_BOTH constexpr float unscale(Codes codes, bool bf16) {
 }
 
 }  // namespace shunt::cuda_engine
+
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

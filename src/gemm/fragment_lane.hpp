@@ -7,6 +7,9 @@
 
 #include "gemm/fragment_codes.hpp"
 
+// Products here are offsets in a tile of 16 KB.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+
 namespace shunt::cuda_engine {
 
 template <int words>
@@ -167,3 +170,5 @@ struct Lane {
 };
 
 }  // namespace shunt::cuda_engine
+
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

@@ -11,6 +11,9 @@
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fragment_codes.hpp"
 
+// Products here are offsets in a tile of 16 KB.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+
 namespace shunt::cuda_engine {
 
 namespace {
@@ -466,3 +469,5 @@ void read_fragments(const Context& context, const FragmentLayout& layout, const 
 }
 
 }  // namespace shunt::cuda_engine
+
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

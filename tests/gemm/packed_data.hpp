@@ -34,7 +34,7 @@ struct Fp8Matrix {
     matrix = {.format = {.format = format},
               .n = n,
               .k = k,
-              .values = view(static_cast<const void*>(bytes.data()), DType::u8, {n, k})};
+              .values = view(static_cast<const void*>(bytes.data()), DType::f8_e4m3, {n, k})};
     if (format == Format::fp8_block) {
       matrix.scales = view(scales.data(), {blocks_n, blocks_k});
     } else if (format == Format::fp8_channel) {
@@ -42,7 +42,6 @@ struct Fp8Matrix {
     } else {
       matrix.global_scale = usual;
     }
-    if (format != Format::fp8_tensor) matrix.global_scale = 1.5f;
   }
   Fp8Matrix(Fp8Matrix&&) = default;
   float scale(std::int64_t row, std::int64_t at) const {

@@ -38,6 +38,7 @@ TEST(PackedLayout, WeightsComeBackExactly) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{1, 1}, {130, 129}, {264, 400}, {72, 16}}) {
       const test::Fp8Matrix gate(format, n, k, 1), up(format, n, k, 2);
+      EXPECT_NO_THROW(check_packed("gate", gate.matrix, Device{}));
       for (const bool paired : {false, true}) {
         const PackedLayout layout{format, paired ? 2 * n : n, k, paired};
         std::vector<char> bytes(static_cast<std::size_t>(layout.group_bytes()));
