@@ -8,18 +8,12 @@
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/shape.hpp"
 #include "cpu/pool.hpp"
 
 namespace shunt {
 
 namespace {
-
-std::int64_t parts(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
-
-bool has_shape(const Tensor& t, std::initializer_list<std::int64_t> shape) {
-  return t.rank == static_cast<int>(shape.size()) &&
-         std::equal(shape.begin(), shape.end(), t.shape.begin());
-}
 
 std::string base_of(const std::string& name) {
   constexpr std::string_view ending = ".weight";
@@ -208,19 +202,19 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
   } else if (scales.elements() == 1) {
     m.format = {Format::fp8_tensor};
     m.global_scale = floats(name, 1).as<const float>()[0];
-  } else if (exponents(scales.dtype) && has_shape(scales, {n, parts(k, 32)})) {
+  } else if (exponents(scales.dtype) && has_shape(scales, {n, groups_of(k, 32)})) {
     m.format = {Format::mxfp8};
-    m.scales = view(scales.data, DType::f8_e8m0, {n, parts(k, 32)});
-  } else if (has_shape(scales, {parts(n, 128), parts(k, 128)})) {
+    m.scales = view(scales.data, DType::f8_e8m0, {n, groups_of(k, 32)});
+  } else if (has_shape(scales, {groups_of(n, 128), groups_of(k, 128)})) {
     m.format = {Format::fp8_block};
     m.scales = floats(name, scales.elements());
-    m.scales = view(m.scales.data, DType::f32, {parts(n, 128), parts(k, 128)});
+    m.scales = view(m.scales.data, DType::f32, {groups_of(n, 128), groups_of(k, 128)});
   } else if (has_shape(scales, {n, 1}) || has_shape(scales, {n})) {
     m.format = {Format::fp8_channel};
     m.scales = floats(name, n);
   } else {
-    mismatch(name, fmt::format("one number, [{}, 1], [{}, {}] or e8m0 [{}, {}]", n, parts(n, 128),
-                               parts(k, 128), n, parts(k, 32)));
+    mismatch(name, fmt::format("one number, [{}, 1], [{}, {}] or e8m0 [{}, {}]", n,
+                               groups_of(n, 128), groups_of(k, 128), n, groups_of(k, 32)));
   }
   return m;
 }
@@ -231,8 +225,8 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
                                         std::int64_t n, std::int64_t k) const {
   refuse_extras(base);
   PackedMatrix m{.values = tensor(values)};
-  if (!has_shape(m.values, {n, parts(k, 2)})) {
-    mismatch(values, fmt::format("[{}, {}]", n, parts(k, 2)));
+  if (!has_shape(m.values, {n, groups_of(k, 2)})) {
+    mismatch(values, fmt::format("[{}, {}]", n, groups_of(k, 2)));
   }
   m.values.dtype = DType::u8;
   const std::string name =
@@ -240,16 +234,16 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
   if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
   m.scales = tensor(name);
   if (exponents(m.scales.dtype)) {
-    if (!has_shape(m.scales, {n, parts(k, 32)})) {
-      mismatch(name, fmt::format("[{}, {}]", n, parts(k, 32)));
+    if (!has_shape(m.scales, {n, groups_of(k, 32)})) {
+      mismatch(name, fmt::format("[{}, {}]", n, groups_of(k, 32)));
     }
     m.scales.dtype = DType::f8_e8m0;
     m.format = {Format::mxfp4};
     return m;
   }
-  if (m.scales.dtype != DType::f8_e4m3 || !has_shape(m.scales, {n, parts(k, 16)})) {
-    mismatch(name,
-             fmt::format("f8_e4m3 [{}, {}] or e8m0 [{}, {}]", n, parts(k, 16), n, parts(k, 32)));
+  if (m.scales.dtype != DType::f8_e4m3 || !has_shape(m.scales, {n, groups_of(k, 16)})) {
+    mismatch(name, fmt::format("f8_e4m3 [{}, {}] or e8m0 [{}, {}]", n, groups_of(k, 16), n,
+                               groups_of(k, 32)));
   }
   m.format = {Format::nvfp4};
   if (const std::string divides = base + ".weight_global_scale"; store_.contains(divides)) {
@@ -265,12 +259,12 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
 FormatSpec QuantisedReader::int4(const std::string& name, std::int64_t k,
                                  std::int64_t groups) const {
   for (const int group : config_.groups) {
-    const std::int64_t size = group == -1 ? parts(k, 16) * 16 : group;
-    if (groups == parts(k, size)) return {Format::int4, static_cast<int>(size)};
+    const std::int64_t size = group == -1 ? groups_of(k, 16) * 16 : group;
+    if (groups == groups_of(k, size)) return {Format::int4, static_cast<int>(size)};
   }
   std::string list;
   for (const int group : config_.groups) {
-    list += fmt::format("{}{}", list.empty() ? "" : " or ", parts(k, group == -1 ? k : group));
+    list += fmt::format("{}{}", list.empty() ? "" : " or ", groups_of(k, group == -1 ? k : group));
   }
   mismatch(name, list.empty() ? "described by quantization_config, which names no group size"
                               : fmt::format("{} groups a row", list));
@@ -307,7 +301,7 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
   if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
   PackedMatrix m;
   m.scales = tensor(scales);
-  if (has_shape(words, {n, parts(k, 4)}) && !has_shape(words, {n, parts(k, 8)})) {
+  if (has_shape(words, {n, groups_of(k, 4)}) && !has_shape(words, {n, groups_of(k, 8)})) {
     refuse_extras(base);
     if (m.scales.elements() != n && m.scales.elements() != 1) {
       fail(Status::unsupported, "{}: tensor '{}' is {}: of 8-bit integers one scale a row is read",
@@ -319,7 +313,7 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
     m.values = view(to, DType::i8, {n, k});
     repacking_.later([words, to, n, k] {
       for (std::int64_t row = 0; row < n; ++row) {
-        const auto* const from = words.as<const std::uint8_t>() + row * parts(k, 4) * 4;
+        const auto* const from = words.as<const std::uint8_t>() + row * groups_of(k, 4) * 4;
         for (std::int64_t i = 0; i < k; ++i) {
           to[row * k + i] = static_cast<std::int8_t>(from[i] - 128);
         }
@@ -327,13 +321,13 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
     });
     return m;
   }
-  if (!has_shape(words, {n, parts(k, 8)})) {
-    mismatch(values, fmt::format("i32 [{}, {}]", n, parts(k, 8)));
+  if (!has_shape(words, {n, groups_of(k, 8)})) {
+    mismatch(values, fmt::format("i32 [{}, {}]", n, groups_of(k, 8)));
   }
   if (!plain(m.scales.dtype) || m.scales.rank != 2 || m.scales.shape[0] != n) {
     mismatch(scales, fmt::format("f32, bf16 or f16 [{}, groups]", n));
   }
-  const std::int64_t groups = m.scales.shape[1], row_bytes = parts(k, 2);
+  const std::int64_t groups = m.scales.shape[1], row_bytes = groups_of(k, 2);
   m.format = int4(scales, k, groups);
   m.group_of = order(base + ".weight_g_idx", k, m.format.group, groups);
   if (k % 8 == 0) {
@@ -344,7 +338,7 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
     m.values = view(to, DType::u8, {n, row_bytes});
     repacking_.later([words, to, n, k, row_bytes] {
       for (std::int64_t row = 0; row < n; ++row) {
-        std::memcpy(to + row * row_bytes, words.as<const char>() + row * parts(k, 8) * 4,
+        std::memcpy(to + row * row_bytes, words.as<const char>() + row * groups_of(k, 8) * 4,
                     static_cast<std::size_t>(row_bytes));
         if (k % 2 != 0) to[(row + 1) * row_bytes - 1] &= 15;
       }
@@ -354,8 +348,8 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
   if (store_.contains(zeros)) {
     // Packed along n: nibble n % 8 of word [n / 8, group].
     const Tensor packed = tensor(zeros);
-    if (packed.dtype != DType::i32 || !has_shape(packed, {parts(n, 8), groups})) {
-      mismatch(zeros, fmt::format("i32 [{}, {}]", parts(n, 8), groups));
+    if (packed.dtype != DType::i32 || !has_shape(packed, {groups_of(n, 8), groups})) {
+      mismatch(zeros, fmt::format("i32 [{}, {}]", groups_of(n, 8), groups));
     }
     auto* const to =
         static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
@@ -384,9 +378,9 @@ PackedMatrix QuantisedReader::own(const std::string& base, std::int64_t n, std::
     return t;
   };
   PackedMatrix m{.format = config_.own};
-  m.values = part(".weight_packed", DType::u8, sparse ? parts(k, 4) : 12 * parts(k, 32));
-  m.scales = part(".weight_scale", DType::f8_e4m3, parts(k, sparse ? 16 : 32));
-  if (sparse) m.positions = part(".weight_positions", DType::u8, parts(k, 8));
+  m.values = part(".weight_packed", DType::u8, sparse ? groups_of(k, 4) : 12 * groups_of(k, 32));
+  m.scales = part(".weight_scale", DType::f8_e4m3, groups_of(k, sparse ? 16 : 32));
+  if (sparse) m.positions = part(".weight_positions", DType::u8, groups_of(k, 8));
   m.global_scale = number(base + ".weight_scale_2");
   return m;
 }
@@ -468,7 +462,7 @@ PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::
   }
   const std::int64_t groups = s.shape[0];
   PackedMatrix m{.format = int4(scales, k, groups)};
-  const std::int64_t row_bytes = parts(k, 2);
+  const std::int64_t row_bytes = groups_of(k, 2);
   auto* const to =
       static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * row_bytes)));
   m.values = view(to, DType::u8, {n, row_bytes});
@@ -514,7 +508,7 @@ PackedMatrix QuantisedReader::blocks(const std::string& name, std::int64_t exper
                                      std::int64_t experts, std::int64_t rows, std::int64_t first,
                                      std::int64_t step, std::int64_t n, std::int64_t k) const {
   const std::string values = name + "_blocks", scales = name + "_scales";
-  const std::int64_t groups = parts(k, 32);
+  const std::int64_t groups = groups_of(k, 32);
   const Tensor v = tensor(values);
   if (k % 32 != 0 || v.dtype != DType::u8 || !has_shape(v, {experts, rows, groups, 16})) {
     mismatch(values, fmt::format("u8 [{}, {}, {}, 16], 32 k to a block", experts, rows, groups));

@@ -6,17 +6,11 @@
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/shape.hpp"
 
 namespace shunt {
 
 namespace {
-
-std::int64_t parts(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
-
-bool has_shape(const Tensor& t, std::initializer_list<std::int64_t> shape) {
-  return t.rank == static_cast<int>(shape.size()) &&
-         std::equal(shape.begin(), shape.end(), t.shape.begin());
-}
 
 bool number_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 ||
@@ -39,7 +33,7 @@ bool QuantisedReader::has_fused(const std::string& name) const {
 bool QuantisedReader::fused_fits(const std::string& name, std::int64_t rows, std::int64_t k,
                                  bool transposed) const {
   const Tensor t = tensor(name);
-  const std::int64_t width = t.dtype == DType::f8_e4m3 ? k : parts(k, 2);
+  const std::int64_t width = t.dtype == DType::f8_e4m3 ? k : groups_of(k, 2);
   return t.rank == 3 && t.shape[transposed ? 2 : 1] == rows && t.shape[transposed ? 1 : 2] == width;
 }
 
@@ -88,9 +82,9 @@ bool QuantisedReader::fused_blocks(const std::string& name, const FusedPart& par
   const Tensor scales = tensor(name);
   if (!number_type(scales.dtype) || scales.rank != 3 || scales.shape[0] != part.stored)
     return false;
-  const std::int64_t blocks = scales.shape[part.transposed ? 2 : 1], wide = parts(part.k, 128);
+  const std::int64_t blocks = scales.shape[part.transposed ? 2 : 1], wide = groups_of(part.k, 128);
   if (scales.shape[part.transposed ? 1 : 2] != wide) return false;
-  const std::int64_t own = parts(part.n, 128), whole = parts(part.rows, 128);
+  const std::int64_t own = groups_of(part.n, 128), whole = groups_of(part.rows, 128);
   std::int64_t first = 0;
   if (part.rows == part.n) {
     if (blocks != own) return false;
@@ -122,7 +116,7 @@ bool QuantisedReader::fused_blocks(const std::string& name, const FusedPart& par
 PackedMatrix QuantisedReader::fused(const std::string& name, FusedPart part) const {
   const Tensor values = tensor(name);
   const bool nibbles = values.dtype != DType::f8_e4m3;
-  const std::int64_t width = nibbles ? parts(part.k, 2) : part.k;
+  const std::int64_t width = nibbles ? groups_of(part.k, 2) : part.k;
   part.stored = values.rank == 3 ? values.shape[0] : 0;
   if (!fused_fits(name, part.rows, part.k, part.transposed) || part.stored < part.experts) {
     mismatch(name, part.transposed ? fmt::format("[{}, {}, {}]", part.experts, width, part.rows)
@@ -138,7 +132,7 @@ PackedMatrix QuantisedReader::fused(const std::string& name, FusedPart part) con
   PackedMatrix m{.n = part.n, .k = part.k};
   m.values = fused_rows(values, part, width, nibbles ? DType::u8 : DType::f8_e4m3);
   if (nibbles) {
-    const std::int64_t groups = parts(part.k, 16);
+    const std::int64_t groups = groups_of(part.k, 16);
     const bool fits = part.transposed ? has_shape(scales, {experts, groups, rows})
                                       : has_shape(scales, {experts, rows, groups});
     const std::string second = name + "_weight_scale_2";
@@ -156,7 +150,7 @@ PackedMatrix QuantisedReader::fused(const std::string& name, FusedPart part) con
     m.format = {Format::fp8_tensor};
     return m;
   }
-  const std::int64_t groups = parts(part.k, 32);
+  const std::int64_t groups = groups_of(part.k, 32);
   if ((scales.dtype == DType::u8 || scales.dtype == DType::f8_e8m0) &&
       (part.transposed ? has_shape(scales, {experts, groups, rows})
                        : has_shape(scales, {experts, rows, groups}))) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/shape.hpp"
 
 namespace shunt {
 
@@ -11,14 +12,6 @@ namespace {
 using Shape = std::vector<std::int64_t>;
 
 std::string words(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
-
-bool has_shape(const Tensor& tensor, const Shape& shape) {
-  if (static_cast<std::size_t>(tensor.rank) != shape.size()) return false;
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    if (tensor.shape[d] != shape[d]) return false;
-  }
-  return true;
-}
 
 class Reader {
  public:

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/check.hpp"
+#include "core/shape.hpp"
 
 namespace shunt {
 
@@ -11,8 +12,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using Bytes = std::vector<std::uint8_t>;
-
-std::int64_t up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 Bytes bytes_of(const void* data, std::size_t size) {
   const auto* first = static_cast<const std::uint8_t*>(data);
@@ -69,30 +68,31 @@ std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n,
       return {{"weight", DType::f8_e4m3, {n, k}}, {"weight_scale", DType::f32, {n, 1}}};
     case Format::fp8_block:
       return {{"weight", DType::f8_e4m3, {n, k}},
-              {"weight_scale_inv", DType::f32, {up(n, 128), up(k, 128)}}};
+              {"weight_scale_inv", DType::f32, {groups_of(n, 128), groups_of(k, 128)}}};
     case Format::mxfp8:
-      return {{"weight", DType::f8_e4m3, {n, k}}, {"weight_scale", DType::u8, {n, up(k, 32)}}};
+      return {{"weight", DType::f8_e4m3, {n, k}},
+              {"weight_scale", DType::u8, {n, groups_of(k, 32)}}};
     case Format::int8:
       return {{"weight", DType::i8, {n, k}}, {"weight_scale", DType::f32, {n, 1}}};
     case Format::nvfp4:
-      return {{"weight_packed", DType::u8, {n, up(k, 2)}},
-              {"weight_scale", DType::f8_e4m3, {n, up(k, 16)}},
+      return {{"weight_packed", DType::u8, {n, groups_of(k, 2)}},
+              {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 16)}},
               global};
     case Format::mxfp4:
-      return {{"weight_packed", DType::u8, {n, up(k, 2)}},
-              {"weight_scale", DType::u8, {n, up(k, 32)}}};
+      return {{"weight_packed", DType::u8, {n, groups_of(k, 2)}},
+              {"weight_scale", DType::u8, {n, groups_of(k, 32)}}};
     case Format::int4:
-      return {{"weight_packed", DType::i32, {n, up(k, 8)}},
-              {"weight_scale", DType::bf16, {n, up(k, format.group)}},
+      return {{"weight_packed", DType::i32, {n, groups_of(k, 8)}},
+              {"weight_scale", DType::bf16, {n, groups_of(k, format.group)}},
               {"weight_shape", DType::i64, {2}}};
     case Format::dense3:
-      return {{"weight_packed", DType::u8, {n, 12 * up(k, 32)}},
-              {"weight_scale", DType::f8_e4m3, {n, up(k, 32)}},
+      return {{"weight_packed", DType::u8, {n, 12 * groups_of(k, 32)}},
+              {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 32)}},
               {"weight_scale_2", DType::f32, {1}}};
     case Format::sparse_nvfp4:
-      return {{"weight_packed", DType::u8, {n, up(k, 4)}},
-              {"weight_positions", DType::u8, {n, up(k, 8)}},
-              {"weight_scale", DType::f8_e4m3, {n, up(k, 16)}},
+      return {{"weight_packed", DType::u8, {n, groups_of(k, 4)}},
+              {"weight_positions", DType::u8, {n, groups_of(k, 8)}},
+              {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 16)}},
               {"weight_scale_2", DType::f32, {1}}};
     default:
       fail(Status::unsupported, "convert: {} has no form in checkpoints yet", to_string(format));

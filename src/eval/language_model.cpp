@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/shape.hpp"
 #include "core/workspace.hpp"
 #include "cpu/pool.hpp"
 #include "eval/attention.hpp"
@@ -23,11 +24,7 @@ using Floats = std::vector<float>;
 Tensor weight_of(const Checkpoint& checkpoint, const std::string& name,
                  std::initializer_list<std::int64_t> shape) {
   const Tensor tensor = checkpoint.tensor(name);
-  bool fits = tensor.rank == static_cast<int>(shape.size());
-  for (int d = 0; fits && d < tensor.rank; ++d) {
-    fits = tensor.shape[static_cast<std::size_t>(d)] == shape.begin()[d];
-  }
-  if (!fits) {
+  if (!has_shape(tensor, shape)) {
     fail(Status::bad_file, "{}: tensor '{}' is {}: config.json asks for [{}]", checkpoint.folder(),
          name, tensor.describe(), fmt::join(shape, ", "));
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/shape.hpp"
 #include "format/codes.hpp"
 #include "shunt/format.hpp"
 
@@ -31,10 +32,6 @@ struct FormatRules {
 
 extern const FormatRules fp8_tensor_rules, fp8_channel_rules, fp8_block_rules, mxfp8_rules,
     nvfp4_rules, mxfp4_rules, int8_rules, int4_rules, dense3_rules, sparse_nvfp4_rules;
-
-constexpr std::int64_t groups_of(std::int64_t k, std::int64_t group) {
-  return (k + group - 1) / group;
-}
 
 // The largest magnitude of values[0 .. count).
 inline float largest(const float* values, std::int64_t count) {

@@ -12,8 +12,7 @@ constexpr std::size_t lanes(int vectors) {
   return static_cast<std::size_t>(vectors) * static_cast<std::size_t>(F32::width);
 }
 
-// ---- codes: what a step holds, and the weights in it
-// ----------------------------------------------
+// ---- codes: what a step holds, and the weights in it ---------------------------------------------
 
 struct Nibbles {
   static constexpr int step_k = 8, step_bytes = 256;
@@ -90,8 +89,7 @@ struct Dense3Codes {
   }
 };
 
-// ---- tiles
-// ----------------------------------------------------------------------------------------
+// ---- tiles ---------------------------------------------------------------------------------------
 
 template <class Codes, int rows, int vectors>
 struct DenseStep {

@@ -34,12 +34,11 @@ namespace {
 
 using Row = std::uint16_t;
 
-// ---- codes
-// ---------------------------------------------------------------------------------------- Each
-// has: step_k, step_bytes, `dots` a step; unit_columns and parts; Tables, looked up in; Group, what
-// a group's header adds; State, a unit's codes of a step; weight<j>, numbers<j> of a row and, made
-// of these, factor<j> of the j-th dot product, which goes to chain part(j); natural(), the chains
-// as columns.
+// ---- codes -------------------------------------------------------------------------------------
+// Each has: step_k, step_bytes, `dots` a step; unit_columns and parts; Tables, looked up in; Group,
+// what a group's header adds; State, a unit's codes of a step; weight<j>, numbers<j> of a row and,
+// made of these, factor<j> of the j-th dot product, which goes to chain part(j); natural(), the
+// chains as columns.
 
 constexpr std::uint16_t bf16_of(int n) {
   std::uint32_t size = static_cast<std::uint32_t>(n < 0 ? -n : n), exponent = 127 + 7;
@@ -335,8 +334,7 @@ struct SparseDot : OneChain {
   }
 };
 
-// ---- tiles
-// ----------------------------------------------------------------------------------------
+// ---- tiles -------------------------------------------------------------------------------------
 
 template <class Codes, PackedScale... scales>
 struct PackedDot {

@@ -7,13 +7,12 @@
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/shape.hpp"
 #include "format/codes.hpp"
 #include "format/dense3.hpp"
 
 namespace shunt::cpu_engine {
 namespace {
-
-std::int64_t parts(std::int64_t k, std::int64_t group) { return (k + group - 1) / group; }
 
 bool is_fp8(Format f) {
   return f == Format::fp8_tensor || f == Format::fp8_channel || f == Format::fp8_block ||
@@ -38,8 +37,8 @@ Step step_of(Format f) {
 // Bytes of `values` for the first `k` of a row.
 std::int64_t value_bytes(Format f, std::int64_t k) {
   if (is_fp8(f) || f == Format::int8) return k;
-  if (f == Format::dense3) return parts(k, 32) * dense3_group_bytes;
-  return parts(k, f == Format::sparse_nvfp4 ? 4 : 2);
+  if (f == Format::dense3) return groups_of(k, 32) * dense3_group_bytes;
+  return groups_of(k, f == Format::sparse_nvfp4 ? 4 : 2);
 }
 
 // One matrix's row into column c of a panel; `order`: which k stands at each place, or null.
@@ -140,7 +139,7 @@ class Column {
         std::memcpy(at + word * 256 + 4 * column_, from + 4 * word, 4);
       }
     } else if (format_ == Format::sparse_nvfp4) {
-      const std::int64_t row_bytes = parts(layout_.k, 8);
+      const std::int64_t row_bytes = groups_of(layout_.k, 8);
       const auto* const places = m_.positions.as<const char>() + row_ * row_bytes + k / 8;
       std::memcpy(at + 2 * column_, places,
                   static_cast<std::size_t>(std::min<std::int64_t>(2, row_bytes - k / 8)));
@@ -173,7 +172,7 @@ class Column {
 void write_order(const PackedPanels& layout, const PackedMatrix& m, std::int32_t* to) {
   const std::int64_t group = layout.group();
   const auto* const of = m.group_of.as<const std::int32_t>();
-  std::vector<std::int64_t> next(static_cast<std::size_t>(parts(layout.k, group)));
+  std::vector<std::int64_t> next(static_cast<std::size_t>(groups_of(layout.k, group)));
   for (std::size_t g = 0; g < next.size(); ++g) next[g] = static_cast<std::int64_t>(g) * group;
   for (std::int64_t k = 0; k < layout.k; ++k) {
     const std::int64_t g = of != nullptr ? of[k] : k / group;
@@ -208,7 +207,7 @@ std::int64_t PackedPanels::scale_bytes() const {
 
 std::int64_t PackedPanels::code_bytes(std::int64_t count) const {
   const Step step = step_of(format.format);
-  return parts(count, step.k) * step.bytes;
+  return groups_of(count, step.k) * step.bytes;
 }
 
 std::int64_t PackedPanels::panel_bytes() const {

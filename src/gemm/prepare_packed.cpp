@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/shape.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/fragment_prepare.hpp"
@@ -75,7 +76,7 @@ std::size_t bytes_of(const Context& context, const FormatSpec& format, int group
 // As many k of each group as an order can give it: all, and of the last what is left.
 void check_order(const std::string& name, const PackedMatrix& m) {
   const std::int64_t group = m.format.group;
-  std::vector<std::int64_t> count(static_cast<std::size_t>((m.k + group - 1) / group));
+  std::vector<std::int64_t> count(static_cast<std::size_t>(groups_of(m.k, group)));
   const auto* const of = m.group_of.as<const std::int32_t>();
   for (std::int64_t k = 0; k < m.k; ++k) ++count[static_cast<std::size_t>(of[k])];
   for (std::size_t g = 0; g < count.size(); ++g) {

@@ -43,30 +43,54 @@ std::vector<float> logits_of(int tokens, int experts) {
   return logits;
 }
 
+// Rows of logits: what the CPU engine makes of them, and a call for what is tested to fill in.
+struct Routed {
+  Routed(const RouteSpec& spec, std::vector<float> logits_, std::vector<float> bias_)
+      : logits(std::move(logits_)),
+        bias(std::move(bias_)),
+        rows(static_cast<int>(logits.size()) / spec.experts) {
+    const auto slots = static_cast<std::size_t>(rows * spec.top_k);
+    ids.assign(slots, -5), want_ids.assign(slots, -7);
+    weights.assign(slots, -5), want_weights.assign(slots, -7);
+    const Context context = cpu({.threads = 1});
+    RouteInputs in{.logits = view(logits.data(), {rows, spec.experts})};
+    if (spec.selection_bias) in.selection_bias = view(bias.data(), {spec.experts});
+    if (spec.router_bias) in.router_bias = view(bias.data(), {spec.experts});
+    const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, rows, 0));
+    route(context, spec, in,
+          {.ids = view(want_ids.data(), {rows, spec.top_k}),
+           .weights = view(want_weights.data(), {rows, spec.top_k})},
+          workspace);
+    call.rule = resolve(spec);
+    call.tokens = rows;
+    if (spec.selection_bias) call.selection_bias = {bias.data(), routing::Form::f32};
+    if (spec.router_bias) call.router_bias = {bias.data(), routing::Form::f32};
+    call.ids = {ids.data(), spec.top_k};
+    call.weights = {weights.data(), spec.top_k};
+  }
+  Routed(const Routed&) = delete;
+  Routed& operator=(const Routed&) = delete;
+
+  void expect_same_bits() const {
+    EXPECT_EQ(ids, want_ids);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
+    }
+  }
+
+  std::vector<float> logits, bias;
+  int rows;
+  std::vector<std::int32_t> ids, want_ids;
+  std::vector<float> weights, want_weights;
+  routing::DeviceRoute call;
+};
+
 template <class S>
-void expect_same_bits(const RouteSpec& spec, std::vector<float> bias = {}) {
+void expect_same_bits(const RouteSpec& spec, const std::vector<float>& bias = {}) {
   constexpr int warps = 4, tokens = warps * S::tokens;
-  const int experts = spec.experts, k = spec.top_k;
-  std::vector<float> logits = logits_of(tokens, experts);
-  const auto slots = static_cast<std::size_t>(tokens * k);
-  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
-  std::vector<float> weights(slots, -5), want_weights(slots, -7);
-
-  const Context context = cpu({.threads = 1});
-  RouteInputs in{.logits = view(logits.data(), {tokens, experts})};
-  if (spec.selection_bias) in.selection_bias = view(bias.data(), {experts});
-  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, 0));
-  route(context, spec, in,
-        {.ids = view(want_ids.data(), {tokens, k}),
-         .weights = view(want_weights.data(), {tokens, k})},
-        workspace);
-
-  routing::DeviceRoute r;
-  r.rule = resolve(spec);
-  r.tokens = tokens;
-  if (spec.selection_bias) r.selection_bias = {bias.data(), routing::Form::f32};
-  r.ids = {ids.data(), k};
-  r.weights = {weights.data(), k};
+  const int experts = spec.experts;
+  Routed routed(spec, logits_of(tokens, experts), bias);
+  const std::vector<float>& logits = routed.logits;
   std::vector<FastScratch<S>> scratch(S::tokens);
   HostWarp::run([&](int lane) {
     for (int first = 0; first < tokens; first += S::tokens) {
@@ -76,14 +100,11 @@ void expect_same_bits(const RouteSpec& spec, std::vector<float> bias = {}) {
         v[n] = logits[static_cast<std::size_t>(
             t * experts + std::min(S::expert(n, lane % S::lanes), experts - 1))];
       }
-      routing::route_fast<S>(r, Rows{logits.data() + first * experts, experts}, v, scratch.data(),
-                             t, true, lane);
+      routing::route_fast<S>(routed.call, Rows{logits.data() + first * experts, experts}, v,
+                             scratch.data(), t, true, lane);
     }
   });
-  EXPECT_EQ(ids, want_ids);
-  for (std::size_t i = 0; i < slots; ++i) {
-    ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
-  }
+  routed.expect_same_bits();
 }
 
 // The share of tokens that route_plain(), or route_packed(), leaves to others.
@@ -104,24 +125,10 @@ double expect_same_bits_or_left(const RouteSpec& spec, bool odd) {
   std::vector<float> logits = logits_of(3 * tokens, experts);
   if (!odd) logits.resize(logits.size() / 3);
   for (float& l : logits) l = packed.rounded(l);
-  const auto rows = static_cast<int>(logits.size()) / experts;
-  const auto slots = static_cast<std::size_t>(rows * k);
-  std::vector<float> bias(static_cast<std::size_t>(experts), 0.25F);
-  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
-  std::vector<float> weights(slots, -5), want_weights(slots, -7);
-  const Context context = cpu({.threads = 1});
-  RouteInputs in{.logits = view(logits.data(), {rows, experts})};
-  if (spec.router_bias) in.router_bias = view(bias.data(), {experts});
-  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, rows, 0));
-  route(context, spec, in,
-        {.ids = view(want_ids.data(), {rows, k}), .weights = view(want_weights.data(), {rows, k})},
-        workspace);
-  routing::DeviceRoute r;
-  r.rule = resolve(spec);
-  r.tokens = rows;
-  if (spec.router_bias) r.router_bias = {bias.data(), routing::Form::f32};
-  r.ids = {ids.data(), k};
-  r.weights = {weights.data(), k};
+  Routed routed(spec, std::move(logits),
+                std::vector<float>(static_cast<std::size_t>(experts), 0.25F));
+  const routing::DeviceRoute& r = routed.call;
+  const int rows = routed.rows;
   std::int32_t won[S::tokens][S::best];
   std::vector<char> left(static_cast<std::size_t>(rows));
   HostWarp::run([&](int lane) {
@@ -129,7 +136,7 @@ double expect_same_bits_or_left(const RouteSpec& spec, bool odd) {
       const int t = first + lane / S::lanes;
       const bool there = t < rows;
       const float* const row =
-          logits.data() + static_cast<std::ptrdiff_t>(there ? t : first) * experts;
+          routed.logits.data() + static_cast<std::ptrdiff_t>(there ? t : first) * experts;
       float v[S::held];
       for (int n = 0; n < S::held; ++n) {
         v[n] = row[std::min(S::expert(n, lane % S::lanes), experts - 1)];
@@ -149,16 +156,16 @@ double expect_same_bits_or_left(const RouteSpec& spec, bool odd) {
     }
   });
   int count = 0;
-  for (std::size_t i = 0; i < slots; ++i) {
+  for (std::size_t i = 0; i < routed.ids.size(); ++i) {
     const std::size_t t = i / static_cast<std::size_t>(k);
     if (i % static_cast<std::size_t>(k) == 0) count += left[t];
     if (left[t] != 0) {
-      EXPECT_EQ(ids[i], -5);
-      EXPECT_EQ(weights[i], -5);
+      EXPECT_EQ(routed.ids[i], -5);
+      EXPECT_EQ(routed.weights[i], -5);
       continue;
     }
-    EXPECT_EQ(ids[i], want_ids[i]) << i;
-    EXPECT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
+    EXPECT_EQ(routed.ids[i], routed.want_ids[i]) << i;
+    EXPECT_EQ(routing::bits_of(routed.weights[i]), routing::bits_of(routed.want_weights[i])) << i;
   }
   return static_cast<double>(count) / rows;
 }
@@ -259,30 +266,12 @@ TEST(PlainRows, F16) { expect_packed<Packed{.f16 = true}>(); }
 
 // A token by a block.
 template <class S, bool usual = false>
-void expect_same_bits_by_block(const RouteSpec& spec, std::vector<float> bias = {}) {
+void expect_same_bits_by_block(const RouteSpec& spec, const std::vector<float>& bias = {}) {
   constexpr int tokens = 6;
-  const int experts = spec.experts, k = spec.top_k;
-  std::vector<float> logits = logits_of(tokens, experts);
-  const auto slots = static_cast<std::size_t>(tokens * k);
-  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
-  std::vector<float> weights(slots, -5), want_weights(slots, -7);
-  const Context context = cpu({.threads = 1});
-  RouteInputs in{.logits = view(logits.data(), {tokens, experts})};
-  if (spec.selection_bias) in.selection_bias = view(bias.data(), {experts});
-  if (spec.router_bias) in.router_bias = view(bias.data(), {experts});
-  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, 0));
-  route(context, spec, in,
-        {.ids = view(want_ids.data(), {tokens, k}),
-         .weights = view(want_weights.data(), {tokens, k})},
-        workspace);
-  routing::DeviceRoute whole;
-  whole.rule = resolve(spec);
-  whole.tokens = tokens;
-  if (spec.selection_bias) whole.selection_bias = {bias.data(), routing::Form::f32};
-  if (spec.router_bias) whole.router_bias = {bias.data(), routing::Form::f32};
-  whole.ids = {ids.data(), k};
-  whole.weights = {weights.data(), k};
-  const routing::TokenRoute r(whole);
+  const int experts = spec.experts;
+  Routed routed(spec, logits_of(tokens, experts), bias);
+  const std::vector<float>& logits = routed.logits;
+  const routing::TokenRoute r(routed.call);
   routing::TokenScratch<S> scratch;
   HostWarp::run_block(S::warps, [&](int warp, int lane) {
     for (int t = 0; t < tokens; ++t) {
@@ -292,10 +281,7 @@ void expect_same_bits_by_block(const RouteSpec& spec, std::vector<float> bias = 
       __syncthreads();
     }
   });
-  EXPECT_EQ(ids, want_ids);
-  for (std::size_t i = 0; i < slots; ++i) {
-    ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
-  }
+  routed.expect_same_bits();
 }
 
 std::vector<float> bias_of(int experts) {

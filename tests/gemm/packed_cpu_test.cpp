@@ -206,16 +206,10 @@ TEST_P(PackedCpu, UnpreparesExactly) {
   }
 }
 
-// Gate and up with global scales far apart.
-TEST_P(PackedCpu, GateAndUpKeepTheirScales) {
-  const Context context = this->context(2);
-  const std::int64_t intermediate = 72, k = 80, rows = 5;
-  const Packed gate = Packed::of(spec(), normal_values(intermediate * k, 1), intermediate, k);
-  const Packed up = Packed::of(spec(), normal_values(intermediate * k, 2, 0.9F), intermediate, k);
-  const Buffer memory =
-      context.allocate(prepared_bytes(context, f32, spec(), 1, 2 * intermediate, k, true));
-  const PreparedWeights prepared =
-      prepare_packed_paired(context, f32, {gate.packed}, {up.packed}, memory);
+// SwiGLU of gate and up, prepared in f32 and paired, against their values in double.
+void expect_swiglu(const Context& context, const PreparedWeights& prepared,
+                   const PackedMatrix& gate, const PackedMatrix& up) {
+  const std::int64_t intermediate = gate.n, k = gate.k, rows = 5;
   const Array x = random_array(f32, {rows, k}, 3);
   const Array out(f32, {rows, intermediate});
   const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
@@ -224,13 +218,26 @@ TEST_P(PackedCpu, GateAndUpKeepTheirScales) {
     for (std::int64_t c = 0; c < intermediate; ++c) {
       double g = 0, u = 0;
       for (std::int64_t i = 0; i < k; ++i) {
-        g += plain_weight(gate.packed, c, i) * static_cast<double>(x.get(r * k + i));
-        u += plain_weight(up.packed, c, i) * static_cast<double>(x.get(r * k + i));
+        g += plain_weight(gate, c, i) * static_cast<double>(x.get(r * k + i));
+        u += plain_weight(up, c, i) * static_cast<double>(x.get(r * k + i));
       }
       ASSERT_NEAR(static_cast<double>(out.get(r * intermediate + c)), g / (1 + std::exp(-g)) * u,
                   2e-5);
     }
   }
+}
+
+// Gate and up with global scales far apart.
+TEST_P(PackedCpu, GateAndUpKeepTheirScales) {
+  const Context context = this->context(2);
+  const std::int64_t intermediate = 72, k = 80;
+  const Packed gate = Packed::of(spec(), normal_values(intermediate * k, 1), intermediate, k);
+  const Packed up = Packed::of(spec(), normal_values(intermediate * k, 2, 0.9F), intermediate, k);
+  const Buffer memory =
+      context.allocate(prepared_bytes(context, f32, spec(), 1, 2 * intermediate, k, true));
+  const PreparedWeights prepared =
+      prepare_packed_paired(context, f32, {gate.packed}, {up.packed}, memory);
+  expect_swiglu(context, prepared, gate.packed, up.packed);
 }
 
 TEST(PackedCpuRefusals, ByName) {
@@ -378,7 +385,7 @@ TEST_P(OrderedCpu, MultipliesAsIfSorted) {
 // Gate and up of one order, and of two.
 TEST_P(OrderedCpu, GateAndUpMayDiffer) {
   const Context context = context_of(GetParam(), 2);
-  const std::int64_t intermediate = 40, k = 96, rows = 5;
+  const std::int64_t intermediate = 40, k = 96;
   const Ordered gate(intermediate, k, 32, 1), other(intermediate, k, 32, 2);
   Ordered same(intermediate, k, 32, 3);
   same.shuffled.group_of = view(gate.group_of.data(), {k});
@@ -392,25 +399,11 @@ TEST_P(OrderedCpu, GateAndUpMayDiffer) {
     const PreparedWeights prepared = prepare_packed_paired(context, f32, {first}, {*up}, memory);
     std::vector<float> both(static_cast<std::size_t>(2 * intermediate * k));
     unprepare(context, prepared, 0, view(both.data(), {2 * intermediate, k}));
-    const Array x = random_array(f32, {rows, k}, 3);
-    const Array out(f32, {rows, intermediate});
-    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
-    mlp_gate_up(context, prepared, {}, {.rows = x.tensor}, out.tensor, workspace);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < intermediate; ++c) {
-        double g = 0, u = 0;
-        for (std::int64_t i = 0; i < k; ++i) {
-          const auto row_of = [&](std::int64_t row) {
-            return static_cast<double>(both[static_cast<std::size_t>(row * k + i)]);
-          };
-          ASSERT_EQ(row_of(c), static_cast<double>(static_cast<float>(plain_weight(first, c, i))));
-          g += plain_weight(first, c, i) * static_cast<double>(x.get(r * k + i));
-          u += plain_weight(*up, c, i) * static_cast<double>(x.get(r * k + i));
-        }
-        ASSERT_NEAR(static_cast<double>(out.get(r * intermediate + c)), g / (1 + std::exp(-g)) * u,
-                    2e-5);
-      }
+    for (std::int64_t at = 0; at < intermediate * k; ++at) {
+      ASSERT_EQ(both[static_cast<std::size_t>(at)],
+                static_cast<float>(plain_weight(first, at / k, at % k)));
     }
+    expect_swiglu(context, prepared, first, *up);
   }
 }
 

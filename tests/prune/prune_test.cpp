@@ -283,19 +283,31 @@ TEST(Prune, ObsOverSeveralBlocksIsItsDefinition) {
   }
 }
 
-// What the methods are for: the error at the output, on inputs whose columns are related.
+// Weights [48, k], and inputs whose columns are related.
+struct Related {
+  explicit Related(std::int64_t columns) : k(columns) {}
+  // At the output.
+  double error(const std::vector<float>& pruned) const {
+    return output_error(w, pruned, x, static_cast<std::size_t>(k));
+  }
+  std::int64_t n = 48, k;
+  Context context = cpu({.threads = 2});
+  std::vector<float> x = correlated_rows(500, k, 7);
+  std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 8);
+  InputStatistics statistics = statistics_of(context, x, k);
+};
+
+// What the methods are for: the error at the output.
 TEST(Prune, EachMethodIsBetterThanTheOneBeforeAtTheOutput) {
-  const Context context = cpu({.threads = 2});
-  const std::int64_t n = 48, k = 96;
-  const std::vector<float> x = correlated_rows(500, k, 7);
-  const std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 8);
-  const InputStatistics statistics = statistics_of(context, x, k);
+  const Related on(96);
   double before = INFINITY;
   for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
-    std::vector<float> pruned = w;
-    EXPECT_EQ(prune_2_of_4(context, {.method = method}, pruned.data(), n, k, &statistics), method);
-    expect_two_of_four(pruned, static_cast<std::size_t>(k));
-    const double error = output_error(w, pruned, x, static_cast<std::size_t>(k));
+    std::vector<float> pruned = on.w;
+    EXPECT_EQ(
+        prune_2_of_4(on.context, {.method = method}, pruned.data(), on.n, on.k, &on.statistics),
+        method);
+    expect_two_of_four(pruned, static_cast<std::size_t>(on.k));
+    const double error = on.error(pruned);
     EXPECT_LT(error, 0.95 * before) << to_string(method);
     before = error;
   }
@@ -304,15 +316,13 @@ TEST(Prune, EachMethodIsBetterThanTheOneBeforeAtTheOutput) {
 // Rounded on the way, weights are codes, and the error at the output is less than that of rounding
 // afterwards.
 TEST(Prune, ObsMakesUpForRoundingToo) {
-  const Context context = cpu({.threads = 2});
-  const std::int64_t n = 48, k = 90;
-  const std::vector<float> x = correlated_rows(500, k, 7);
-  const std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 8);
-  const InputStatistics statistics = statistics_of(context, x, k);
-  std::vector<float> together = w, apart = w;
+  const Related on(90);
+  const std::int64_t n = on.n, k = on.k;
+  std::vector<float> together = on.w, apart = on.w;
   PruneRounding rounding{.global = 1e-3F};
   const PruneSpec obs{.method = PruneMethod::obs};
-  EXPECT_EQ(prune_2_of_4(context, obs, together.data(), n, k, &statistics, &rounding), obs.method);
+  EXPECT_EQ(prune_2_of_4(on.context, obs, together.data(), n, k, &on.statistics, &rounding),
+            obs.method);
   expect_two_of_four(together, static_cast<std::size_t>(k));
   ASSERT_EQ(rounding.scales.size(), static_cast<std::size_t>(n * 6));
   const auto rounded = [&](const std::vector<float>& values, const std::uint8_t* scales,
@@ -328,7 +338,7 @@ TEST(Prune, ObsMakesUpForRoundingToo) {
   std::vector<float> again(together.size());
   rounded(together, rounding.scales.data(), again);
   EXPECT_EQ(again, together);
-  prune_2_of_4(context, obs, apart.data(), n, k, &statistics);
+  prune_2_of_4(on.context, obs, apart.data(), n, k, &on.statistics);
   std::vector<std::uint8_t> scales(rounding.scales.size());
   for (std::int64_t r = 0; r < n; ++r) {
     for (std::int64_t b = 0; b < 6; ++b) {
@@ -338,8 +348,7 @@ TEST(Prune, ObsMakesUpForRoundingToo) {
     }
   }
   rounded(apart, scales.data(), apart);
-  EXPECT_LT(output_error(w, together, x, static_cast<std::size_t>(k)),
-            0.95 * output_error(w, apart, x, static_cast<std::size_t>(k)));
+  EXPECT_LT(on.error(together), 0.95 * on.error(apart));
 }
 
 TEST(Prune, BitsDoNotDependOnThreads) {

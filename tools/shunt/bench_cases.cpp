@@ -57,8 +57,7 @@ void check_choice(const std::string& label, const OnHost& ids, const OnHost& wei
   }
 }
 
-// ---- route, gate, shuffle
-// ------------------------------------------------------------------------
+// ---- route, gate, shuffle ----------------------------------------------------------------------
 
 struct Routing {
   Context context;
@@ -195,8 +194,7 @@ StageCase routing_case(const Context& context, const bench::StageShape& shape,
       .check = [made, label] { check_routing(*made, label); }};
 }
 
-// ---- order
-// ---------------------------------------------------------------------------------------
+// ---- order -------------------------------------------------------------------------------------
 
 struct Ordering {
   Context context;
