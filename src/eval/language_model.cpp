@@ -179,19 +179,19 @@ void LanguageModel::Impl::reserve(std::int64_t tokens, std::int64_t longest) {
 
 void LanguageModel::Impl::run_moe(const Layer& layer, const float* from, float* to,
                                   std::int64_t tokens) {
-  const auto start = std::chrono::steady_clock::now();
-  if (engine.device().type == DeviceType::cpu) {
-    layer.forward(view(from, {tokens, spec.hidden}), view(to, {tokens, spec.hidden}),
-                  engine_workspace);
-  } else {
-    const auto bytes = static_cast<std::size_t>(tokens * spec.hidden) * sizeof(float);
+  const bool here = engine.device().type == DeviceType::cpu;
+  const auto bytes = static_cast<std::size_t>(tokens * spec.hidden) * sizeof(float);
+  Tensor in = view(from, {tokens, spec.hidden}), out = view(to, {tokens, spec.hidden});
+  if (!here) {
+    in = view(engine_x.data(), f32, {tokens, spec.hidden}, engine.device());
+    out = view(engine_y.data(), f32, {tokens, spec.hidden}, engine.device());
     engine.copy(engine_x.data(), from, bytes);
-    layer.forward(view(engine_x.data(), f32, {tokens, spec.hidden}, engine.device()),
-                  view(engine_y.data(), f32, {tokens, spec.hidden}, engine.device()),
-                  engine_workspace);
-    engine.copy(to, engine_y.data(), bytes);
   }
+  const auto start = std::chrono::steady_clock::now();
+  layer.forward(in, out, engine_workspace);
+  engine.synchronize();
   moe_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!here) engine.copy(to, engine_y.data(), bytes);
 }
 
 // delta = out_proj(attention(normed))

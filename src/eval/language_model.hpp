@@ -34,13 +34,14 @@ class LanguageModel {
 
   const DecoderSpec& spec() const;
   std::size_t prepared_bytes() const;  // of the MoE layers
-  // Seconds spent in MoE layers so far.
+  // Seconds spent in MoE layers so far; on a GPU without the copies of rows to it and back.
   double moe_seconds() const;
 
   // logits [T, vocabulary] f32 of sequences that lie behind one another in `tokens`; each starts at
   // position 0 and sees only itself. The same tokens give the same bits in any batch and for any
-  // number of threads. Throws Error{invalid_argument} for a token outside the vocabulary, lengths
-  // that do not add up, and logits of another size.
+  // number of threads; on a GPU with layers that are batch_invariant. Throws
+  // Error{invalid_argument} for a token outside the vocabulary, lengths that do not add up, and
+  // logits of another size.
   void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> lengths,
                std::span<float> logits, const HiddenHook& hook = nullptr);
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/temporary.hpp"
+#include "engine.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -19,8 +20,8 @@ std::vector<std::uint8_t> text_of(std::size_t bytes) {
 }
 
 LanguageModel open(int threads = 0) {
-  const Context host = cpu({.threads = threads});
-  return LanguageModel(Checkpoint::open(tiny), host, host, {.dtype = f32});
+  return LanguageModel(Checkpoint::open(tiny), cpu({.threads = threads}), engine(threads),
+                       {.dtype = f32, .batch_invariant = true});
 }
 
 TEST(BitsPerByte, IsThatOfTransformers) {

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "checkpoint/temporary.hpp"
+#include "engine.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -39,8 +40,7 @@ class LanguageModels : public ::testing::TestWithParam<const char*> {};
 // whose hidden states are some tens, logits of some tens differ by about 1e-5 of the largest.
 TEST_P(LanguageModels, LogitsAreThoseOfTransformers) {
   const Recorded recorded(GetParam());
-  const Context host = cpu();
-  LanguageModel model(Checkpoint::open(folder_of(GetParam())), host, host, {.dtype = f32});
+  LanguageModel model(Checkpoint::open(folder_of(GetParam())), cpu(), engine(), {.dtype = f32});
   const std::vector<std::int64_t> lengths(2, recorded.tokens.shape[1]);
   std::vector<float> logits(static_cast<std::size_t>(recorded.logits.elements()));
   model.forward(recorded.all(), lengths, logits);
@@ -62,8 +62,8 @@ TEST_P(LanguageModels, BitsDependOnNeitherBatchNorThreads) {
   const auto one = static_cast<std::size_t>(recorded.logits.elements() / 2);
   std::vector<float> first;
   for (const int threads : {1, 3}) {
-    const Context host = cpu({.threads = threads});
-    LanguageModel model(checkpoint, host, host, {.dtype = f32});
+    LanguageModel model(checkpoint, cpu({.threads = threads}), engine(threads),
+                        {.dtype = f32, .batch_invariant = true});
     std::vector<float> both(2 * one), alone(one);
     model.forward(recorded.all(), std::vector<std::int64_t>{length, length}, both);
     model.forward(recorded.all().subspan(static_cast<std::size_t>(length)),
@@ -77,8 +77,8 @@ TEST_P(LanguageModels, BitsDependOnNeitherBatchNorThreads) {
 // A prefix does not see what follows it.
 TEST_P(LanguageModels, AreCausal) {
   const Recorded recorded(GetParam());
-  const Context host = cpu();
-  LanguageModel model(Checkpoint::open(folder_of(GetParam())), host, host, {.dtype = f32});
+  LanguageModel model(Checkpoint::open(folder_of(GetParam())), cpu(), engine(),
+                      {.dtype = f32, .batch_invariant = true});
   const auto vocabulary = static_cast<std::size_t>(model.spec().vocabulary);
   std::vector<float> whole(90 * vocabulary), part(37 * vocabulary);
   model.forward(recorded.all().subspan(0, 90), std::vector<std::int64_t>{90}, whole);
@@ -91,6 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Recorded, LanguageModels,
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(LanguageModel, RefusesFamiliesWhoseAttentionItDoesNotCompute) {
+  SHUNT_ON_CPU_ONLY();
   for (const std::string family : {"deepseek_v3", "gpt_oss", "llama4", "qwen3_next"}) {
     Status status = Status::ok;
     const Checkpoint checkpoint = Checkpoint::open(folder_of(family));
@@ -103,6 +104,7 @@ TEST(LanguageModel, RefusesFamiliesWhoseAttentionItDoesNotCompute) {
 
 // What changes the mathematics of attention and is not computed is refused by the field's name.
 TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
+  SHUNT_ON_CPU_ONLY();
   const std::string source = folder_of("qwen3_moe");
   const std::string config = read_file(source + "/config.json");
   const auto with = [&](const std::string& from, const std::string& to) {
@@ -130,6 +132,7 @@ TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
 }
 
 TEST(LanguageModel, RefusesTokensAndSizesOutOfRange) {
+  SHUNT_ON_CPU_ONLY();
   const Context host = cpu({.threads = 1});
   LanguageModel model(Checkpoint::open(folder_of("qwen3_moe")), host, host, {.dtype = f32});
   std::vector<float> logits(3 * 64);
@@ -146,6 +149,7 @@ TEST(LanguageModel, RefusesTokensAndSizesOutOfRange) {
 
 // A window of w positions over a longer text equals each window alone.
 TEST(LanguageModel, SlidingWindowEndsWhatAPositionSees) {
+  SHUNT_ON_CPU_ONLY();
   const TemporaryFolder folder;
   const std::string source = folder_of("mixtral");
   std::filesystem::copy_file(source + "/model.safetensors", folder / "model.safetensors");

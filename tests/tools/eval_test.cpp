@@ -141,5 +141,40 @@ TEST(Eval, RefusesByName) {
   expect_failure(shunt({"eval", tiny_moe(), "--text", folder.path("one")}), 1, who, "1 bytes");
 }
 
+// Where there is a GPU: near what the CPU says of the same formats, from the packed form.
+// Elsewhere: refused as `shunt run` refuses it.
+TEST(Eval, OnAGpu) {
+  const std::vector<std::string> gpu = {"--device", "cuda", "--json"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), gpu.begin(), gpu.end());
+    return shunt(eval(more));
+  };
+  const Outcome outcome = with({"--format", "nvfp4", "int8"});
+  const Outcome run = shunt({"run", "--model", tiny_moe(), "--device", "cuda", "--no-timing"});
+  if (run.code != 0) {
+    expect_failure(outcome, 1, "shunt eval", run.err.substr(std::string("shunt run").size()));
+    return;
+  }
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Outcome cpu = shunt(eval({"--format", "nvfp4", "int8", "--dtype", "bf16", "--json"}));
+  ASSERT_EQ(cpu.code, 0) << cpu.err;
+  const Json there = Json::parse(outcome.out), here = Json::parse(cpu.out);
+  EXPECT_EQ(there["dtype"], "bf16");
+  ASSERT_EQ(there["rows"].size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(there["rows"][i]["computed"], "packed");
+    const double score = here["rows"][i]["bits_per_byte"];
+    EXPECT_NEAR(double(there["rows"][i]["bits_per_byte"]), score, 3e-3 * score);
+  }
+  expect_failure(with({"--format", "dense3"}), 1, "shunt eval", "--format dense3");
+  expect_failure(with({"--format", "nvfp4", "--dtype", "f32"}), 1, "shunt eval", "dtype is f32");
+  const Outcome all = with({"--all-formats"});
+  ASSERT_EQ(all.code, 0) << all.err;
+  const Json left_out = Json::parse(all.out)["left_out"];
+  ASSERT_EQ(left_out.size(), 2u);
+  EXPECT_EQ(left_out[0]["experts"], "mxfp8");
+  EXPECT_EQ(left_out[1]["experts"], "dense3");
+}
+
 }  // namespace
 }  // namespace shunt::test

@@ -121,6 +121,9 @@ class Evaluation {
   void time_layers(EvalRow& row) const;
   void write_recordings() const;
   double expert_weights_per_token() const;
+  Support computes(const FormatSpec& format) const;
+  LayerOptions layer_options(const FormatSpec& format) const;
+  bool on_gpu() const { return context().device().type == DeviceType::cuda; }
   const Context& context() const { return engine_.context(); }
 
   const EvalOptions& options_;
@@ -167,6 +170,22 @@ double Evaluation::expert_weights_per_token() const {
                static_cast<double>(spec.experts.hidden * spec.experts.intermediate);
   }
   return weights;
+}
+
+// A text scores the same however it is cut into batches.
+LayerOptions Evaluation::layer_options(const FormatSpec& format) const {
+  return {.dtype = options_.dtype, .format = format, .batch_invariant = true};
+}
+
+// Whether the engine multiplies the experts of every layer from this packed form.
+Support Evaluation::computes(const FormatSpec& format) const {
+  for (const CheckpointLayer& layer : checkpoint_.layers()) {
+    if (!layer.moe) continue;
+    const Support support =
+        supports(checkpoint_.spec(layer.index), layer_options(format), context().device());
+    if (!support) return support;
+  }
+  return {};
 }
 
 void Evaluation::convert(int index, const ConversionSpec& spec, ConvertedLayer& layer) {
@@ -222,11 +241,8 @@ Layer Evaluation::make_layer(int index, const std::optional<ConversionSpec>& spe
     }
   }
   const bool plain = format.format == Format::plain;
-  LayerOptions options{.dtype = options_.dtype};
-  if (!plain) {
-    options.format = format;
-    if (!supports(layer_spec, options, context().device())) options.format = {};
-  }
+  LayerOptions options = layer_options(format);
+  if (!plain && !supports(layer_spec, options, context().device())) options.format = {};
   row.packed = plain || options.format.format != Format::plain;
   ExpertWeights& experts = layer.weights.experts;
   if (spec) {
@@ -384,15 +400,34 @@ int Evaluation::run() {
   const DecoderSpec decoder = decoder_spec(checkpoint_);
   windows_.context = options_.context.value_or(std::min<std::int64_t>(512, decoder.max_positions));
   windows_.stride = options_.stride.value_or(std::max<std::int64_t>(1, windows_.context / 2));
+  // What a GPU does not compute is not computed elsewhere: asked for by name it is refused, and in
+  // the table of everything it is left out.
+  std::vector<std::pair<std::string, std::string>> left_out;
+  const auto refused = [&](const ConversionSpec& spec) -> std::string {
+    const FormatSpec format = resolved(spec.format);
+    return !on_gpu() || format.format == Format::plain ? "" : computes(format).reason;
+  };
   std::vector<ConversionSpec> specs;
-  for (const std::string& format : options_.formats) specs.push_back(parse_format(format));
+  for (const std::string& format : options_.formats) {
+    specs.push_back(parse_format(format));
+    const std::string why = refused(specs.back());
+    if (!why.empty()) {
+      throw Error(Status::unsupported, fmt::format("--format {}: {}", format, why));
+    }
+  }
   if (!options_.calibrate.empty()) {
     recordings_ =
         std::make_unique<const SafetensorsFile>(SafetensorsFile::open(options_.calibrate));
   }
   if (options_.all_formats) {
-    const auto all = all_conversions(recordings_ != nullptr);
-    specs.insert(specs.end(), all.begin(), all.end());
+    for (const ConversionSpec& spec : all_conversions(recordings_ != nullptr)) {
+      const std::string why = refused(spec);
+      if (why.empty()) {
+        specs.push_back(spec);
+      } else {
+        left_out.emplace_back(to_string(spec), why);
+      }
+    }
   }
   for (const ConversionSpec& spec : specs) {
     if (needs_inputs(spec) && !recordings_) {
@@ -400,7 +435,7 @@ int Evaluation::run() {
                                    to_string(spec.pruning.method)));
     }
   }
-  if (options_.speed && context().device().type != DeviceType::cpu) {
+  if (options_.speed && on_gpu()) {
     throw UsageError("--speed: times layers on the CPU only; shunt bench layer does on a GPU");
   }
   if (!options_.json.file.empty()) check_writable(options_.json.file);
@@ -412,7 +447,8 @@ int Evaluation::run() {
                     .text = options_.text.empty() ? "heldout.txt" : options_.text,
                     .arithmetic = to_string(options_.dtype),
                     .skipped = options_.skip,
-                    .windows = windows_};
+                    .windows = windows_,
+                    .left_out = left_out};
   report.rows.push_back(evaluate(std::nullopt, text));
   for (const ConversionSpec& spec : specs) {
     // The model as it is needs no second row.
@@ -427,6 +463,7 @@ int Evaluation::run() {
     std::string command = "shunt eval " + options_.model;
     if (options_.skip > 0) command += fmt::format(" --skip {}", options_.skip);
     if (options_.all_formats) command += " --all-formats";
+    if (on_gpu()) command += fmt::format(" --device cuda --dtype {}", to_string(options_.dtype));
     if (options_.speed) command += " --speed";
     if (!options_.calibrate.empty()) {
       command += " --calibrate " + std::filesystem::path(options_.calibrate).filename().string();
@@ -477,7 +514,8 @@ void add_eval(CLI::App& app, Action& action) {
       ->option_text("N")
       ->check(whole_number(1, 1 << 24));
   add_device_options(*command, options->device);
-  add_dtype_option(*command, options->dtype, "arithmetic of the MoE layers (default: f32)");
+  add_dtype_option(*command, options->dtype,
+                   "arithmetic of the MoE layers (default: f32, on a GPU bf16)");
   command->add_flag("--speed", options->speed,
                     "also times the MoE layers in bf16: a token alone, and 512 at once");
   command->add_flag("--markdown", options->markdown, "the table as docs/quality.md has it");
@@ -485,13 +523,17 @@ void add_eval(CLI::App& app, Action& action) {
   command->footer(
       "Each byte but the first is scored once, by a window that has at least context - stride\n"
       "bytes before it. What is around the MoE layers is computed in f32, on the CPU.\n"
+      "On a GPU (--device cuda) only formats that it multiplies as they are packed, in 16 bits.\n"
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
       "int4[:GROUP], dense3, sparse_nvfp4. METHOD: magnitude, wanda, obs.\n"
       "Examples:\n"
       "  shunt eval models/tiny-moe\n"
-      "  shunt eval models/tiny-moe --format nvfp4 int4:64 sparse_nvfp4/magnitude");
-  command->callback(
-      [options, &action] { action = [options] { return Evaluation(*options).run(); }; });
+      "  shunt eval models/tiny-moe --format nvfp4 int4:64 sparse_nvfp4/magnitude\n"
+      "  shunt eval models/tiny-moe --device cuda --all-formats");
+  command->callback([options, command, &action] {
+    if (options->device.device == "cuda" && command->count("--dtype") == 0) options->dtype = bf16;
+    action = [options] { return Evaluation(*options).run(); };
+  });
 }
 
 }  // namespace shunt::tool

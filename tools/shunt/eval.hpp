@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "convert/expert.hpp"
@@ -30,6 +31,8 @@ struct EvalReport {
   std::int64_t skipped = 0;
   Windows windows{};
   std::vector<EvalRow> rows;
+  // Formats of --all-formats that the engine does not compute, and why.
+  std::vector<std::pair<std::string, std::string>> left_out;
 };
 
 void print_eval(const EvalReport& report, const Context& context);

@@ -87,6 +87,10 @@ void print_eval(const EvalReport& report, const Context& context) {
         "in all MoE layers in bf16, alone with its experts in memory, and in a batch";
   }
   if (decoded) note += "; -: decoded beforehand and computed as plain weights";
+  if (!report.left_out.empty()) {
+    note += "; not computed on a GPU:";
+    for (const auto& [name, why] : report.left_out) note += ' ' + name;
+  }
   fmt::print("{}", wrap(note, 0));
 }
 
@@ -128,6 +132,10 @@ Json eval_json(const EvalReport& report, const Context& context) {
                     {"batch_us", row.batch_us ? Json(*row.batch_us) : Json(nullptr)},
                     {"computed", row.packed ? "packed" : "decoded"}});
   }
+  Json left_out = Json::array();
+  for (const auto& [name, why] : report.left_out) {
+    left_out.push_back({{"experts", name}, {"why", why}});
+  }
   return {{"machine", machine_json(context)},
           {"model", report.model},
           {"text", report.text},
@@ -135,7 +143,8 @@ Json eval_json(const EvalReport& report, const Context& context) {
           {"context", report.windows.context},
           {"stride", report.windows.stride},
           {"dtype", report.arithmetic},
-          {"rows", rows}};
+          {"rows", rows},
+          {"left_out", left_out}};
 }
 
 }  // namespace shunt::tool
