@@ -7,14 +7,15 @@
 // steps of 128 through a ring of stages as deep as shared memory holds. 13 warps:
 //   warps 0-3   the tokens, each warp every fourth step: 16 lanes a row, 8 numbers each, read one
 //               such step ahead, rounded (the 16 find their 128 numbers' scale) and written
-//               swizzled; rows that are fp8 already are moved, with their scales. What is behind a
-//               group's last row stays what it was: nobody reads its sums
+//               swizzled; rows that are fp8 already are moved, with their scales, asynchronously
+//               where they lie at multiples of 16 bytes. What is behind a group's last row stays
+//               what it was: nobody reads its sums
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
-//   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens
-//   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
-//   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
+//   full[s]     stage s is there: the ordering thread, its bytes, and the 32 of the warp with
+//   tokens empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies there,
+//   used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
 //
 // Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
 // H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
@@ -25,6 +26,7 @@
 #include "gemm/finish.cuh"
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
+#include "gemm/row_pieces.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   float* const sums = scales + S::stages * S::scales;
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 2);
+      mbarrier_init(&full[s], 1 + 32);
       mbarrier_init(&empty[s], 8);
     }
     mbarrier_init(&there, static_cast<unsigned>(8 * split));
@@ -215,6 +217,9 @@ __global__ void __launch_bounds__(S::threads, 1)
   typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
                         args.columns);
   list.build(args.offsets, args.valid, args.rows);
+  if (args.pieces && !args.block_scales) {
+    for (int i = thread; i < S::stages * S::scales; i += S::threads) scales[i] = 1;
+  }
   cluster_barrier();  // the other blocks' barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
@@ -247,6 +252,51 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
       }
       __syncwarp();
+    }
+  } else if (!wide && warp < 4 && args.pieces) {
+    // Numbers 16 part .. 16 part + 15 of rows line + 4 c of a step, and the scale of row `lane`.
+    const int line = lane / 8, part = lane % 8;
+    const std::uint32_t ring =
+        shared_address(stages) + S::weight_bytes + static_cast<std::uint32_t>(line * 128);
+    RowPieces<S::tokens / 4, 4> pieces;
+    int number = 0;  // of this block's steps, all tiles: the tile's first
+    for (; tile < tiles; tile += clusters, number += end - begin) {
+      const GroupTile at = list.find(tile);
+      constexpr int halves = S::tokens > 32 ? 2 : 1;
+      const auto source = [&](int token) { return source_of(args, std::int64_t{at.row} + token); };
+      pieces.begin(args.source_row_bytes, at.count - line,
+                   [&](int c) { return source(line + 4 * c); });
+      const float* of_row[halves];
+      int scale_bytes[halves];
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+        const int from = lane + 32 * h < at.count ? source(lane + 32 * h) : -1;
+        scale_bytes[h] = from < 0 ? 0 : 4;
+        of_row[h] = args.row_scales + max(from, 0) * args.row_scale_stride;
+      }
+      for (int i = begin + ((warp - number) & 3); i < end; i += 4) {
+        const unsigned step = static_cast<unsigned>(number + i - begin);
+        const int slot = static_cast<int>(step % S::stages);
+        const unsigned round = step / S::stages;
+        if (round > 0) mbarrier_wait(&empty[slot], (round & 1) ^ 1);
+        const std::int64_t k = std::int64_t{i} * S::step + 16 * part;
+        const int bytes = static_cast<int>(max(std::int64_t{0}, min(std::int64_t{16}, args.k - k)));
+        const std::uint32_t to = ring + static_cast<std::uint32_t>(slot * S::stage_bytes);
+        pieces.copy(args.source + (bytes > 0 ? k : 0), bytes, [&](int c) {
+          return to + static_cast<std::uint32_t>(c * 512 + (part ^ (line + 4 * c) % 8) * 16);
+        });
+        if (args.block_scales) {
+          const std::uint32_t scale_at = shared_address(scales + slot * S::scales + 4 + lane);
+#pragma unroll
+          for (int h = 0; h < halves; ++h) {
+            if (lane + 32 * h >= S::tokens) continue;
+            cp_async_4(scale_at + static_cast<std::uint32_t>(128 * h),
+                       scale_bytes[h] > 0 ? of_row[h] + i * args.row_scale_step : args.row_scales,
+                       scale_bytes[h]);
+          }
+        }
+        mbarrier_arrive_after_copies(&full[slot]);
+      }
     }
   } else if (warp < 4) {
     // Numbers 8 part .. 8 part + 7 of rows 2 c + half of a step.
@@ -368,8 +418,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           if (last) break;
         }
         fence_for_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&full[slot]);
+        mbarrier_arrive(&full[slot]);
       }
     }
   } else {
@@ -387,6 +436,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll 1
       for (int i = begin; i < end; ++i) {
         mbarrier_wait(&full[stage], parity);
+        if (args.pieces) fence_for_async();  // the tokens came by generic copies
         const auto offset = static_cast<std::uint32_t>(stage * S::stage_bytes);
         float d[S::tokens / 2];
         wgmma_fence();

@@ -10,11 +10,13 @@
 //   warp 0      one thread orders copies: 128 x 128 weights for both blocks (tensor map), 64 or 128
 //               tokens for its own (tensor map; what lies behind the group's end is another
 //               group's and is not stored)
-//   warps 1-3   nothing
+//   warp 1      the step's scales, of this block's tokens and of the weights, where it has any
+//   warps 2, 3  nothing
 //   warps 4-11  two warpgroups: the step's tokens to registers, then products with 64 rows of
 //               weights after the other by wgmma, two under way; what is done is added to the
 //               sums, times its scales, while the next is multiplied
-//   full[s]     stage s is there: 1 arrival and its bytes, of both blocks' copies
+//   full[s]     stage s is there: an arrival and its bytes, of both blocks' copies, and one more
+//               where there are scales
 //   empty[s]    stage s may be overwritten in both blocks: 16 arrivals
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
@@ -54,7 +56,10 @@ constexpr int stage_bytes = 3 * part_bytes, stages = 4;
 constexpr int pitch = 144;        // bytes of a row that is turned
 constexpr int turn_bytes = 3072;  // of a warp: 16 such rows, or a box of 16 x 128 bytes
 constexpr int turn_bytes_all = 8 * turn_bytes;
-static_assert(16 * pitch <= turn_bytes);
+// Behind the rows that are turned there is place for scales of a stage: of 128 tokens, of gate's
+// and up's weights in both halves.
+constexpr int scales_in_turn = 16 * pitch;
+static_assert(scales_in_turn + 4 * (128 + 4) <= turn_bytes && stages <= 8);
 constexpr int most_bytes = 64 * 2 * 4;  // magnitudes of a flat tile's rows, a warpgroup's
 
 // How a tile ends.
@@ -352,7 +357,7 @@ __global__ void __launch_bounds__(threads, 1)
     prefetch_tensor_map(&tokens);
     prefetch_tensor_map(&weights);
     for (int s = 0; s < stages; ++s) {
-      mbarrier_init(&full[s], 1);
+      mbarrier_init(&full[s], args.block_scales ? 2 : 1);
       mbarrier_init(&empty[s], 8 * cluster);
     }
     mbarrier_init_fence();
@@ -401,14 +406,53 @@ __global__ void __launch_bounds__(threads, 1)
         }
         __syncwarp();
       }
+    } else if (warp == 1 && args.block_scales) {
+      bool again = false;
+      const std::int64_t last = args.rows - 1;
+      for (; tile < tiles; tile += clusters) {
+        const GroupTile at = list.find(tile);
+        const int own = at.count > 128 ? 128 : 64, first = at.row + own * rank;
+        const int tile_at = cluster * at.column, here = min(args.row_tiles - tile_at, cluster);
+        const float* of_rows[4];  // each lane has rows lane, lane + 32, ..
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          of_rows[r] = args.row_scales +
+                       min(std::int64_t{first} + lane + 32 * r, last) * args.row_scale_stride;
+        }
+        // And lanes 0 to 3 one of gate's and up's in both halves.
+        const float* of_weights =
+            reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                           args.scales_at) +
+            std::int64_t{tile_at + min(lane / 2 % 2, here - 1)} * args.steps * 4 + lane % 2;
+        float row[4], weight;
+        const auto load = [&] {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            row[r] = __ldg(of_rows[r]);
+            of_rows[r] += args.row_scale_step;
+          }
+          weight = __ldg(of_weights);
+          of_weights += 4;
+        };
+        load();
+#pragma unroll 1
+        for (int i = 0; i < args.steps; ++i) {
+          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
+          auto* const to = reinterpret_cast<float*>(turns + stage * turn_bytes + scales_in_turn);
+#pragma unroll
+          for (int r = 0; r < 4; ++r) to[lane + 32 * r] = row[r];
+          if (lane < 4) to[128 + lane] = weight;
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(&full[stage]);
+          if (i + 1 < args.steps) load();
+          if (++stage == stages) stage = 0, parity ^= 1, again = true;
+        }
+      }
     }
   } else {
     more_registers<232>();
     const int group = warp / 4 - 1;  // of the warps that multiply
     const std::uint32_t base = shared_address(ring);
-    const auto free_stage = [&] {
-      if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
-    };
     unsigned char* const turn = turns + (warp - 4) * turn_bytes;  // of lines, or a box
     const std::uint32_t box_address = shared_address(turn);
     const WarpFinish finish(args, turn, lane);
@@ -431,80 +475,81 @@ __global__ void __launch_bounds__(threads, 1)
       float acc[2][64];
 #pragma unroll
       for (int i = 0; i < 64; ++i) acc[0][i] = acc[1][i] = 0;
-      // Scales of the step at hand and of the next.
-      const std::int64_t last = args.rows - 1;
-      const float* const of_row[2] = {
-          args.row_scales + min(std::int64_t{row} + lane / 4, last) * args.row_scale_stride,
-          args.row_scales + min(std::int64_t{row} + lane / 4 + 8, last) * args.row_scale_stride};
-      const float4* const of_weights =
-          reinterpret_cast<const float4*>(args.tiles + at.group * args.group_bytes +
-                                          args.scales_at) +
-          std::int64_t{tile_at + half} * args.steps;
-      float next_row[2] = {1, 1};
-      float2 next_weight[2] = {{1, 1}, {1, 1}};
-      const auto load_scales = [&](int i) {
-        if (!args.block_scales || halves == 0) return;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) next_row[r] = __ldg(of_row[r] + i * args.row_scale_step);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (h < halves) {
-            next_weight[h] =
-                __ldg(reinterpret_cast<const float2*>(of_weights + h * args.steps + i));
-          }
-        }
-      };
-      load_scales(0);
+      // In a stage's scales: of this lane's first token, the second 8 further.
+      const int scales_at = (tall ? 64 * group : 0) + warp % 4 * 16 + lane / 4;
       const auto multiply = [&](auto of) {
         constexpr int parts = 2 * decltype(of)::value;  // of 64 rows of weights
-        float d[2][32];
+        if constexpr (parts == 0) {
 #pragma unroll 1
-        for (int i = 0; i < args.steps; ++i) {
-          // Of rows lane / 4 and 8 further; of gate's weights and of up's, in turn.
-          float s[parts / 2 + 1][2][2];  // one more than used, for none
-#pragma unroll
-          for (int h = 0; h < parts / 2; ++h) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              s[h][r][0] = __fmul_rn(next_row[r], next_weight[h].x);
-              s[h][r][1] = __fmul_rn(next_row[r], next_weight[h].y);
-            }
+          for (int i = 0; i < args.steps; ++i) {
+            mbarrier_wait(&full[stage], parity);
+            __syncwarp();
+            if (lane < cluster) mbarrier_free_at(&empty[stage], static_cast<unsigned>(lane));
+            if (++stage == stages) stage = 0, parity ^= 1;
           }
-          mbarrier_wait(&full[stage], parity);
-          if constexpr (parts > 0) {
-            const auto from = static_cast<std::uint64_t>(stage * (stage_bytes / 16));
-            const std::uint32_t line = a_line + static_cast<std::uint32_t>(stage * stage_bytes);
-            std::uint32_t a[4][4];
+        } else {
+          float d[2][32];
+          std::uint32_t a[4][4];
+          // A step's tokens to registers.
+          const auto load_tokens = [&](int of_stage) {
+            const std::uint32_t line = a_line + static_cast<std::uint32_t>(of_stage * stage_bytes);
 #pragma unroll
             for (std::uint32_t q = 0; q < 4; ++q) ldmatrix_x4(a[q], line + (a_piece ^ 32 * q));
+          };
+          mbarrier_wait(&full[stage], parity);
+          load_tokens(stage);
+#pragma unroll 1
+          for (int i = 1; i <= args.steps; ++i) {
+            const std::uint64_t b =
+                b_first + static_cast<std::uint64_t>(stage * (stage_bytes / 16));
             const auto begin = [&](int part) {
               wgmma_fence();
               step_e4m3_64(d[part % 2], a,
-                           b_first + from + static_cast<std::uint64_t>(part * (part_bytes / 32)));
+                           b + static_cast<std::uint64_t>(part * (part_bytes / 32)));
               wgmma_commit();
             };
             begin(0);
             begin(1);
-            if (i + 1 < args.steps) load_scales(i + 1);
+            const auto* const scales =
+                reinterpret_cast<const float*>(turns + stage * turn_bytes + scales_in_turn);
+            float s[2][2] = {{1, 1}, {1, 1}};  // of rows lane / 4 and 8 further; of gate and of up
+            const auto scales_of = [&](int h) {
+              if (!args.block_scales) return;
+              const float2 weights =
+                  *reinterpret_cast<const float2*>(scales + 128 + 2 * (half + h));
 #pragma unroll
-            for (int part = 0; part < parts; ++part) {
-              part + 1 < parts ? wgmma_wait<1>() : wgmma_wait<0>();
+              for (int r = 0; r < 2; ++r) {
+                const float row = scales[scales_at + 8 * r];
+                s[r][0] = __fmul_rn(row, weights.x), s[r][1] = __fmul_rn(row, weights.y);
+              }
+            };
+            const auto add = [&](int part) {
+              const int h = part / 2;
 #pragma unroll
               for (int e = 0; e < 32; ++e) asm volatile("" : "+f"(d[part % 2][e])::"memory");
-              if (part + 1 == parts) free_stage();
-              const int h = part / 2;
 #pragma unroll
               for (int e = 0; e < 32; ++e) {
                 float& sum = acc[h][32 * (part % 2) + e];
-                sum = __fmaf_rn(d[part % 2][e], s[h][e / 2 % 2][e / 4 % 2], sum);
+                sum = __fmaf_rn(d[part % 2][e], s[e / 2 % 2][e / 4 % 2], sum);
               }
+            };
+#pragma unroll
+            for (int part = 0; part + 1 < parts; ++part) {
+              if (part % 2 == 0) scales_of(part / 2);
+              wgmma_wait<1>();
+              add(part);
               if (part + 2 < parts) begin(part + 2);
             }
-          } else {
-            __syncwarp();
-            free_stage();
+            // The next stage is waited for here: a loop, behind which the compiler does not move
+            // what was added above.
+            const int this_stage = stage;
+            if (++stage == stages) stage = 0, parity ^= 1;
+            if (i < args.steps) mbarrier_wait(&full[stage], parity);
+            wgmma_wait<0>();
+            if (lane < cluster) mbarrier_free_at(&empty[this_stage], static_cast<unsigned>(lane));
+            if (i < args.steps) load_tokens(stage);
+            add(parts - 1);
           }
-          if (++stage == stages) stage = 0, parity ^= 1;
         }
       };
       if (halves == 2) {

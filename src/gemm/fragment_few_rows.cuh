@@ -8,12 +8,13 @@
 // steps of 128 through a ring of stages as deep as shared memory holds. 20 warps:
 //   warp 0      one thread orders bulk copies: a tile of the layout a step, 7 to 16 KB, scales and
 //               all; those of the first tile before the groups are listed
-//   warps 2, 3  the tokens' rows in pieces of 16 bytes, asynchronously where they are as they must
-//               be, else through registers; zeros behind k. What is behind a group's last row stays
-//               what it was: nobody reads its sums
+//   warps 1-3   the tokens' rows, each every third step: in pieces of 16 bytes, asynchronously
+//   where
+//               they are as they must be, else through registers; zeros behind k. What is behind a
+//               group's last row stays what it was: nobody reads its sums
 //   warps 4-19  two teams of eight: one has the even steps of the block's part, one the odd. A warp
 //               has 16 rows of weights and all tokens
-//   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
+//   full[s]     stage s is there: the ordering thread and the bytes, and a warp's copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of the team that has it
 //   there       all of the cluster's sums of the tile lie in shared memory: 16 warps x split; a
 //               barrier of the 16 warps where the cluster is one block
@@ -44,7 +45,7 @@ struct FewFragments {
   using L = L_;
   static constexpr int tokens = tokens_;
   static constexpr int rows = 128;  // of weights
-  static constexpr int threads = 640, copying = 64, team = 8, warps = 16;
+  static constexpr int threads = 640, copiers = 3, team = 8, warps = 16;
   static constexpr int weight_bytes = L::parts.bytes, token_bytes = tokens * 256;
   static constexpr int stage_bytes = (weight_bytes + token_bytes + 127) / 128 * 128;
   static constexpr int pitch = rows + 4;             // floats from one token's sums to the next
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + S::copying);
+      mbarrier_init(&full[s], 1 + 32);
       mbarrier_init(&empty[s], S::team);
     }
     mbarrier_init(&there, static_cast<unsigned>(S::warps * split));
@@ -283,24 +284,32 @@ __global__ void __launch_bounds__(S::threads, 1)
         __syncwarp();
         copied = begin;
       }
-    } else if (warp >= 2) {
+    } else {
       if (early) {
         wait_for_predecessor();
         let_successor_start();
       }
-      RowCopies<L::bf16, S::tokens, S::copying> copies(args, thread - 64);
-      for (; tile < tiles; tile += clusters) {
+      StepRows<L::bf16, S::tokens> rows(lane);
+      RingPlace<S::stages> place;
+      place.go(warp - 1);
+      int i = begin + warp - 1;  // this warp's next step of the tile
+      bool first = true;         // round the ring
+      for (; tile < tiles; tile += clusters, i -= end - begin) {
+        if (i >= end) continue;
         const GroupTile at = list.find(tile);
-        copies.begin(args, at.row, at.count);
-        for (int i = begin; i < end; ++i) {
-          if (again) mbarrier_wait(&empty[stage], parity ^ 1);
-          copies.copy(args, shared_address(stages + stage * S::stage_bytes), i);
+        rows.begin(args, at.row, at.count);
+#pragma unroll 1
+        for (; i < end; i += S::copiers) {
+          if (!first) mbarrier_wait(&empty[place.stage], place.parity ^ 1);
+          rows.copy(args, shared_address(stages + place.stage * S::stage_bytes), i);
           if (args.direct) {
-            mbarrier_arrive_after_copies(&full[stage]);
+            mbarrier_arrive_after_copies(&full[place.stage]);
           } else {
-            mbarrier_arrive(&full[stage]);
+            mbarrier_arrive(&full[place.stage]);
           }
-          next();
+          const int before = place.stage;
+          place.go(S::copiers);
+          first = first && place.stage > before;
         }
       }
     }

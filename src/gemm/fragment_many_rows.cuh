@@ -203,6 +203,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   if (warp < 4) {
     fewer_registers<56>();
     bool again = false;  // the ring has been round
+    ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
     for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += blocks) {
       const GroupTile at = list.find(tile);
       const char* const weights = args.tiles + at.group * args.group_bytes +
@@ -210,6 +211,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       named_barrier(3, S::copying);  // the list of the tile before has been read
       list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
       named_barrier(3, S::copying);
+      rows.begin(args, at.count);
 #pragma unroll 1
       for (int i = 0; i < 2 * args.steps; ++i) {
         if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
@@ -224,8 +226,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             mbarrier_arrive(&full[ring.stage]);
           }
         }
-        copy_rows<L::bf16, S::copying>(args, shared_address(stages + ring.stage * S::stage_bytes),
-                                       std::int64_t{i} * 64, at.count, thread, sources, scales);
+        rows.copy(args, shared_address(stages + ring.stage * S::stage_bytes), std::int64_t{i} * 64);
         if (args.direct) {
           mbarrier_arrive_after_copies(&full[ring.stage]);
         } else {

@@ -13,7 +13,8 @@ std::int64_t width(DType dtype) { return bits(dtype) / 8; }
 
 bool pieces_aligned(const Tensor& rows) {
   return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
-         (rows.shape[0] <= 1 || rows.strides[0] % 8 == 0);
+         (rows.shape[0] <= 1 ||
+          (rows.strides[0] % 8 == 0 && rows.shape[0] * (rows.strides[0] / 8) < 0xffffffff));
 }
 
 PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t rows) {

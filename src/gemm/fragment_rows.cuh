@@ -5,6 +5,7 @@
 #include "cuda/element.cuh"
 #include "cuda/hopper.cuh"
 #include "gemm/fragment_product.hpp"
+#include "gemm/row_pieces.cuh"
 #include "gemm/wgmma.cuh"
 
 #if defined(SHUNT_SM_90A)
@@ -28,33 +29,18 @@ __device__ __forceinline__ void store_numbers(const FragmentArgs& args, std::uin
                : "memory");
 }
 
-// One of `threads` threads' part: piece `part` of a step of 128 of k, of rows line + lines * c.
-template <bool bf16, int tokens, int threads>
-class RowCopies {
+// What a lane of a warp copies of every step of 128 of k: piece lane % 16 of rows lane / 16 + 2 c.
+template <bool bf16, int tokens>
+class StepRows {
  public:
-  static constexpr int lines = threads / 16, each = tokens / lines;
-  static_assert(lines % 4 == 0 && tokens % lines == 0);
-
-  __device__ __forceinline__ RowCopies(const FragmentArgs& args, int thread)
-      : line_(thread / 16), part_(thread % 16), left_(0) {
-    (void)args;
-  }
+  __device__ __forceinline__ explicit StepRows(int lane) : line_(lane / 16), part_(lane % 16) {}
 
   // Rows [row, row + count) of the order.
   __device__ __forceinline__ void begin(const FragmentArgs& args, int row, int count) {
-    left_ = count - line_;
-#pragma unroll
-    for (int c = 0; c < each; ++c) {
-      source_[c] = -1;
-      if (lines * c >= left_) continue;
-      std::int64_t at = std::int64_t{row} + line_ + lines * c;
-      if (!args.direct && args.row_scale != nullptr) scale_[c] = args.row_scale[at];
-      if (args.permutation != nullptr) {
-        const std::int32_t pair = args.permutation[at];
-        at = pair < 0 ? -1 : pair / args.slots;
-      }
-      if (at < args.source_rows) source_[c] = static_cast<int>(at);
-    }
+    row_ = row, left_ = count - line_;
+    if (!args.direct) return;
+    pieces_.begin(args.source_row_bytes, left_,
+                  [&](int c) { return source_of(args, std::int64_t{row} + line_ + 2 * c); });
   }
 
   // Step `step` to the stage at `to`. Rows behind the count are left as they are.
@@ -62,27 +48,28 @@ class RowCopies {
     const std::int64_t k = std::int64_t{step} * 128 + 8 * part_;
     const std::uint32_t box =
         to + static_cast<std::uint32_t>(part_ / 8 * tokens * 128 + line_ * 128);
-#pragma unroll
-    for (int c = 0; c < each; ++c) {
-      if (lines * c >= left_) continue;
-      const int row = line_ + lines * c;
-      const std::uint32_t at =
-          box + static_cast<std::uint32_t>(lines * c * 128 + ((part_ % 8) ^ (row % 8)) * 16);
-      const std::int64_t left = source_[c] < 0 ? 0 : args.k - k;  // numbers
-      const char* const from = args.source + max(source_[c], 0) * args.source_row_bytes;
-      if (args.direct) {
-        cp_async_16(at, left > 0 ? from + 2 * k : args.source,
-                    left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16})));
-      } else {
-        store_numbers<bf16>(args, at, from, k, left, args.row_scale != nullptr ? scale_[c] : 1.0f);
-      }
+    const auto at = [&](int c) {
+      return box + static_cast<std::uint32_t>(c * 256 + ((part_ % 8) ^ (line_ + 2 * c) % 8) * 16);
+    };
+    const std::int64_t left = args.k - k;  // numbers
+    if (args.direct) {
+      const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
+      pieces_.copy(left <= 0 ? args.source : args.source + 2 * k, bytes, at);
+      return;
+    }
+#pragma unroll 1
+    for (int c = 0; 2 * c < left_; ++c) {
+      const std::int64_t row = std::int64_t{row_} + line_ + 2 * c;
+      const int source = source_of(args, row);
+      const float scale = args.row_scale != nullptr ? __ldg(args.row_scale + row) : 1.0f;
+      store_numbers<bf16>(args, at(c), args.source + max(source, 0) * args.source_row_bytes, k,
+                          source < 0 ? 0 : left, scale);
     }
   }
 
  private:
-  int line_, part_, left_;
-  int source_[each];
-  float scale_[each];
+  RowPieces<tokens / 2, 2> pieces_;
+  int line_, part_, row_ = 0, left_ = 0;
 };
 
 // The rows that a tile of many tokens has, in shared memory: sources[t], -1 for zeros, and what
@@ -94,44 +81,60 @@ __device__ __forceinline__ void list_rows(const FragmentArgs& args, int row, int
   for (int t = thread; t < tokens; t += threads) {
     int source = -1;
     if (t < count) {
-      std::int64_t at = std::int64_t{row} + t;
+      const std::int64_t at = std::int64_t{row} + t;
       scales[t] = args.row_scale != nullptr ? args.row_scale[at] : 1.0f;
-      if (args.permutation != nullptr) {
-        const std::int32_t pair = args.permutation[at];
-        at = pair < 0 ? -1 : pair / args.slots;
-      }
-      if (at < args.source_rows) source = static_cast<int>(at);
+      source = source_of(args, at);
     }
     sources[t] = source;
   }
 }
 
-// 64 of k, from `k` on, of the `count` rows listed, to the box at `to`.
-template <bool bf16, int threads>
-__device__ __forceinline__ void copy_rows(const FragmentArgs& args, std::uint32_t to,
-                                          std::int64_t k, int count, int thread, const int* sources,
-                                          const float* scales) {
-  constexpr int lines = threads / 8;
-  static_assert(lines % 8 == 0);
-  const int line = thread / 8, part = thread % 8;
-  const std::int64_t left = args.k - k - 8 * part;  // numbers
-  const char* const column = args.source + 2 * (k + 8 * part);
-  const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
-  const std::uint32_t at = to + static_cast<std::uint32_t>(line * 128 + (part ^ (line % 8)) * 16);
-#pragma unroll 4
-  for (int t = line; t < count; t += lines) {
-    const int source = sources[t];
-    const std::uint32_t here = at + static_cast<std::uint32_t>((t - line) * 128);
+// What one of `threads` threads copies of the rows listed, 64 of k at once: piece thread % 8 of
+// rows thread / 8 + threads / 8 c.
+template <bool bf16, int tokens, int threads>
+class ListedRows {
+ public:
+  static constexpr int lines = threads / 8;
+  static_assert(lines % 8 == 0 && tokens % lines == 0);
+
+  __device__ __forceinline__ ListedRows(int thread, const int* sources, const float* scales)
+      : sources_(sources), scales_(scales), line_(thread / 8), part_(thread % 8) {}
+
+  // The first `count` of those listed.
+  __device__ __forceinline__ void begin(const FragmentArgs& args, int count) {
+    count_ = count;
+    if (!args.direct) return;
+    pieces_.begin(args.source_row_bytes, count - line_,
+                  [&](int c) { return sources_[line_ + lines * c]; });
+  }
+
+  // From `k` on to the box at `to`.
+  __device__ __forceinline__ void copy(const FragmentArgs& args, std::uint32_t to,
+                                       std::int64_t k) const {
+    const std::int64_t left = args.k - k - 8 * part_;  // numbers
+    const std::uint32_t first =
+        to + static_cast<std::uint32_t>(line_ * 128 + (part_ ^ (line_ % 8)) * 16);
     if (args.direct) {
-      const bool some = source >= 0 && bytes > 0;
-      cp_async_16(here, some ? column + source * args.source_row_bytes : args.source,
-                  some ? bytes : 0);
-    } else {
-      store_numbers<bf16>(args, here, args.source + max(source, 0) * args.source_row_bytes,
-                          k + 8 * part, source < 0 ? 0 : left, scales[t]);
+      const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
+      pieces_.copy(left <= 0 ? args.source : args.source + 2 * (k + 8 * part_), bytes,
+                   [&](int c) { return first + static_cast<std::uint32_t>(lines * c * 128); });
+      return;
+    }
+#pragma unroll 1
+    for (int t = line_; t < count_; t += lines) {
+      const int source = sources_[t];
+      store_numbers<bf16>(args, first + static_cast<std::uint32_t>((t - line_) * 128),
+                          args.source + max(source, 0) * args.source_row_bytes, k + 8 * part_,
+                          source < 0 ? 0 : left, scales_[t]);
     }
   }
-}
+
+ private:
+  RowPieces<tokens / lines, lines> pieces_;
+  const int* sources_;
+  const float* scales_;
+  int line_, part_, count_ = 0;
+};
 
 }  // namespace shunt::cuda_engine
 

@@ -13,7 +13,7 @@ namespace {
 constexpr double start_us = 4, many_start_us = 6;
 constexpr double memory_share = 0.94;                               // of what memory's clock says
 constexpr double tall_step_clocks = 1930, flat_step_clocks = 1290;  // of many_rows
-constexpr double tile_end_clocks = 6500;
+constexpr double tile_end_clocks = 3200;
 constexpr double few_bytes_a_clock = 36;  // that one block streams at most
 constexpr double split_us = 3;
 constexpr std::int64_t most_groups = 1024;            // that the kernels list
@@ -68,10 +68,9 @@ struct Model {
     PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
     const double down = std::ceil(planned() / tokens);
     const double bytes = 128 * 128 + tokens * (sizes.packed_rows ? 128 : 256);
-    // Four warps move the rows, a step each.
-    const double rows = std::min<double>(planned(), tokens);
-    const double step = std::max(
-        {bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows * (sizes.packed_rows ? 85 : 124)});
+    // Four warps round the rows, a step each; rows that are fp8 already they only pass on.
+    const double rows = sizes.packed_rows ? 0 : 124 * std::min<double>(planned(), tokens);
+    const double step = std::max({bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows});
     const double tiles = static_cast<double>(hit * columns) * down;
     const std::int64_t clusters =
         split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);

@@ -63,6 +63,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .source_row_bytes = width(p.rows.dtype) * p.rows.strides[0],
       .k = layout.k,
       .aligned = aligned_to(p.rows, p.rows.dtype == DType::f8_e4m3 ? 8 : 16),
+      .pieces = p.rows.dtype == DType::f8_e4m3 && p.row_weight == nullptr &&
+                aligned_to(p.rows, 16) && p.rows.shape[0] * p.rows.strides[0] / 16 < 0xffffffff,
       .permutation = p.permutation,
       .slots = p.slots,
       .row_weight = p.row_weight,

@@ -61,6 +61,7 @@ struct PackedArgs {
   DType source_dtype = DType::bf16;
   std::int64_t source_rows = 0, source_row_bytes = 0, k = 0;
   bool aligned = false;  // eight numbers of a row at once
+  bool pieces = false;   // rows are fp8 and unweighted, at multiples of 16 bytes
   const float* row_scales = nullptr;
   std::int64_t row_scale_stride = 0, row_scale_step = 0;
   const std::int32_t* permutation = nullptr;
