@@ -15,7 +15,7 @@
 //   warps 4-11  two warpgroups: the step's tokens to registers, then products with 64 rows of
 //               weights after the other by wgmma, two under way; what is done is added to the
 //               sums, times its scales, while the next is multiplied
-//   full[s]     stage s is there: an arrival and its bytes, of both blocks' copies, and one more
+//   full[s]     stage s is there: an arrival and its bytes, of both blocks' copies, and 32 more
 //               where there are scales
 //   empty[s]    stage s may be overwritten in both blocks: 16 arrivals
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(threads, 1)
     prefetch_tensor_map(&tokens);
     prefetch_tensor_map(&weights);
     for (int s = 0; s < stages; ++s) {
-      mbarrier_init(&full[s], args.block_scales ? 2 : 1);
+      mbarrier_init(&full[s], args.block_scales ? 1 + 32 : 1);
       mbarrier_init(&empty[s], 8 * cluster);
     }
     mbarrier_init_fence();
@@ -442,8 +442,7 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
           for (int r = 0; r < 4; ++r) to[lane + 32 * r] = row[r];
           if (lane < 4) to[128 + lane] = weight;
-          __syncwarp();
-          if (lane == 0) mbarrier_arrive(&full[stage]);
+          mbarrier_arrive(&full[stage]);
           if (i + 1 < args.steps) load();
           if (++stage == stages) stage = 0, parity ^= 1, again = true;
         }
@@ -546,6 +545,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (++stage == stages) stage = 0, parity ^= 1;
             if (i < args.steps) mbarrier_wait(&full[stage], parity);
             wgmma_wait<0>();
+            __syncwarp();  // all lanes have read their scales
             if (lane < cluster) mbarrier_free_at(&empty[this_stage], static_cast<unsigned>(lane));
             if (i < args.steps) load_tokens(stage);
             add(parts - 1);

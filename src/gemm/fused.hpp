@@ -44,16 +44,23 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 // them where they lie and as they are.
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled);
-// Whether rows of packed weights that are multiplied in fp8 are better rounded beforehand, for both
-// products.
-bool mlp_wants_rounded(const Context& context, const PreparedWeights& weights, std::int64_t rows);
+// Where rows of weights that are multiplied in fp8 are rounded, whichever is predicted to be the
+// fastest for both products of an expert.
+enum class Rounding {
+  on_the_way,  // by each product's kernel
+  between,     // beforehand; the first product's results by a pass after it
+  by_product,  // beforehand; the first product's results by its kernel
+};
+Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,
+                      const PreparedWeights& down, std::int64_t rows);
 // Enough for either with up to `rows` rows. `source_rows`: how many rows MlpInput.rows has when
 // they are read through a permutation and not scaled, if known: they need less.
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows = -1);
 // The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
+// `rounded`: rows of fp8 products are fp8 already.
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit, bool whole_k = false);
+                        int hit, bool whole_k = false, bool rounded = false);
 // On a GPU: the predicted time of the product. On the CPU 0.
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k);

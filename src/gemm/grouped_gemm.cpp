@@ -348,12 +348,13 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
            out_scales);
 }
 
-bool mlp_wants_rounded(const Context& context, const PreparedWeights& weights, std::int64_t rows) {
+Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,
+                      const PreparedWeights& down, std::int64_t rows) {
   if constexpr (cuda_engine::built) {
-    return cuda_engine::quantising_pays(context.gpu(), cuda_engine::layout_of(weights),
-                                        weights.groups, rows);
+    return cuda_engine::plan_rounding(context.gpu(), cuda_engine::layout_of(gate_up),
+                                      cuda_engine::layout_of(down), gate_up.groups, rows);
   }
-  return false;
+  return Rounding::on_the_way;
 }
 
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
@@ -403,7 +404,7 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
 }
 
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit, bool whole_k) {
+                        int hit, bool whole_k, bool rounded) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) + ", " +
@@ -412,7 +413,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
-                                        weights.groups, rows);
+                                        weights.groups, rows, rounded);
     }
     if (on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(),

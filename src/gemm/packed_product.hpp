@@ -10,6 +10,7 @@
 
 #include "activate/kernels.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/fused.hpp"
 #include "gemm/hopper_product.hpp"
 #include "gemm/packed_layout.hpp"
 #include "gemm/packed_plan.hpp"
@@ -78,10 +79,10 @@ PackedSizes sizes_of(const PackedProduct& product);
 // Enqueues the product. False: the plan, or the driver, cannot; nothing was enqueued.
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product);
 void multiply_packed(const Gpu& gpu, const PackedProduct& product);
-// Whether rows are better rounded to fp8 beforehand.
-bool quantising_pays(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows);
-std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups,
-                          std::int64_t rows);
+Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
+                       int groups, std::int64_t rows);
+std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
+                          bool rounded);
 
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
                    PackedArgs args);

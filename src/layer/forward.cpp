@@ -215,13 +215,15 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     u = at(s.latent, f32, {tokens, inner});
   }
 
-  // Many rows are rounded to fp8 before a product, few on the way into it.
-  const bool rounded =
-      options.rows == RowFormat::fp8_block && mlp_wants_rounded(context, experts.gate_up, pairs);
+  const std::int64_t columns = spec.experts.intermediate;
+  const Rounding rounding = this->rounding(tokens);
+  const bool rounded = rounding != Rounding::on_the_way;
   const Fp8Rows fp8_u(s.rows, pairs, inner, context.device());
-  const Fp8Rows fp8_h(s.h, pairs, spec.experts.intermediate, context.device());
-  const Tensor h =
-      rounded ? fp8_h.values : at(s.h, options.dtype, {pairs, spec.experts.intermediate});
+  const Fp8Rows fp8_h = rounding == Rounding::between
+                            ? Fp8Rows::in_place(s.h, pairs, columns, context.device())
+                            : Fp8Rows(s.h, pairs, columns, context.device());
+  const Tensor h_16 = at(s.h, options.dtype, {pairs, columns});
+  const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
   const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
   const bool scaled = s.row_weights != nullptr;
   clock(
@@ -239,7 +241,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
           GatherInputs from{.hidden = u,
                             .permutation = at(s.permutation, i32, {pairs}),
-                            .rows = at(s.offsets + spec.experts.experts, i32, {1}),
+                            .rows = count,
                             .inverse = inverse};
           if (scaled) from.weights = at(s.row_weights, f32, {pairs});
           if (rounded) rows.row_scales = fp8_u.scales;
@@ -252,8 +254,12 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           rows.slots = 1;
           rows.row_scale = nullptr;
         }
-        mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h, stage,
-                    rounded ? fp8_h.scales : Tensor{});
+        if (rounding == Rounding::by_product) {
+          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values, stage,
+                      fp8_h.scales);
+        } else {
+          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h_16, stage);
+        }
       },
       [&] {
         const Load now = load();
@@ -263,8 +269,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   clock(
       "down",
       [&] {
+        if (rounding == Rounding::between) round_in_place(context, h_16, count);
         mlp_gemm(context, experts.down,
-                 {.rows = h,
+                 {.rows = rounded ? fp8_h.values : h_16,
                   .offsets = s.offsets,
                   .whole_k = whole_k,
                   .early = true,  // gate_up lies in between

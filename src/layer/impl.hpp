@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "gemm/fused.hpp"
 #include "layer/plan.hpp"
 #include "layer/side_stream.hpp"
 #include "layer/weights.hpp"
@@ -28,10 +29,10 @@ struct Layer::Impl {
   bool on_gpu() const { return context.device().type == DeviceType::cuda; }
   bool routes_and_orders_at_once(std::int64_t tokens) const;
   // Of the experts' rows between their second GEMM and the combine: f32, but on a GPU, where they
-  // cross memory twice, the layer's dtype; of rows in fp8 f32 there too.
-  DType rows_dtype() const {
-    return on_gpu() && options.rows == RowFormat::as_dtype ? options.dtype : DType::f32;
-  }
+  // cross memory twice, the layer's dtype.
+  DType rows_dtype() const { return on_gpu() ? options.dtype : DType::f32; }
+  // Where the rows of fp8 products are rounded.
+  Rounding rounding(std::int64_t tokens) const;
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;

@@ -90,6 +90,15 @@ std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
   return (most + 255) / 256 * 256;
 }
 
+Rounding Layer::Impl::rounding(std::int64_t tokens) const {
+  if (options.rows != RowFormat::fp8_block) return Rounding::on_the_way;
+  const Rounding best =
+      mlp_rounding(context, experts.gate_up, experts.down, tokens * spec.route.slots());
+  const bool fits =
+      options.dtype != DType::f32 && Fp8Rows::fits_in_place(spec.experts.intermediate);
+  return best == Rounding::between && !fits ? Rounding::on_the_way : best;
+}
+
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   const RouteSpec rule = routing();
@@ -158,13 +167,17 @@ std::string Layer::explain(std::int64_t tokens) const {
   } else {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
-  text += fmt::format(
-      "  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
-      spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit), whole_k));
-  text += fmt::format(
-      "  down     {} rows; {}\n", to_string(impl_->rows_dtype()),
-      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit), whole_k));
+  const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
+  text += fmt::format("  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
+                      spec.route.weight_on_input ? ", times the weight" : "",
+                      describe(spec.experts.activation),
+                      mlp_explain(impl_->context, impl_->experts.gate_up, pairs,
+                                  static_cast<int>(hit), whole_k, rounded));
+  text += fmt::format("  down     {}{} rows; {}\n",
+                      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
+                      to_string(impl_->rows_dtype()),
+                      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
+                                  whole_k, rounded));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);
     text += fmt::format(

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/check.hpp"
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/runtime.hpp"
@@ -118,6 +119,11 @@ void finish_rows(const Context& context, const Finish& f) {
       }
     }
   });
+}
+
+void round_in_place(const Context& context, const Tensor& rows, const Tensor& count) {
+  if constexpr (cuda_engine::built) return cuda_engine::round_in_place(context.gpu(), rows, count);
+  fail(Status::unsupported, "round_in_place: rows are rounded to fp8 on a GPU only");
 }
 
 void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,

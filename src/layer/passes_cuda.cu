@@ -9,8 +9,10 @@
 // 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
 #include "activate/activation.cuh"
 #include "cuda/element.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "layer/passes.hpp"
+#include "layer/plan.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -195,6 +197,49 @@ Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
           .block = dim3(threads)};
 }
 
+// 16 threads have 128 columns, eight each; a block has a row. What is written lies before what has
+// not been read: the scales, behind the values, come last.
+__global__ void __launch_bounds__(threads)
+    round_rows(char* rows, DType dtype, std::int64_t row_bytes, std::int64_t columns,
+               std::int64_t scales_at, std::int64_t most, const std::int32_t* count) {
+  extern __shared__ float scales[];
+  wait_for_predecessor();
+  let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t end = min(std::int64_t{*count}, most);
+  for (std::int64_t row = blockIdx.x; row < end; row += gridDim.x) {
+    char* const here = rows + row * row_bytes;
+    for (std::int64_t first = 0; first < columns; first += 8 * threads) {
+      const std::int64_t column = first + 8 * thread;
+      float x[8], amax = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        x[i] = column + i < columns ? load_element(here, dtype, column + i) : 0.0f;
+        const float size = fabsf(x[i]);
+        if (size < __int_as_float(0x7f800000)) amax = fmaxf(amax, size);
+      }
+#pragma unroll
+      for (int apart = 8; apart > 0; apart /= 2) {
+        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
+      }
+      const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
+      __syncthreads();
+      if (column < columns && thread % 16 == 0) scales[column / 128] = scale.scale;
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        const std::uint32_t two =
+            to_e4m3x2(__fmul_rn(x[i], scale.factor), __fmul_rn(x[i + 1], scale.factor));
+        if (column + i < columns) here[column + i] = static_cast<char>(two & 0xff);
+        if (column + i + 1 < columns) here[column + i + 1] = static_cast<char>(two >> 8 & 0xff);
+      }
+    }
+    __syncthreads();
+    auto* const to = reinterpret_cast<float*>(here + scales_at);
+    for (std::int64_t b = thread; b < (columns + 127) / 128; b += threads) to[b] = scales[b];
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
@@ -225,6 +270,16 @@ void finish_rows(const Gpu& gpu, const Finish& f) {
                         .rows = f.out.shape[0],
                         .width = f.out.shape[1]};
   launch("finish_rows", gpu, shape_for(gpu, args.rows), finish, args);
+}
+
+void round_in_place(const Gpu& gpu, const Tensor& rows, const Tensor& count) {
+  if (rows.elements() == 0) return;
+  const Fp8Rows to = Fp8Rows::in_place(rows.data, rows.shape[0], rows.shape[1], rows.device);
+  Shape shape = shape_for(gpu, rows.shape[0]);
+  shape.shared = static_cast<std::size_t>(4 * to.scales.shape[1]);
+  launch("round_in_place", gpu, shape, round_rows, static_cast<char*>(rows.data), rows.dtype,
+         to.values.strides[0], rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
+         count.as<const std::int32_t>());
 }
 
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,

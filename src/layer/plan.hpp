@@ -52,6 +52,17 @@ struct Fp8Rows {
                     {rows, blocks(columns)}, device)) {
     values.strides[0] = pitch(columns);
   }
+  // Where rows of 16 bits lay: of each, its values and then its scales.
+  static Fp8Rows in_place(void* memory, std::int64_t rows, std::int64_t columns, Device device) {
+    Fp8Rows result(memory, rows, columns, device);
+    result.values.strides[0] = 2 * columns;
+    result.scales.data = static_cast<char*>(memory) + pitch(columns);
+    result.scales.strides[0] = columns / 2;
+    return result;
+  }
+  static bool fits_in_place(std::int64_t columns) {
+    return columns % 2 == 0 && pitch(columns) + 4 * blocks(columns) <= 2 * columns;
+  }
 };
 
 // `rows`: of the experts' rows between their second GEMM and the combine. With a null workspace:
