@@ -254,6 +254,12 @@ shunt::PreparedWeights to_prepared(const Call& call, const char* name,
 
 void write_prepared(const Call& call, shunt_prepared_weights* to,
                     const shunt::PreparedWeights& weights) {
+  if (weights.format != shunt::FormatSpec{}) {
+    throw shunt::Error(shunt::Status::unsupported,
+                       "shunt_prepared_load: these weights are packed in " +
+                           shunt::to_string(weights.format) +
+                           ": in C a layer's may be, those of a grouped GEMM must be plain");
+  }
   shunt_prepared_weights p{};
   p.dtype = static_cast<int32_t>(weights.dtype);
   p.groups = weights.groups;

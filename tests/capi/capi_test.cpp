@@ -1,8 +1,10 @@
 // The C header compiled as C++, and that C reaches every member of every struct of C++.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "capi/call.hpp"
 #include "capi/specs.hpp"
@@ -41,7 +43,8 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<OrderOutputs>(), 11);
   EXPECT_EQ(members<GatherSpec>(), 5);
   EXPECT_EQ(members<GatherInputs>(), 5);
-  EXPECT_EQ(members<PreparedWeights>(), 9);
+  EXPECT_EQ(members<PreparedWeights>(),
+            10);  // format and rows stay behind: packed ones are refused
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
   EXPECT_EQ(members<GroupedGemmInputs>(), 6);
   EXPECT_EQ(members<ActivationSpec>(), 6);
@@ -56,6 +59,28 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<LayerInputs>(), 4);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
+}
+
+TEST(CApi, PackedWeightsOnDiskAreRefused) {
+  const std::string file = "capi_packed.prepared";
+  const Context host = cpu({.threads = 1});
+  const FormatSpec format{Format::int8};
+  std::vector<float> values(2 * 16, 0.5F);
+  const Buffer packed = host.allocate(packed_bytes(format, 2, 16));
+  const Buffer memory = host.allocate(prepared_bytes(host, f32, format, 1, 2, 16));
+  save_prepared(
+      host, prepare_packed(host, f32, {pack(format, view(values.data(), {2, 16}), packed)}, memory),
+      file);
+  shunt_context* context = nullptr;
+  ASSERT_EQ(shunt_context_create_cpu(1, &context), SHUNT_OK);
+  shunt_buffer* loaded = nullptr;
+  shunt_prepared_weights weights = {};
+  weights.struct_size = sizeof weights;
+  EXPECT_EQ(shunt_prepared_load(context, file.c_str(), &loaded, &weights), SHUNT_UNSUPPORTED);
+  EXPECT_NE(std::string(shunt_last_error()).find("packed in int8"), std::string::npos);
+  EXPECT_EQ(loaded, nullptr);
+  shunt_context_destroy(context);
+  EXPECT_EQ(std::remove(file.c_str()), 0);
 }
 
 TEST(CApi, DefaultsAreThoseOfCpp) {
