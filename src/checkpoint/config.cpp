@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"

@@ -3,6 +3,7 @@
 #include "checkpoint/families.hpp"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"

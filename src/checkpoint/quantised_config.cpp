@@ -1,6 +1,7 @@
 // quantization_config of every method that is read, and refusals of the others.
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "checkpoint/quantised.hpp"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "checkpoint/strict_json.hpp"

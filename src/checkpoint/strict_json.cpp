@@ -1,6 +1,7 @@
 #include "checkpoint/strict_json.hpp"
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 

@@ -1,7 +1,7 @@
 // JSON from files that nobody vouches for.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 

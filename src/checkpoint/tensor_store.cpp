@@ -1,5 +1,7 @@
 #include "checkpoint/tensor_store.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"

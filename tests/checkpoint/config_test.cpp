@@ -2,6 +2,7 @@
 #include "checkpoint/config.hpp"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/strict_json.hpp"
 #include "checkpoint/temporary.hpp"

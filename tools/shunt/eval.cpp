@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/mapped_file.hpp"
 #include "core/convert.hpp"

@@ -1,5 +1,6 @@
 // How `shunt eval` shows what it found.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "eval.hpp"
 #include "terminal.hpp"

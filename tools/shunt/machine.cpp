@@ -4,6 +4,7 @@
 #include <sys/times.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>

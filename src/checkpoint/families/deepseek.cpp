@@ -1,4 +1,6 @@
 // DeepSeek's families and those that route as they do.
+#include <nlohmann/json.hpp>
+
 #include "checkpoint/families.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"

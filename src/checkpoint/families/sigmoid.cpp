@@ -1,5 +1,6 @@
 // Other families that score each expert by itself with a sigmoid.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"

@@ -1,5 +1,6 @@
 // Families that score with a softmax over all experts.
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"

@@ -1,4 +1,5 @@
 // Families that take the best logits first and score those alone.
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"
