@@ -502,9 +502,11 @@ TEST(Convert, ATornFileIsMadeAgain) {
 
 TEST(Convert, BitsDoNotDependOnThreads) {
   const TemporaryFolder folder;
+  const std::string in = golden("qwen3_moe");
+  ConversionOptions options = pruned("sparse_nvfp4", PruneMethod::obs);
+  options.calibrate = in + "/golden.safetensors";
   for (const int threads : {1, 3}) {
-    convert_checkpoint(cpu({.threads = threads}), tiny, folder / std::to_string(threads),
-                       pruned("sparse_nvfp4", PruneMethod::obs));
+    convert_checkpoint(cpu({.threads = threads}), in, folder / std::to_string(threads), options);
   }
   EXPECT_EQ(contents(folder / "1"), contents(folder / "3"));
 }
