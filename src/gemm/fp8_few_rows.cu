@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   float* const sums = scales + S::stages * S::scales;
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + 32);
+      mbarrier_init(&full[s], 1 + (args.pieces ? 32 : 1));
       mbarrier_init(&empty[s], 8);
     }
     mbarrier_init(&there, static_cast<unsigned>(8 * split));
@@ -418,7 +418,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           if (last) break;
         }
         fence_for_async();
-        mbarrier_arrive(&full[slot]);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&full[slot]);
       }
     }
   } else {

@@ -5,23 +5,30 @@
 // A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (64, 128, 192, 256),
 // tile numbers blockIdx.x, blockIdx.x + gridDim.x, .. k goes by in steps of 128, each two halves of
 // tokens: 64 numbers of every row, a stage. A step's weights lie in a slot of their own and come
-// with its first half; there are so many slots that one is free when that half's stage is. Three
-// warpgroups:
-//   0          copies tokens in pieces of 16 bytes, asynchronously where they are as they must be,
-//              else through registers; its first thread orders the weights' bulk copies
+// with its first half; there are so many slots that one is free when that half's stage is. Where
+// tokens lie in order, a cluster of two blocks takes 256 rows of weights and shares them: tile
+// numbers are a cluster's then. Three warpgroups:
+//   0          shared: one thread orders bulk copies, of each 64 tokens 32 for both blocks. Else
+//              all copy tokens in pieces of 16 bytes, asynchronously where they are as they must
+//              be, else through registers. The first thread orders the weights' bulk copies
 //   1, 2       64 rows of weights each, all tokens: while the tensor cores multiply 32 of k (64 of
 //              sparse weights) the next are decoded into other registers
-//   full[s]    stage s is there: 128 threads' copies, and one arrival more for the weights' bytes
-//   empty[s]   stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   full[s]    stage s is there: bytes, one arrival, and 128 threads' copies where tokens are not
+//              shared
+//   empty[s]   stage s may be overwritten, in both blocks: 8 arrivals a block, of each warp that
+//              multiplies
 //   barrier 1, 2: a warpgroup's own at a tile's end; 3: the copying one's, around its list of rows
 // int4's codes are multiplied with their scales and rounded; e4m3 with a scale for 128 x 128 leaves
 // the tensor cores every step. Everything else is exact in A. At a tile's end sums get their row's
 // factor and leave as finish.cuh says.
 //
 // Bytes: packed weights once a tile, from the L2 where tiles share them; tokens once a 128 rows of
-// weights. Time predicted on an H200: a step of 256 tokens takes 2048 clocks of the tensor cores
-// and some 100 to 200 besides, its copies 74 KB: 85 to 90 % of the bf16 kernel's speed.
+// weights, shared 256. Time predicted on an H200: a step of 256 tokens takes 2048 clocks of the
+// tensor cores and some 100 to 200 besides; its copies are 74 KB, at 18 bytes a clock from the L2
+// 4100 clocks, and shared 41 KB, 2300: 85 % of the bf16 kernel's speed.
 #pragma once
+
+#include <algorithm>
 
 #include "cuda/launch.hpp"
 #include "gemm/finish.cuh"
@@ -89,7 +96,20 @@ struct HalfRing {
 template <class S>
 struct Memory {
   unsigned char *stages, *slots;
-  std::uint64_t *full, *empty;
+  std::uint64_t* full;
+  std::uint32_t empty;  // those of the block that this lane tells, where it tells one
+  int tells;
+
+  // What all lanes have read: wgmma was waited for since. Predicated inside, for a branch here
+  // would have the compiler make every wgmma wait for the one before.
+  __device__ __forceinline__ void free(int stage) const {
+    asm volatile(
+        "{\n.reg .pred tells;\nsetp.ne.b32 tells, %1, 0;\n"
+        "@tells mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n}" ::"r"(
+            empty + static_cast<std::uint32_t>(8 * stage)),
+        "r"(tells)
+        : "memory");
+  }
 };
 
 // The products of a tile: n tokens. d is 0.
@@ -128,9 +148,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
         if (p == each - 1) {
           // The last stage but each: all of it has been read.
           constexpr int behind = L::sparse ? 2 : 1;
-          if (lane == 0 && (i > 0 || half >= behind)) {
-            mbarrier_arrive(&memory.empty[ring.before(behind)]);
-          }
+          if (i > 0 || half >= behind) memory.free(ring.before(behind));
         }
         std::uint32_t(&now)[8] = a[pair % 2];
         mine.template decode<true>(tile, block, pair, lane, now);
@@ -161,10 +179,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
     }
   }
   wgmma_wait<0>();
-  if (lane == 0) {
-    if constexpr (L::sparse) mbarrier_arrive(&memory.empty[ring.before(2)]);
-    mbarrier_arrive(&memory.empty[ring.before(1)]);
-  }
+  if constexpr (L::sparse) memory.free(ring.before(2));
+  memory.free(ring.before(1));
 }
 
 #endif
@@ -172,7 +188,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
     many_fragments(const __grid_constant__ FragmentArgs args,
-                   const __grid_constant__ CUtensorMap out) {
+                   const __grid_constant__ CUtensorMap tokens,
+                   const __grid_constant__ CUtensorMap out, int sharing) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
@@ -186,66 +203,111 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
     if (args.finish.plain) prefetch_tensor_map(&out);
+    if (sharing > 1) prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + S::copying);
-      mbarrier_init(&empty[s], 8);
+      mbarrier_init(&full[s], sharing > 1 ? 1 : 1 + S::copying);
+      mbarrier_init(&empty[s], static_cast<unsigned>(8 * sharing));
     }
     mbarrier_init_fence();
   }
   wait_for_predecessor();
   let_successor_start();
-  typename S::List list(scales + S::tokens, args.groups, args.columns);
+  typename S::List list(scales + S::tokens, args.groups, (args.columns + sharing - 1) / sharing);
   list.build(args.offsets, args.valid, args.rows);
+  cluster_barrier();  // the other block's barriers are there
   const int tiles = list.tiles();
-  const int blocks = static_cast<int>(gridDim.x);
+  const int rank = static_cast<int>(cluster_rank());
+  const int clusters = static_cast<int>(gridDim.x) / sharing;
+  const int first = static_cast<int>(blockIdx.x) / sharing;
+  // The last block of a cluster may have no weights: it multiplies its neighbour's, for nothing.
+  const auto column_of = [&](const GroupTile& at) { return sharing * at.column + rank; };
   HalfRing<S::stages> ring;
   int slot = 0;
   if (warp < 4) {
     fewer_registers<56>();
     bool again = false;  // the ring has been round
-    ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
-    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += blocks) {
-      const GroupTile at = list.find(tile);
-      const char* const weights = args.tiles + at.group * args.group_bytes +
-                                  std::int64_t{at.column} * args.steps * S::weight_bytes;
-      named_barrier(3, S::copying);  // the list of the tile before has been read
-      list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
-      named_barrier(3, S::copying);
-      rows.begin(args, at.count);
+    const auto weights_of = [&](const GroupTile& at) {
+      return args.tiles + at.group * args.group_bytes +
+             std::int64_t{min(column_of(at), args.columns - 1)} * args.steps * S::weight_bytes;
+    };
+    const auto copy_weights = [&](const char* weights, int step) {
+      copy_bytes(slots + slot * S::slot_bytes, weights + std::int64_t{step} * S::weight_bytes,
+                 S::weight_bytes, &full[ring.stage]);
+      if (++slot == S::slots) slot = 0;
+    };
+    if (sharing > 1) {
+      if (warp == 0) {
+        for (int tile = first; tile < tiles; tile += clusters) {
+          const GroupTile at = list.find(tile);
+          if (lane == 0) {
+            const char* const weights = weights_of(at);
+            const int units = min(at.count + 63, S::tokens) / 64;  // of tokens
 #pragma unroll 1
-      for (int i = 0; i < 2 * args.steps; ++i) {
-        if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-        if (thread == 0) {
-          if (i % 2 == 0) {
-            mbarrier_arrive_expect(&full[ring.stage], S::weight_bytes);
-            copy_bytes(slots + slot * S::slot_bytes,
-                       weights + std::int64_t{i / 2} * S::weight_bytes, S::weight_bytes,
-                       &full[ring.stage]);
-            if (++slot == S::slots) slot = 0;
+            for (int i = 0; i < 2 * args.steps; ++i) {
+              if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+              mbarrier_arrive_expect(
+                  &full[ring.stage],
+                  static_cast<unsigned>(units * 8192 + (i % 2 == 0 ? S::weight_bytes : 0)));
+              if (i % 2 == 0) copy_weights(weights, i / 2);
+              unsigned char* const to = stages + ring.stage * S::stage_bytes + rank * 4096;
+#pragma unroll 1
+              for (int u = 0; u < units; ++u) {
+                copy_box_to_ranks(to + u * 8192, &tokens, &full[ring.stage], 64 * i,
+                                  at.row + 64 * u + 32 * rank, 3);
+              }
+              ring.next();
+              if (ring.stage == 0) again = true;
+            }
+          }
+          __syncwarp();
+        }
+      }
+    } else {
+      ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
+      for (int tile = first; tile < tiles; tile += clusters) {
+        const GroupTile at = list.find(tile);
+        const char* const weights = weights_of(at);
+        named_barrier(3, S::copying);  // the list of the tile before has been read
+        list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
+        named_barrier(3, S::copying);
+        rows.begin(args, at.count);
+#pragma unroll 1
+        for (int i = 0; i < 2 * args.steps; ++i) {
+          if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+          if (thread == 0) {
+            if (i % 2 == 0) {
+              mbarrier_arrive_expect(&full[ring.stage], S::weight_bytes);
+              copy_weights(weights, i / 2);
+            } else {
+              mbarrier_arrive(&full[ring.stage]);
+            }
+          }
+          rows.copy(args, shared_address(stages + ring.stage * S::stage_bytes),
+                    std::int64_t{i} * 64);
+          if (args.direct) {
+            mbarrier_arrive_after_copies(&full[ring.stage]);
           } else {
             mbarrier_arrive(&full[ring.stage]);
           }
+          ring.next();
+          if (ring.stage == 0) again = true;
         }
-        rows.copy(args, shared_address(stages + ring.stage * S::stage_bytes), std::int64_t{i} * 64);
-        if (args.direct) {
-          mbarrier_arrive_after_copies(&full[ring.stage]);
-        } else {
-          mbarrier_arrive(&full[ring.stage]);
-        }
-        ring.next();
-        if (ring.stage == 0) again = true;
       }
     }
   } else {
     more_registers<224>();
     const int group = warp / 4 - 1, quarter = warp % 4;
-    const Memory<S> memory{stages, slots, full, empty};
+    const Memory<S> memory{stages, slots, full,
+                           address_of_rank(empty, static_cast<unsigned>(min(lane, sharing - 1))),
+                           lane < sharing ? 1 : 0};
     Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
               .count = S::boxes,
               .map = &out,
               .barrier = 1 + group};
-    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += blocks) {
+    for (int tile = first; tile < tiles; tile += clusters) {
       const GroupTile at = list.find(tile);
+      const int column = min(column_of(at), args.columns - 1);
+      const int count = column_of(at) < args.columns ? at.count : 0;  // that is stored
       float d[1][S::tokens / 2];
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; ++i) d[0][i] = 0;
@@ -265,7 +327,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       const int row = 64 * group + 16 * quarter + lane / 4;
       const float* const factors =
           reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
-                                         args.factors_at + at.column * S::rows * 4) +
+                                         args.factors_at + column * S::rows * 4) +
           row;
       const float low = __ldg(factors), high = __ldg(factors + 8);
 #pragma unroll
@@ -273,12 +335,14 @@ __global__ void __launch_bounds__(S::threads, 1)
         d[0][i] = __fmul_rn(__fmul_rn(d[0][i], args.unscale), i / 2 % 2 == 0 ? low : high);
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
-      TileFinish<T, 1, S::tokens / 2>(args.finish, at.group, at.row, at.count,
-                                      std::int64_t{at.column} * S::rows + 64 * group, box)
+      TileFinish<T, 1, S::tokens / 2>(args.finish, at.group, at.row, count,
+                                      std::int64_t{column} * S::rows + 64 * group, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();
   }
+  __syncwarp();
+  cluster_barrier();  // no block leaves while the other copies into it or arrives at its barriers
 #endif
 }
 
@@ -295,11 +359,18 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
                                     finish.out_stride, finish.paired ? 32 : 64, 64)) {
     finish.plain = false;
   }
+  CUtensorMap tokens{};
+  // Rows that lie in order come by tensor maps.
+  const bool shared = args.direct && args.permutation == nullptr && args.columns > 1 &&
+                      map_rows(tokens, args.source, S::L::bf16, args.source_rows, args.k,
+                               args.source_row_bytes / 2, 32);
+  const int sharing = shared ? 2 : 1;
   launch("grouped_gemm", gpu,
-         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+         {.grid = dim3(static_cast<unsigned>(std::max(plan.blocks / sharing, 1) * sharing)),
           .block = dim3(S::threads),
-          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups))},
-         many_fragments<S>, args, out);
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .cluster = static_cast<unsigned>(sharing)},
+         many_fragments<S>, args, tokens, out, sharing);
 }
 
 template <class L>

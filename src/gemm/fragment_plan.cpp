@@ -13,6 +13,7 @@ namespace {
 constexpr double start_us = 4, many_start_us = 5;
 constexpr double memory_share = 0.94;                  // of what memory's clock says
 constexpr double few_bytes_a_clock = 36;               // that one block streams at most
+constexpr double many_bytes_a_clock = 18;              // that all of them get from the L2
 constexpr double few_clocks = 460, token_clocks = 60;  // a step, and eight tokens more
 constexpr double many_clocks = 100;  // a step beside its products: barriers, decoding
 constexpr double tile_end_clocks = 5000;
@@ -75,8 +76,10 @@ struct Model {
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     // Two warpgroups' products of 64 rows, 16 of k at once: half a clock a token.
     const double products = 8.0 * tokens * (sizes.sparse ? 0.5 : 1);
-    const double step = std::max(
-        {products * 1.12 + many_clocks, (tile_bytes() + tokens * 256) / few_bytes_a_clock, 700.0});
+    // Rows that lie in order are shared by two blocks.
+    const double bytes = tile_bytes() + tokens * (sizes.rows_in_place ? 128 : 256);
+    const double step =
+        std::max({products * 1.12 + many_clocks, bytes / many_bytes_a_clock, 700.0});
     const double each = static_cast<double>(steps) * step + tile_end_clocks * tokens / 256 + 1000;
     plan.us = many_start_us + std::max(memory_us(down), turns * us(each)) +
               0.1 * std::min(memory_us(down), turns * us(each));

@@ -50,7 +50,18 @@ FragmentLaunch* launcher(const FragmentLayout& layout, bool many) {
 PackedSizes sizes_of(const FragmentProduct& p) {
   PackedSizes sizes = sizes_for(p.layout, p.offsets == nullptr ? 1 : p.groups, p.out.shape[0]);
   sizes.whole_k = p.whole_k;
+  sizes.rows_in_place = p.permutation == nullptr && p.row_scale == nullptr &&
+                        p.rows.dtype == p.layout.dtype && pieces_aligned(p.rows);
   return sizes;
+}
+
+bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows) {
+  const GpuFigures f = figures(gpu);
+  PackedSizes sizes = sizes_for(layout, groups, rows);
+  const double after = plan_fragments(sizes, f).us;
+  sizes.rows_in_place = false;
+  const double gather_us = 2 + 4.0 * static_cast<double>(rows * layout.k) / (f.read_gbps * 1e3);
+  return after + gather_us < plan_fragments(sizes, f).us;
 }
 
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {

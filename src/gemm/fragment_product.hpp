@@ -67,6 +67,8 @@ struct FragmentArgs {
 };
 
 PackedSizes sizes_of(const FragmentProduct& product);
+// Whether rows that a permutation picks are better gathered beforehand.
+bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows);
 // Every plan for the product, few rows' and many rows'; none: this GPU cannot.
 PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);

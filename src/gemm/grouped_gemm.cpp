@@ -365,9 +365,16 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled) {
-  // The kernels of packed weights read rows wherever they are, but convert them slowly.
+  // The kernels of packed weights read rows wherever they are, but convert them slowly, and share
+  // those that lie in order.
   if (decoded(weights)) {
-    return on_gpu(context) && (source != weights.dtype || scaled) && rows >= 256;
+    if constexpr (cuda_engine::built) {
+      if (!on_gpu(context)) return false;
+      return ((source != weights.dtype || scaled) && rows >= 256) ||
+             cuda_engine::gathering_pays(context.gpu(), cuda_engine::fragments_of(weights),
+                                         weights.groups, rows);
+    }
+    return false;
   }
   if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
