@@ -13,14 +13,15 @@
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
-//   full[s]     stage s is there: the ordering thread, its bytes, and the 32 of the warp with
-//   tokens empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies there,
-//   used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
+//   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens: one
+//               arrival where it rounds (32 cost a layer 6 %), 32 where it copies
+//   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
 //
 // Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
 // H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
 // N5120 K1024 153. A step takes 300 clocks of the tensor cores' latency and 80 of sums, less than
-// the 800 that memory leaves a multiprocessor when all stream. Measured: 45, 27, 304, 157.
+// the 800 that memory leaves a multiprocessor when all stream. Measured: 45, 28, 298, 154.
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "gemm/finish.cuh"

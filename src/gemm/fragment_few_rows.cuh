@@ -9,9 +9,8 @@
 //   warp 0      one thread orders bulk copies: a tile of the layout a step, 7 to 16 KB, scales and
 //               all; those of the first tile before the groups are listed
 //   warps 1-3   the tokens' rows, each every third step: in pieces of 16 bytes, asynchronously
-//   where
-//               they are as they must be, else through registers; zeros behind k. What is behind a
-//               group's last row stays what it was: nobody reads its sums
+//               where they are as they must be, else through registers; zeros behind k. What is
+//               behind a group's last row stays what it was: nobody reads its sums
 //   warps 4-19  two teams of eight: one has the even steps of the block's part, one the odd. A warp
 //               has 16 rows of weights and all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and a warp's copies
