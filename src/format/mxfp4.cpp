@@ -1,49 +1,17 @@
-// OCP MXFP4: e2m1 with a power of two for 32 of k.
-#include <algorithm>
-
-#include "format/rules.hpp"
+// OCP MXFP4: e2m1, of which 6 is the largest, with a power of two for 32 of k.
+#include "format/grouped.hpp"
 
 namespace shunt {
 namespace {
 
-constexpr std::int64_t group = 32;
-constexpr int e2m1_exponent = 2;  // of 6
-
-PackedMatrix tensors(const FormatSpec&, std::int64_t n, std::int64_t k) {
-  return {.values = without_data(DType::u8, {n, groups_of(k, 2)}),
-          .scales = without_data(DType::f8_e8m0, {n, groups_of(k, group)})};
-}
-
-void encode(const RowBlock& rows, const PackedMatrix& to) {
-  for (std::int64_t i = 0; i < rows.count; ++i) {
-    const float* const from = rows.row(i);
-    const std::int64_t row = rows.first + i;
-    std::uint8_t* const scales = to.scales.as<std::uint8_t>() + row * groups_of(rows.k, group);
-    std::uint8_t* const codes = to.values.as<std::uint8_t>() + row * groups_of(rows.k, 2);
-    for_each_group(rows.k, group, [&](std::int64_t g, std::int64_t begin, std::int64_t count) {
-      scales[g] = mx_scale(largest(from + begin, count), e2m1_exponent);
-      const double scale = e8m0_to_f64(scales[g]);
-      for (std::int64_t k = begin; k < begin + count; ++k) {
-        put_nibble(codes, k, to_e2m1(static_cast<double>(from[k]), scale));
-      }
-    });
-  }
-}
-
-void decode(const PackedMatrix& from, std::int64_t row, double* to) {
-  const std::uint8_t* const scales =
-      from.scales.as<std::uint8_t>() + row * groups_of(from.k, group);
-  const std::uint8_t* const codes = from.values.as<std::uint8_t>() + row * groups_of(from.k, 2);
-  for_each_group(from.k, group, [&](std::int64_t g, std::int64_t begin, std::int64_t count) {
-    const double scale = e8m0_to_f64(scales[g]);
-    for (std::int64_t k = begin; k < begin + count; ++k) {
-      to[k] = static_cast<double>(e2m1_values[nibble(codes, k)]) * scale;
-    }
-  });
-}
+struct Mxfp4 : E2m1Codes, MxScales<2> {};
 
 }  // namespace
 
-const FormatRules mxfp4_rules = {{Format::mxfp4}, tensors, nullptr, encode, decode};
+const FormatRules mxfp4_rules = {{Format::mxfp4},
+                                 Grouped<Mxfp4>::tensors,
+                                 nullptr,
+                                 Grouped<Mxfp4>::encode,
+                                 Grouped<Mxfp4>::decode};
 
 }  // namespace shunt
