@@ -58,17 +58,6 @@ struct FewTile {
 
 #if defined(SHUNT_SM_90A)
 
-__device__ __forceinline__ float float_of_rank(const float* local, unsigned rank) {
-  float value;
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n}"
-      : "=f"(value)
-      : "r"(shared_address(local)), "r"(rank)
-      : "memory");
-  return value;
-}
-
 // Eight numbers of a row as they lie in memory: f32, or 16 bits or fp8.
 template <bool wide>
 struct Eight {

@@ -60,17 +60,6 @@ struct FewFragments {
 
 #if defined(SHUNT_SM_90A)
 
-__device__ __forceinline__ float float_of_rank(const float* local, unsigned rank) {
-  float value;
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n}"
-      : "=f"(value)
-      : "r"(shared_address(local)), "r"(rank)
-      : "memory");
-  return value;
-}
-
 // d += a b: m16n8k16, of four registers from `a`.
 template <bool bf16>
 __device__ __forceinline__ void mma_of(float (&d)[4], const std::uint32_t* a, std::uint32_t b0,

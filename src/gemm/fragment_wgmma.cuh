@@ -11,30 +11,6 @@
 
 namespace shunt::cuda_engine {
 
-#define SHUNT_R4 "%0, %1, %2, %3"
-#define SHUNT_R8 SHUNT_R4 ", %4, %5, %6, %7"
-#define SHUNT_R16 SHUNT_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define SHUNT_R32 \
-  SHUNT_R16       \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SHUNT_R64                                                                           \
-  SHUNT_R32                                                                                 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SHUNT_R96                                                                           \
-  SHUNT_R64                                                                                 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
-  "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define SHUNT_R128                                                                             \
-  SHUNT_R96                                                                                    \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
-  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-  "%126, %127"
-#define SHUNT_F4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define SHUNT_F8(i) SHUNT_F4(i), SHUNT_F4((i) + 4)
-#define SHUNT_F16(i) SHUNT_F8(i), SHUNT_F8((i) + 8)
-#define SHUNT_F32(i) SHUNT_F16(i), SHUNT_F16((i) + 16)
-#define SHUNT_F64(i) SHUNT_F32(i), SHUNT_F32((i) + 32)
 #define SHUNT_WGMMA(n, type, registers, a_at, b_at, ...)                                     \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
                "}, {" a_at "}, " b_at ", 1, 1, 1, 0;"                                        \
@@ -96,18 +72,6 @@ __device__ __forceinline__ void wgmma_sparse(float (&d)[floats], const std::uint
 #undef SHUNT_SPARSE
 #undef SHUNT_WGMMA_ANY
 #undef SHUNT_WGMMA
-#undef SHUNT_F64
-#undef SHUNT_F32
-#undef SHUNT_F16
-#undef SHUNT_F8
-#undef SHUNT_F4
-#undef SHUNT_R128
-#undef SHUNT_R96
-#undef SHUNT_R64
-#undef SHUNT_R32
-#undef SHUNT_R16
-#undef SHUNT_R8
-#undef SHUNT_R4
 
 }  // namespace shunt::cuda_engine
 

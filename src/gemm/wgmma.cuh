@@ -111,6 +111,17 @@ __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsig
       "r"(rank)
       : "memory");
 }
+// A float in the same place of block `rank` of the cluster.
+__device__ __forceinline__ float float_of_rank(const float* local, unsigned rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}"
+      : "=f"(value)
+      : "r"(shared_address(local)), "r"(rank)
+      : "memory");
+  return value;
+}
 // mbarrier_wait() for what other blocks of the cluster did before they arrived.
 __device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* barrier, unsigned parity) {
   asm volatile(
