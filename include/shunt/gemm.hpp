@@ -1,4 +1,4 @@
-// Grouped GEMM over ragged groups, and the prepared form of weights that it is fastest on.
+// Grouped GEMM over groups of rows, and the prepared form of weights that it is fastest on.
 #pragma once
 
 #include <cstddef>
@@ -100,24 +100,41 @@ struct GroupedGemmSpec {
   bool batch_invariant = false;
   bool operator==(const GroupedGemmSpec&) const = default;
 };
+// Which rows a group has, one of:
+//   ragged   rows [R, k] with offsets: groups one after the other, of any size
+//   masked   rows [groups, capacity, k] with counts: each group has room for as many, and of these
+//            the first counts[g] are there; what the others hold is not looked at
+//   dense    without either: rows [groups, capacity, k], all there; or [R, k] of one group
+// Offsets and counts lie on the context's device, and a GPU reads them there when it runs.
 struct GroupedGemmInputs {
-  Tensor rows{};  // [R, k] f32 | bf16 | f16, rows may be strided; f8_e4m3 iff row_scales are given
+  // f32 | bf16 | f16, rows may be strided; f8_e4m3 iff row_scales are given. In three dimensions
+  // groups follow one another without a gap: stride 0 is capacity times stride 1.
+  Tensor rows{};
   Tensor offsets{};  // [groups + 1] i32, ascending from 0: rows of group g are [o[g], o[g+1])
+  Tensor counts{};   // [groups] i32, 0 to capacity
+  // How many rows a group is likely to have, for the choice of a kernel on a GPU; every number of
+  // rows is right whatever it says. 0: as many as there is room for.
+  std::int64_t expected_rows = 0;
   Tensor weights{};  // [groups, n, k] f32 | bf16 | f16, any strides; iff not spec.prepared
   PreparedWeights prepared{};  // iff spec.prepared
   Tensor bias{};               // [groups, n] f32 | bf16 | f16; iff spec.bias
   // Rows that are rounded already, as gather() rounds them: f32 [R, ceil(k / 128)] for
-  // RowFormat::fp8_block, any strides, [R] for fp8_token
+  // RowFormat::fp8_block, any strides, [R] for fp8_token; of rows in three dimensions [groups,
+  // capacity, ..], groups without a gap between them
   Tensor row_scales{};
 };
 
 Support supports(const GroupedGemmSpec& spec, Device device);
+// `rows`: R, or groups * capacity.
 std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
                                          std::int64_t rows);
-// out [R, n] f32 | bf16 | f16: out[r] = W[g] rows[r] + bias[g]. Every element's sum runs over k in
-// one fixed order, so its bits depend on neither the number of threads nor which rows there are; on
-// a GPU the order may follow from how many there are, unless spec.batch_invariant. Rows at or
-// past offsets[groups] are left alone. Throws Error for bad shapes and (CPU) offsets.
+// out [R, n] f32 | bf16 | f16: out[r] = W[g] rows[r] + bias[g]; [groups, capacity, n] where rows
+// have three dimensions. Every element's sum runs over k in one fixed order, so its bits depend on
+// neither the number of threads nor which rows there are; on a GPU the order may follow from how
+// many there are room for or expected, unless spec.batch_invariant. Rows at or past
+// offsets[groups], or in a group at or past its count, are left alone. Throws Error for bad shapes
+// and (CPU) offsets and counts; a GPU takes a count below 0 for 0 and one above capacity for
+// capacity.
 void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                   Tensor out, Workspace workspace);
 

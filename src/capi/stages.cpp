@@ -403,6 +403,8 @@ shunt_status shunt_grouped_gemm(const shunt_context* context, const shunt_groupe
     shunt::grouped_gemm(on, rule,
                         {.rows = call.tensor("inputs.rows", in.rows),
                          .offsets = call.tensor("inputs.offsets", in.offsets),
+                         .counts = call.tensor("inputs.counts", in.counts),
+                         .expected_rows = in.expected_rows,
                          .weights = call.tensor("inputs.weights", in.weights),
                          .prepared = to_prepared(call, "inputs.prepared", in.prepared),
                          .bias = call.tensor("inputs.bias", in.bias),

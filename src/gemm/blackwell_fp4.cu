@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
   let_successor_start();
   const std::int64_t steps = p.layout.steps(), turns = (steps + stage_steps - 1) / stage_steps;
   const std::int64_t columns = (p.layout.rows() + tile_weights - 1) / tile_weights;
-  TileSearch search(p.offsets, nullptr, p.groups, p.rows, tile_rows, columns);
+  const GroupWalk walk = GroupWalk::of_rows(p.offsets, nullptr, p.groups, p.rows);
+  TileSearch search(walk, p.groups, tile_rows, columns);
   for (std::int64_t number = blockIdx.x;; number += gridDim.x) {
     const TileSearch::Tile at = search.find(number);
     if (at.group < 0) return;

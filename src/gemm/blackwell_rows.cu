@@ -136,10 +136,10 @@ __global__ void __launch_bounds__(threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  Tiles list(ring_memory + stages * stage_bytes, args.groups, args.columns);
+  Tiles list(ring_memory + stages * stage_bytes, args.walk, args.groups, args.columns);
   tcgen05_fence_before();
-  list.build(args.offsets, args.valid, args.rows, static_cast<int>(threadIdx.x),
-             static_cast<int>(blockDim.x), 0);  // ends with a barrier
+  list.build(args.walk, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
+             0);  // ends with a barrier
   tcgen05_fence_after();
   const std::uint32_t memory = sums_address;
   const int tiles = list.tiles(), apart = static_cast<int>(gridDim.x);

@@ -100,6 +100,15 @@ std::int64_t weight_bytes(const PanelLayout& layout) {
   return packed(layout) ? packed_panels(layout).group_bytes() : layout.group_bytes();
 }
 
+std::int64_t rows_there(const GroupedProduct& product) {
+  std::int64_t rows = 0;
+  for (int g = 0; g < product.groups; ++g) {
+    const GroupRows of = product.walk.of(g);
+    rows += of.end - of.begin;
+  }
+  return rows;
+}
+
 // Everything a task needs, fixed before the threads start.
 class Run {
  public:
@@ -108,7 +117,7 @@ class Run {
         kernels_(gemm_kernels(pool.isa())),
         convert_(convert_kernels(pool.isa())),
         activate_(activate_kernels(pool.isa())),
-        count_(product.offsets[product.groups]),
+        count_(rows_there(product)),
         plan_(plan_product(pool.isa(), product.layout, count_)),
         panels_(static_cast<std::size_t>(product.layout.panels())) {
     if (packed(p_.layout)) {
@@ -137,6 +146,7 @@ class Run {
   // One row of the input as the kernels take it.
   void convert(std::size_t row, int thread) const {
     const auto r = static_cast<std::int64_t>(row);
+    if (!in_source_order_ && !there(r)) return;
     if (p_.layout.format.ordered) return convert_ordered(r, thread);
     const std::int64_t source = in_source_order_ ? r : source_row(r);
     auto* const to = static_cast<char*>(scratch_.operands) + r * operand_stride(plan_, p_.layout);
@@ -189,7 +199,7 @@ class Run {
   // Rows stand in the order of their matrix's k: one copy, or gate's and up's where they differ.
   void convert_ordered(std::int64_t r, int thread) const {
     const PackedPanels panels = packed_panels(p_.layout);
-    const auto group = std::upper_bound(p_.offsets, p_.offsets + p_.groups + 1, r) - p_.offsets - 1;
+    const std::int64_t group = group_of(r);
     const char* const data = static_cast<const char*>(p_.prepared) + group * panels.group_bytes();
     void* const plain = of_thread(thread).row;
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
@@ -220,30 +230,43 @@ class Run {
   // Blocks of a group are as even as can be.
   void list_blocks() {
     for (std::int32_t g = 0; g < p_.groups; ++g) {
-      std::int64_t first = p_.offsets[g];
-      const std::int64_t rows = p_.offsets[g + 1] - first;
-      std::int64_t left = (rows + most_block_rows - 1) / most_block_rows;
+      const GroupRows rows = p_.walk.of(g);
+      std::int64_t first = rows.begin;
+      std::int64_t left = (rows.end - rows.begin + most_block_rows - 1) / most_block_rows;
       for (; left > 0; --left) {
-        const std::int64_t take = (p_.offsets[g + 1] - first + left - 1) / left;
+        const std::int64_t take = (rows.end - first + left - 1) / left;
         scratch_.blocks[blocks_++] = {g, static_cast<std::int32_t>(take), first};
         first += take;
       }
     }
   }
 
+  // Of a row that is there.
+  std::int64_t group_of(std::int64_t row) const {
+    const std::int32_t* const offsets = p_.walk.offsets;
+    if (offsets == nullptr) return row / p_.walk.capacity;
+    return std::upper_bound(offsets, offsets + p_.groups + 1, row) - offsets - 1;
+  }
+  bool there(std::int64_t row) const {
+    if (p_.walk.counts == nullptr) return true;
+    return row < p_.walk.of(static_cast<int>(row / p_.walk.capacity)).end;
+  }
+
   // Rows are read where they are when they already stand as the kernels take them; else each is
   // converted once: the rows of the source, or the product's when those are fewer or scaled.
   void choose_operands() {
+    // Up to the last that is there, or that there is room for.
+    const std::int64_t rows = p_.walk.counts == nullptr ? count_ : p_.walk.rows;
     if (p_.layout.format.ordered) {
-      converted_rows_ = count_;
+      converted_rows_ = rows;
       return;
     }
     const bool as_is =
         static_cast<Form>(p_.rows.dtype) == plan_.operand && !padded() && p_.row_scale == nullptr;
     if (as_is) return;
     in_source_order_ =
-        p_.permutation != nullptr && p_.row_scale == nullptr && p_.rows.shape[0] <= count_;
-    converted_rows_ = in_source_order_ ? p_.rows.shape[0] : count_;
+        p_.permutation != nullptr && p_.row_scale == nullptr && p_.rows.shape[0] <= rows;
+    converted_rows_ = in_source_order_ ? p_.rows.shape[0] : rows;
   }
 
   std::int64_t source_row(std::int64_t row) const {
@@ -435,7 +458,7 @@ std::size_t product_workspace_bytes(const Pool& pool, const PanelLayout& layout,
 }
 
 void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace workspace) {
-  if (product.offsets[product.groups] == 0 || product.layout.out_columns() == 0) return;
+  if (rows_there(product) == 0 || product.layout.out_columns() == 0) return;
   const Run run(pool, product, workspace);
   if (!run.threaded()) {
     for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row, 0);

@@ -13,6 +13,7 @@
 #include "activate/kernels.hpp"
 #include "cpu/form.hpp"
 #include "cpu/pool.hpp"
+#include "gemm/group_walk.hpp"
 #include "gemm/kernels.hpp"
 #include "gemm/layout.hpp"
 #include "shunt/gemm.hpp"
@@ -24,9 +25,9 @@ const GemmKernels& gemm_kernels(Isa isa);
 struct GroupedProduct {
   PanelLayout layout;
   int groups = 0;
-  const void* prepared = nullptr;         // null: `matrices`
-  Tensor matrices{};                      // [groups, n, k], any strides
-  const std::int32_t* offsets = nullptr;  // [groups + 1]
+  const void* prepared = nullptr;  // null: `matrices`
+  Tensor matrices{};               // [groups, n, k], any strides
+  GroupWalk walk;
 
   Tensor rows{};                              // [T, k], rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]

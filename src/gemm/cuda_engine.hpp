@@ -8,6 +8,7 @@
 #include "activate/kernels.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/cuda_layout.hpp"
+#include "gemm/group_walk.hpp"
 #include "shunt/tensor.hpp"
 
 namespace shunt::cuda_engine {
@@ -19,9 +20,11 @@ struct GroupedProduct {
   const void* prepared = nullptr;  // null: `matrices`
   Tensor matrices{};               // [groups, n, k], any strides
 
-  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  // [groups + 1]; null: as many rows for each group, one group after the other, of which the first
+  // counts[g] are there, or all where that is null too.
   const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
+  const std::int32_t* counts = nullptr;
+  std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
   bool whole_k = false;  // k is not shared out: a row's bits do not depend on how many there are
   // Both, and the weights, were there before the launch that precedes this one, which like every
   // launch of the engine waited for its predecessor before it let this one start: they may be read
@@ -39,7 +42,18 @@ struct GroupedProduct {
   Tensor out{};  // [R, out columns], rows may be strided
 };
 
-// Enqueues the product. Offsets, a permutation and a count that are out of range give rows that are
+// Of any of the engine's products.
+template <class Product>
+GroupWalk walk_of(const Product& p) {
+  return GroupWalk::of_rows(p.offsets, p.counts, p.groups, p.out.shape[0]);
+}
+template <class Product>
+std::int64_t expected_rows(const Product& p) {
+  const std::int64_t rows = p.out.shape[0];
+  return p.group_rows > 0 && p.group_rows < rows / p.groups ? p.group_rows * p.groups : rows;
+}
+
+// Enqueues the product. Offsets, counts and a permutation that are out of range give rows that are
 // skipped or read as zeros.
 void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
 // Whether rows that a permutation picks are better gathered beforehand. `other`: they are of

@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(S::threads, 1)
     wait_for_predecessor();
     let_successor_start();
   }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
-                        args.columns);
+  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
+                        args.groups, args.columns);
   if (warp < 4) {
     GroupTile at;
     bool listed = false;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     };
     bool more = false;
     if (warp != 1) {
-      at = S::List::find_unlisted(args.offsets, args.rows, args.groups, args.columns, tile);
+      at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
       more = at.group >= 0 || find_listed();
     }
     const auto go_on = [&] {
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     if (split > 1) cluster_wait();
   } else {
-    list.build(args.offsets, args.valid, args.rows, thread - 128, 256, 3);
+    list.build(args.walk, thread - 128, 256, 3);
     named_arrive(2, 256 + 96);
     const int tiles = list.tiles();
     if (split > 1) cluster_wait();  // the other blocks' barriers are there

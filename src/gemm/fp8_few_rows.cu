@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.groups,
-                        args.columns);
-  list.build(args.offsets, args.valid, args.rows);
+  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
+                        args.groups, args.columns);
+  list.build(args.walk);
   if (args.pieces && !args.block_scales) {
     for (int i = thread; i < S::stages * S::scales; i += S::threads) scales[i] = 1;
   }

@@ -110,7 +110,7 @@ class WarpFinish {
     if (args_.block_scales) return;
     const float* const columns = reinterpret_cast<const float*>(
         args_.tiles + at.group * args_.group_bytes + args_.scales_at + at.first * 4);
-    const std::int64_t last = args_.rows - 1;
+    const std::int64_t last = args_.walk.rows - 1;
     const float row[2] = {
         args_.row_scales[min(std::int64_t{at.row} + row_, last) * args_.row_scale_stride],
         args_.row_scales[min(std::int64_t{at.row} + row_ + 8, last) * args_.row_scale_stride]};
@@ -364,8 +364,8 @@ __global__ void __launch_bounds__(threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  TileList<64, 4> list(turns + turn_bytes_all + most_bytes, args.groups, args.columns);
-  list.build(args.offsets, args.valid, args.rows);
+  TileList<64, 4> list(turns + turn_bytes_all + most_bytes, args.walk, args.groups, args.columns);
+  list.build(args.walk);
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(threads, 1)
       }
     } else if (warp == 1 && args.block_scales) {
       bool again = false;
-      const std::int64_t last = args.rows - 1;
+      const std::int64_t last = args.walk.rows - 1;
       for (; tile < tiles; tile += clusters) {
         const GroupTile at = list.find(tile);
         const int own = at.count > 128 ? 128 : 64, first = at.row + own * rank;

@@ -251,17 +251,16 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   int copied = begin;  // of the first tile's steps, before there is a list
   if (warp == 0) {
-    const GroupTile at =
-        S::List::find_unlisted(args.offsets, args.rows, args.groups, args.columns, tile);
+    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
     if (at.group >= 0) {
       copied = min(end, begin + S::stages);
       if (lane == 0) copy_weights(at, begin, copied);
     }
     __syncwarp();
   }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums + 2 * S::sum_floats), args.groups,
-                        args.columns);
-  list.build(args.offsets, args.valid, args.rows);
+  typename S::List list(reinterpret_cast<unsigned char*>(sums + 2 * S::sum_floats), args.walk,
+                        args.groups, args.columns);
+  list.build(args.walk);
   cluster_barrier();  // the other blocks' barriers are there
   const int tiles = list.tiles();
   if (warp < 4) {

@@ -212,8 +212,9 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  typename S::List list(scales + S::tokens, args.groups, (args.columns + sharing - 1) / sharing);
-  list.build(args.offsets, args.valid, args.rows);
+  typename S::List list(scales + S::tokens, args.walk, args.groups,
+                        (args.columns + sharing - 1) / sharing);
+  list.build(args.walk);
   cluster_barrier();  // the other block's barriers are there
   const int tiles = list.tiles();
   const int rank = static_cast<int>(cluster_rank());
@@ -355,7 +356,7 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   finish.plain = finish.plain && finish.out_dtype == (S::L::bf16 ? DType::bf16 : DType::f16) &&
                  reinterpret_cast<std::uintptr_t>(finish.out) % 16 == 0 &&
                  finish.out_stride % 8 == 0;
-  if (finish.plain && !map_row_ends(out, finish.out, S::L::bf16, args.rows, finish.out_columns,
+  if (finish.plain && !map_row_ends(out, finish.out, S::L::bf16, args.walk.rows, finish.out_columns,
                                     finish.out_stride, finish.paired ? 32 : 64, 64)) {
     finish.plain = false;
   }

@@ -48,7 +48,8 @@ FragmentLaunch* launcher(const FragmentLayout& layout, bool many) {
 }  // namespace
 
 PackedSizes sizes_of(const FragmentProduct& p) {
-  PackedSizes sizes = sizes_for(p.layout, p.offsets == nullptr ? 1 : p.groups, p.out.shape[0]);
+  PackedSizes sizes = sizes_for(p.layout, p.groups, p.out.shape[0]);
+  sizes.expected = expected_rows(p);
   sizes.whole_k = p.whole_k;
   sizes.rows_in_place = p.permutation == nullptr && p.row_scale == nullptr &&
                         p.rows.dtype == p.layout.dtype && pieces_aligned(p.rows);
@@ -74,10 +75,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
       layout.paired ? p.activation.gated && p.activation.kind == cpu_engine::ActivationRule::silu
                     : !activates;
   FragmentArgs args{
-      .groups = p.offsets == nullptr ? 1 : p.groups,
-      .rows = p.out.shape[0],
-      .offsets = p.offsets,
-      .valid = p.valid,
+      .groups = p.groups,
+      .walk = walk_of(p),
       .steps = static_cast<int>(layout.steps()),
       .columns = static_cast<int>(layout.row_tiles()),
       .tiles = static_cast<const char*>(p.prepared),

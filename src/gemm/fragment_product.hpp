@@ -25,11 +25,13 @@ struct FragmentProduct {
   int groups = 0;
   const void* prepared = nullptr;
 
-  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  // [groups + 1]; null: as many rows for each group, one group after the other, of which the first
+  // counts[g] are there, or all where that is null too.
   const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
-  bool whole_k = false;  // a row's bits do not depend on how many there are
-  bool early = false;    // as GroupedProduct
+  const std::int32_t* counts = nullptr;
+  std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
+  bool whole_k = false;         // a row's bits do not depend on how many there are
+  bool early = false;           // as GroupedProduct
 
   Tensor rows{};  // [T, k] f32 | bf16 | f16, rows may be strided; rounded to the layout's dtype
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
@@ -45,9 +47,7 @@ struct FragmentProduct {
 // What the kernels know, by value.
 struct FragmentArgs {
   int groups = 0;
-  std::int64_t rows = 0;  // of out
-  const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
+  GroupWalk walk;
   int steps = 0;    // of 128 along k
   int columns = 0;  // tiles of 128 rows of weights a group
   const char* tiles = nullptr;

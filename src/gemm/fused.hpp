@@ -14,7 +14,7 @@ namespace shunt {
 struct MlpInput {
   Tensor rows{};                          // [T, K] f32 | bf16 | f16, rows may be strided
   const std::int32_t* offsets = nullptr;  // [groups + 1]; null: one group of all rows
-  // With null offsets, on a GPU: rows at or past *valid are left alone; may be null.
+  // With null offsets: rows at or past *valid are left alone; may be null.
   const std::int32_t* valid = nullptr;
   // On a GPU: k is not shared out, so that a row's bits do not depend on how many there are.
   bool whole_k = false;

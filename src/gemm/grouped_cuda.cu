@@ -53,9 +53,7 @@ struct Operand {
 
 struct Args {
   int groups;
-  std::int64_t rows;  // of out, and of the worst case
-  const std::int32_t* offsets;
-  const std::int32_t* valid;
+  GroupWalk walk;
   std::int64_t k;
   std::int64_t layout_rows, tile_columns;
   Operand weights;
@@ -282,7 +280,7 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
   constexpr int apart = 32;
   const std::int64_t steps = (args.k + step - 1) / step;
 
-  TileSearch search(args.offsets, args.valid, args.groups, args.rows, tile, args.tile_columns);
+  TileSearch search(args.walk, args.groups, tile, args.tile_columns);
   for (std::int64_t number = blockIdx.x;; number += gridDim.x) {
     const TileSearch::Tile at = search.find(number);
     if (at.group < 0) return;
@@ -407,10 +405,8 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
   if (multiply_as_planned(gpu, plan_product(sizes_of(p), figures(gpu)), p)) return;
   const RowLayout& layout = p.layout;
   const bool prepared = p.prepared != nullptr || !p.matrices;
-  Args args{.groups = p.offsets == nullptr ? 1 : p.groups,
-            .rows = p.out.shape[0],
-            .offsets = p.offsets,
-            .valid = p.valid,
+  Args args{.groups = p.groups,
+            .walk = walk_of(p),
             .k = layout.k,
             .layout_rows = prepared ? layout.rows() : layout.n,
             .tile_columns = 0,
@@ -441,7 +437,8 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
   if (p.bias) args.bias = {p.bias.data, p.bias.dtype, p.bias.strides[0], 0, p.bias.strides[1]};
 
   // The worst case: every group ends within a tile.
-  const std::int64_t down = args.rows / tile + (args.groups < args.rows ? args.groups : args.rows);
+  const std::int64_t rows = args.walk.rows;
+  const std::int64_t down = rows / tile + (args.groups < rows ? args.groups : rows);
   const std::int64_t most = std::int64_t{blocks_a_multiprocessor} * gpu.multiprocessors;
   const std::int64_t all = args.tile_columns > most ? most * (down > 0) : down * args.tile_columns;
   if (all == 0) return;

@@ -84,21 +84,6 @@ bool on_gpu(const Context& context) {
 
 constexpr std::initializer_list<DType> fp8_only = {DType::f8_e4m3};
 
-void check_row_scales(const GroupedGemmSpec& spec, const Tensor& scales, std::int64_t rows,
-                      Device device) {
-  if (spec.rows == RowFormat::as_dtype) {
-    fail(Status::invalid_argument,
-         "grouped_gemm: row_scales are given: the spec's rows are not fp8");
-  }
-  if (spec.rows == RowFormat::fp8_block) {
-    check_tensor("grouped_gemm: row_scales", scales,
-                 {.dtypes = {DType::f32}, .shape = {rows, (spec.k + 127) / 128}}, device);
-  } else {
-    check_tensor("grouped_gemm: row_scales", scales, {.dtypes = {DType::f32}, .shape = {rows}},
-                 device);
-  }
-}
-
 void check_offsets(const GroupedGemmSpec& spec, const std::int32_t* offsets, std::int64_t rows) {
   if (offsets[0] != 0) {
     fail(Status::invalid_argument, "grouped_gemm: offsets[0] is {}: must be 0", offsets[0]);
@@ -111,6 +96,126 @@ void check_offsets(const GroupedGemmSpec& spec, const std::int32_t* offsets, std
     }
   }
 }
+
+void check_counts(const GroupedGemmSpec& spec, const std::int32_t* counts, std::int64_t capacity) {
+  for (int g = 0; g < spec.groups; ++g) {
+    if (counts[g] < 0 || counts[g] > capacity) {
+      fail(Status::invalid_argument,
+           "grouped_gemm: counts[{}] is {}: must be 0 to {} (the capacity)", g, counts[g],
+           capacity);
+    }
+  }
+}
+
+// Whether rows, offsets and counts are of one walk.
+void check_walk(const GroupedGemmSpec& spec, const GroupedGemmInputs& in) {
+  const bool apart = in.rows.rank == 3;
+  if (in.offsets && in.counts) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: counts are given beside offsets: must be one of the two, or neither");
+  }
+  if (apart ? static_cast<bool>(in.offsets) : static_cast<bool>(in.counts)) {
+    fail(
+        Status::invalid_argument,
+        "grouped_gemm: {} are given for rows {}: must be rows [R, {}] with offsets, [{}, capacity, "
+        "{}] with counts",
+        apart ? "offsets" : "counts", in.rows.describe(), spec.k, spec.groups, spec.k);
+  }
+  if (!apart && !in.offsets && spec.groups != 1) {
+    fail(Status::invalid_argument,
+         "grouped_gemm: offsets are missing for rows {} of {} groups: without them rows must be "
+         "[{}, capacity, {}]",
+         in.rows.describe(), spec.groups, spec.groups, spec.k);
+  }
+  if (in.expected_rows < 0) {
+    fail(Status::invalid_argument, "grouped_gemm: expected_rows is {}: must be 0 or more",
+         in.expected_rows);
+  }
+}
+
+// What says how many rows a group has; its values too, where the host can read them.
+void check_sizes(const GroupedGemmSpec& spec, const GroupedGemmInputs& in, Device device) {
+  const bool readable = device.type == DeviceType::cpu;
+  if (in.offsets) {
+    check_tensor("grouped_gemm: offsets", in.offsets,
+                 {.dtypes = {DType::i32}, .shape = {spec.groups + 1}, .dense = true}, device);
+    if (readable) check_offsets(spec, in.offsets.as<const std::int32_t>(), in.rows.shape[0]);
+  }
+  if (in.counts) {
+    check_tensor("grouped_gemm: counts", in.counts,
+                 {.dtypes = {DType::i32}, .shape = {spec.groups}, .dense = true}, device);
+    if (readable) check_counts(spec, in.counts.as<const std::int32_t>(), in.rows.shape[1]);
+  }
+}
+
+// Tensors that have a row for each of the product's, checked, as [R, ..] whatever they were.
+class RowTensors {
+ public:
+  Tensor rows{}, row_scales{}, out{};
+
+  RowTensors(const GroupedGemmSpec& spec, const GroupedGemmInputs& in, const Tensor& to,
+             Device device)
+      : groups_(spec.groups), apart_(in.rows.rank == 3), device_(device) {
+    const bool rounded = static_cast<bool>(in.row_scales);
+    rows = checked("grouped_gemm: rows", in.rows, rounded ? fp8_only : float_dtypes, any_size,
+                   spec.k, true);
+    const std::int64_t each = in.rows.shape[apart_ ? 1 : 0];
+    if (rounded) row_scales = checked_scales(spec, in.row_scales, each);
+    if (!rounded && spec.rows == RowFormat::fp8_token) {
+      fail(Status::invalid_argument,
+           "grouped_gemm: row_scales are missing: rows of fp8_token must be f8_e4m3, with them");
+    }
+    out = checked("grouped_gemm: out", to, float_dtypes, each, spec.n, true);
+  }
+
+ private:
+  Tensor checked_scales(const GroupedGemmSpec& spec, const Tensor& scales, std::int64_t each) {
+    constexpr std::string_view name = "grouped_gemm: row_scales";
+    if (spec.rows == RowFormat::as_dtype) {
+      fail(Status::invalid_argument, "{} are given: the spec's rows are not fp8", name);
+    }
+    if (spec.rows == RowFormat::fp8_block) {
+      return checked(name, scales, {DType::f32}, each, (spec.k + 127) / 128, false);
+    }
+    if (apart_) {
+      check_tensor(name, scales, {.dtypes = {DType::f32}, .shape = {groups_, each}}, device_);
+    } else {
+      check_tensor(name, scales, {.dtypes = {DType::f32}, .shape = {each}}, device_);
+    }
+    return flat(name, scales);
+  }
+  // [each, width], or that for every group. `dense`: along the width.
+  Tensor checked(std::string_view name, const Tensor& t, std::initializer_list<DType> dtypes,
+                 std::int64_t each, std::int64_t width, bool dense) {
+    if (apart_) {
+      check_tensor(name, t,
+                   {.dtypes = dtypes, .shape = {groups_, each, width}, .rows_dense = dense},
+                   device_);
+    } else {
+      check_tensor(name, t, {.dtypes = dtypes, .shape = {each, width}, .rows_dense = dense},
+                   device_);
+    }
+    return flat(name, t);
+  }
+  // The first two dimensions become one, where groups stand apart.
+  Tensor flat(std::string_view name, Tensor t) const {
+    if (!apart_) return t;
+    const std::int64_t capacity = t.shape[1], row = t.strides[1];
+    if (groups_ > 1 && capacity > 1 && t.strides[0] != capacity * row) {
+      fail(Status::invalid_argument,
+           "{}: stride 0 is {}: must be {} (capacity x stride 1), no gap between groups", name,
+           t.strides[0], capacity * row);
+    }
+    t.rank -= 1;
+    t.strides = {capacity > 1 ? row : t.strides[0], t.strides[2]};
+    t.shape = {checked_product(name, groups_, capacity), t.shape[2]};
+    return t;
+  }
+
+  std::int64_t groups_;
+  bool apart_;
+  Device device_;
+};
 
 }  // namespace
 
@@ -170,22 +275,10 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                   Tensor out, Workspace workspace) {
   const Device device = context.device();
   require(supports(spec, device), "grouped_gemm");
-  const bool rounded = static_cast<bool>(in.row_scales);
-  check_tensor("grouped_gemm: rows", in.rows,
-               {.dtypes = rounded ? fp8_only : float_dtypes,
-                .shape = {any_size, spec.k},
-                .rows_dense = true},
-               device);
-  const std::int64_t rows = in.rows.shape[0];
-  if (rounded) check_row_scales(spec, in.row_scales, rows, device);
-  if (!rounded && spec.rows == RowFormat::fp8_token) {
-    fail(Status::invalid_argument,
-         "grouped_gemm: row_scales are missing: rows of fp8_token must be f8_e4m3, with them");
-  }
-  check_tensor("grouped_gemm: out", out,
-               {.dtypes = float_dtypes, .shape = {rows, spec.n}, .rows_dense = true}, device);
-  check_tensor("grouped_gemm: offsets", in.offsets,
-               {.dtypes = {DType::i32}, .shape = {spec.groups + 1}, .dense = true}, device);
+  check_walk(spec, in);
+  const RowTensors of(spec, in, out, device);
+  check_sizes(spec, in, device);
+  const std::int64_t rows = of.rows.shape[0];
   if (spec.prepared) check_prepared(spec, in.prepared, device);
   if (check_given("grouped_gemm: weights", in.weights, !spec.prepared, "the spec's prepared")) {
     check_tensor("grouped_gemm: weights", in.weights,
@@ -195,8 +288,8 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
     check_tensor("grouped_gemm: bias", in.bias,
                  {.dtypes = float_dtypes, .shape = {spec.groups, spec.n}}, device);
   }
-  const auto* offsets = in.offsets.as<const std::int32_t>();
-  if (!on_gpu(context)) check_offsets(spec, offsets, rows);
+  const auto* const offsets = in.offsets.as<const std::int32_t>();
+  const auto* const counts = in.counts.as<const std::int32_t>();
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
 
   if constexpr (cuda_engine::built) {
@@ -206,11 +299,13 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .groups = spec.groups,
                                            .prepared = in.prepared.data,
                                            .offsets = offsets,
+                                           .counts = counts,
+                                           .group_rows = in.expected_rows,
                                            .whole_k = spec.batch_invariant,
-                                           .rows = in.rows,
-                                           .row_scales = in.row_scales,
+                                           .rows = of.rows,
+                                           .row_scales = of.row_scales,
                                            .bias = in.bias,
-                                           .out = out});
+                                           .out = of.out});
     }
     if (on_gpu(context) && spec.format != FormatSpec{}) {
       return cuda_engine::multiply_fragments(
@@ -218,10 +313,12 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                           .groups = spec.groups,
                           .prepared = in.prepared.data,
                           .offsets = offsets,
+                          .counts = counts,
+                          .group_rows = in.expected_rows,
                           .whole_k = spec.batch_invariant,
-                          .rows = in.rows,
+                          .rows = of.rows,
                           .bias = in.bias,
-                          .out = out});
+                          .out = of.out});
     }
     if (on_gpu(context)) {
       return cuda_engine::multiply_groups(context.gpu(),
@@ -230,19 +327,21 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .prepared = in.prepared.data,
                                            .matrices = in.weights,
                                            .offsets = offsets,
+                                           .counts = counts,
+                                           .group_rows = in.expected_rows,
                                            .whole_k = spec.batch_invariant,
-                                           .rows = in.rows,
+                                           .rows = of.rows,
                                            .bias = in.bias,
-                                           .out = out});
+                                           .out = of.out});
     }
   }
   Carver carver(workspace);
   auto* const bias = static_cast<float*>(carver.take_bytes(bias_bytes(spec)));
   cpu_engine::GroupedProduct product{.layout = panel_layout(spec),
                                      .groups = spec.groups,
-                                     .offsets = offsets,
-                                     .rows = in.rows,
-                                     .out = out};
+                                     .walk = GroupWalk::of_rows(offsets, counts, spec.groups, rows),
+                                     .rows = of.rows,
+                                     .out = of.out};
   if (spec.prepared) {
     product.prepared = in.prepared.data;
   } else {
@@ -273,7 +372,7 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .groups = weights.groups,
            .prepared = weights.data,
            .offsets = in.offsets,
-           .valid = in.valid,
+           .counts = in.valid,
            .whole_k = in.whole_k,
            .early = in.early,
            .rows = in.rows,
@@ -291,7 +390,7 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .groups = weights.groups,
            .prepared = weights.data,
            .offsets = in.offsets,
-           .valid = in.valid,
+           .counts = in.valid,
            .whole_k = in.whole_k,
            .rows = in.rows,
            .row_scales = in.row_scales,
@@ -311,7 +410,7 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .groups = weights.groups,
            .prepared = weights.data,
            .offsets = in.offsets,
-           .valid = in.valid,
+           .counts = in.valid,
            .whole_k = in.whole_k,
            .early = in.early,
            .rows = in.rows,
@@ -323,20 +422,20 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .out = out});
     }
   }
-  const std::int32_t one_group[2] = {0, static_cast<std::int32_t>(out.shape[0])};
-  cpu_engine::multiply_groups(context.pool(),
-                              {.layout = PanelLayout(weights),
-                               .groups = weights.groups,
-                               .prepared = weights.data,
-                               .offsets = in.offsets != nullptr ? in.offsets : one_group,
-                               .rows = in.rows,
-                               .permutation = in.permutation,
-                               .slots = in.slots,
-                               .row_scale = in.row_scale,
-                               .bias = in.bias,
-                               .activation = activation,
-                               .out = out},
-                              workspace);
+  cpu_engine::multiply_groups(
+      context.pool(),
+      {.layout = PanelLayout(weights),
+       .groups = weights.groups,
+       .prepared = weights.data,
+       .walk = GroupWalk::of_rows(in.offsets, in.valid, weights.groups, out.shape[0]),
+       .rows = in.rows,
+       .permutation = in.permutation,
+       .slots = in.slots,
+       .row_scale = in.row_scale,
+       .bias = in.bias,
+       .activation = activation,
+       .out = out},
+      workspace);
 }
 
 }  // namespace

@@ -65,8 +65,9 @@ GpuFigures figures(const Gpu& gpu) {
 
 ProductSizes sizes_of(const GroupedProduct& p) {
   return {.dtype = p.layout.dtype,
-          .groups = p.offsets == nullptr ? 1 : p.groups,
+          .groups = p.groups,
           .rows = p.out.shape[0],
+          .expected = expected_rows(p),
           .group_rows = p.layout.rows(),
           .k = p.layout.k,
           .gathered = p.permutation != nullptr,
@@ -83,10 +84,8 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
   const bool in_registers =
       layout.paired ? p.activation.kind == cpu_engine::ActivationRule::silu && p.activation.gated
                     : !activates;
-  HopperArgs args{.groups = p.offsets == nullptr ? 1 : p.groups,
-                  .rows = p.out.shape[0],
-                  .offsets = p.offsets,
-                  .valid = p.valid,
+  HopperArgs args{.groups = p.groups,
+                  .walk = walk_of(p),
                   .steps = static_cast<int>((layout.k + 63) / 64),
                   .group_rows = static_cast<int>(layout.rows()),
                   .tiles = static_cast<const char*>(p.prepared),

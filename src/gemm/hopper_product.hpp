@@ -27,9 +27,7 @@ struct Finish {
 // What both kernels know of a product, by value.
 struct HopperArgs {
   int groups = 0;
-  std::int64_t rows = 0;  // of out
-  const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
+  GroupWalk walk;
   int steps = 0;       // of 64 along k
   int group_rows = 0;  // of weights
   int columns = 0;     // tiles of weights a group, for a whole cluster

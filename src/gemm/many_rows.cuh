@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(S::threads, 1)
     wait_for_predecessor();
     let_successor_start();
   }
-  typename S::List list(empty + S::stages, args.groups, args.columns);
-  list.build(args.offsets, args.valid, args.rows, thread, S::threads, 0);
+  typename S::List list(empty + S::stages, args.walk, args.groups, args.columns);
+  list.build(args.walk, thread, S::threads, 0);
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
-  args.once = p.out.shape[0] <= std::int64_t{args.groups} * S::tokens;
+  args.once = expected_rows(p) <= std::int64_t{args.groups} * S::tokens;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
   CUtensorMap weights{}, tokens, out{};
   if ((args.tiles == nullptr &&

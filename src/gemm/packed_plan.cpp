@@ -24,23 +24,24 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 struct Model {
   const PackedSizes& sizes;
   const GpuFigures& gpu;
-  std::int64_t hit, steps, columns;
-  double mean;  // rows of a group
+  std::int64_t expected, hit, steps, columns;  // rows, groups that have some, steps, tiles
+  double mean;                                 // rows of a group
 
   Model(const PackedSizes& s, const GpuFigures& g)
       : sizes(s),
         gpu(g),
-        hit(std::min<std::int64_t>(s.groups, s.rows)),
+        expected(s.expected > 0 ? s.expected : s.rows),
+        hit(std::min<std::int64_t>(s.groups, expected)),
         steps(ceil_div(s.k, 128)),
         columns(ceil_div(s.group_rows, 128)),
-        mean(static_cast<double>(s.rows) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
+        mean(static_cast<double>(expected) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
 
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
   double memory_us() const {
     const double bytes = static_cast<double>(hit * sizes.group_rows) *
                              static_cast<double>(sizes.k) * sizes.bits / 8 +
-                         static_cast<double>(sizes.rows * sizes.k) * (sizes.packed_rows ? 1 : 2) +
-                         static_cast<double>(sizes.rows * sizes.group_rows) * 2;
+                         static_cast<double>(expected * sizes.k) * (sizes.packed_rows ? 1 : 2) +
+                         static_cast<double>(expected * sizes.group_rows) * 2;
     return bytes / (gpu.read_gbps * memory_share * 1e3);
   }
   double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }

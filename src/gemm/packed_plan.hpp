@@ -14,6 +14,7 @@ namespace shunt::cuda_engine {
 struct PackedSizes {
   int groups = 0;
   std::int64_t rows = 0;        // of all groups, at most
+  std::int64_t expected = 0;    // of them; 0: all
   std::int64_t group_rows = 0;  // of weights: rows of the layout
   std::int64_t k = 0;
   double bits = 8;            // a weight, with scales

@@ -32,8 +32,9 @@ PackedSizes sizes_for(const PackedLayout& layout, int groups, std::int64_t rows,
 
 PackedSizes sizes_of(const PackedProduct& p) {
   const bool packed = p.rows.dtype == DType::f8_e4m3;
-  return {.groups = p.offsets == nullptr ? 1 : p.groups,
+  return {.groups = p.groups,
           .rows = p.out.shape[0],
+          .expected = expected_rows(p),
           .group_rows = p.layout.rows(),
           .k = p.layout.k,
           .packed_rows = packed,
@@ -50,10 +51,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
   const bool activates =
       p.activation.kind != cpu_engine::ActivationRule::identity || p.activation.limit < INFINITY;
   PackedArgs args{
-      .groups = p.offsets == nullptr ? 1 : p.groups,
-      .rows = p.out.shape[0],
-      .offsets = p.offsets,
-      .valid = p.valid,
+      .groups = p.groups,
+      .walk = walk_of(p),
       .steps = static_cast<int>(layout.steps()),
       .row_tiles = static_cast<int>(layout.row_tiles()),
       .tiles = static_cast<const char*>(p.prepared),

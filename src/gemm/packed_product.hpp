@@ -24,10 +24,12 @@ struct PackedProduct {
   int groups = 0;
   const void* prepared = nullptr;
 
-  // [groups + 1]; null: one group of all rows, or of the first `valid` of them.
+  // [groups + 1]; null: as many rows for each group, one group after the other, of which the first
+  // counts[g] are there, or all where that is null too.
   const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
-  bool whole_k = false;  // as PackedSizes
+  const std::int32_t* counts = nullptr;
+  std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
+  bool whole_k = false;         // as PackedSizes
 
   Tensor rows{};        // [T, k] f32 | bf16 | f16 | f8_e4m3, rows may be strided
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
@@ -48,9 +50,7 @@ struct PackedProduct {
 // What both kernels know, by value.
 struct PackedArgs {
   int groups = 0;
-  std::int64_t rows = 0;  // of out
-  const std::int32_t* offsets = nullptr;
-  const std::int32_t* valid = nullptr;
+  GroupWalk walk;
   int steps = 0;    // of 128 along k
   int columns = 0;  // tiles of weights a group, for a whole cluster
   int row_tiles = 0;

@@ -34,21 +34,22 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 struct Model {
   const ProductSizes& sizes;
   const GpuFigures& gpu;
-  std::int64_t hit, steps;
-  double mean;  // rows of a group
+  std::int64_t expected, hit, steps;  // rows, groups that have some, steps along k
+  double mean;                        // rows of a group
 
   Model(const ProductSizes& s, const GpuFigures& g)
       : sizes(s),
         gpu(g),
-        hit(std::min<std::int64_t>(s.groups, s.rows)),
+        expected(s.expected > 0 ? s.expected : s.rows),
+        hit(std::min<std::int64_t>(s.groups, expected)),
         steps(ceil_div(s.k, 64)),
-        mean(static_cast<double>(s.rows) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
+        mean(static_cast<double>(expected) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
 
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
   double memory_us() const {
     const double bytes =
         static_cast<double>(hit * sizes.group_rows) * static_cast<double>(sizes.k) +
-        static_cast<double>(sizes.rows) * static_cast<double>(sizes.k + sizes.group_rows);
+        static_cast<double>(expected) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
   // Two things of a tile at once: the longer, and a tenth of the other that does not overlap.
@@ -138,7 +139,7 @@ struct Model {
 
   ProductPlan plain() const {
     ProductPlan plan;
-    const double operations = 2.0 * static_cast<double>(sizes.rows) *
+    const double operations = 2.0 * static_cast<double>(expected) *
                               static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k);
     const double a_clock = sizes.dtype == DType::f32 ? 200 : 1200;  // and multiprocessor
     plan.us =

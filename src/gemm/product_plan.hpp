@@ -25,6 +25,7 @@ struct ProductSizes {
   DType dtype = DType::f32;  // of weights and sums' inputs
   int groups = 0;
   std::int64_t rows = 0;        // of all groups, at most
+  std::int64_t expected = 0;    // of them; 0: all
   std::int64_t group_rows = 0;  // of weights: rows of the layout
   std::int64_t k = 0;
   // Rows that lie in groups one after the other, of `dtype`: else they are gathered.

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "core/convert.hpp"
+#include "gemm/group_walk.hpp"
 
 namespace shunt {
 namespace {
@@ -18,12 +19,23 @@ float rounded(float x, DType dtype) {
 
 std::vector<double> grouped_gemm_reference(const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                                            std::vector<double>* magnitude) {
-  const auto* offsets = in.offsets.as<std::int32_t>();
-  const auto elements = static_cast<std::size_t>(in.rows.shape[0] * spec.n);
+  // In three dimensions: rows of group g from g * capacity on.
+  const bool apart = in.rows.rank == 3;
+  const std::int64_t rows = apart ? in.rows.shape[0] * in.rows.shape[1] : in.rows.shape[0];
+  const auto walk = GroupWalk::of_rows(in.offsets.as<const std::int32_t>(),
+                                       in.counts.as<const std::int32_t>(), spec.groups, rows);
+  const std::int64_t k_stride = in.rows.strides[apart ? 2 : 1];
+  const auto element = [&](std::int64_t row, std::int64_t k) {
+    return k * k_stride + (apart ? row / in.rows.shape[1] * in.rows.strides[0] +
+                                       row % in.rows.shape[1] * in.rows.strides[1]
+                                 : row * in.rows.strides[0]);
+  };
+  const auto elements = static_cast<std::size_t>(rows * spec.n);
   std::vector<double> out(elements, 0.0), size(elements, 0.0);
   for (int g = 0; g < spec.groups; ++g) {
     const Tensor w = in.weights[g];
-    for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) {
+    const GroupRows here = walk.of(g);
+    for (std::int64_t r = here.begin; r < here.end; ++r) {
       for (std::int64_t j = 0; j < spec.n; ++j) {
         const auto at = static_cast<std::size_t>(r * spec.n + j);
         const auto add = [&](double x) { out[at] += x, size[at] += std::abs(x); };
@@ -32,8 +44,7 @@ std::vector<double> grouped_gemm_reference(const GroupedGemmSpec& spec, const Gr
           add(static_cast<double>(load_f32(bias.data, bias.dtype, j * bias.strides[0])));
         }
         for (std::int64_t k = 0; k < spec.k; ++k) {
-          const float x = load_f32(in.rows.data, in.rows.dtype,
-                                   r * in.rows.strides[0] + k * in.rows.strides[1]);
+          const float x = load_f32(in.rows.data, in.rows.dtype, element(r, k));
           const float weight = load_f32(w.data, w.dtype, j * w.strides[0] + k * w.strides[1]);
           add(static_cast<double>(rounded(weight, spec.dtype)) *
               static_cast<double>(rounded(x, spec.dtype)));

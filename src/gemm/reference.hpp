@@ -7,9 +7,10 @@
 
 namespace shunt {
 
-// out [R, n], and `magnitude` [R, n] when not null: the sum of the absolute values of what was
-// added, which error bounds are multiples of. Rows are rounded to spec.dtype, as engines round
-// them. Takes in.weights.
+// out [R, n], where rows have three dimensions [groups * capacity, n], 0 where no row is there; and
+// `magnitude`, as large, when not null: the sum of the absolute values of what was added, which
+// error bounds are multiples of. Rows are rounded to spec.dtype, as engines round them. Takes
+// in.weights.
 std::vector<double> grouped_gemm_reference(const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                                            std::vector<double>* magnitude = nullptr);
 

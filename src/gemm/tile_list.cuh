@@ -27,22 +27,22 @@ class TileList {
   static constexpr int band = 8;
   __host__ __device__ static constexpr int bytes(int groups) { return 128 + 4 * (2 * groups + 2); }
 
-  // `memory` has bytes(groups). build() follows.
-  __device__ TileList(void* memory, int groups, int columns)
+  // `memory` has bytes(groups). build() follows, with the same walk.
+  __device__ TileList(void* memory, const GroupWalk& walk, int groups, int columns)
       : sums_(static_cast<int*>(memory)),
         first_(sums_ + 32),
         begin_(first_ + groups + 1),
+        capacity_(static_cast<int>(walk.capacity)),
         groups_(groups),
         columns_(columns) {}
 
   // By all threads of a block of up to 32 warps; ends with a barrier.
-  __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows) {
-    build(offsets, valid, rows, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
+  __device__ void build(const GroupWalk& walk) {
+    build(walk, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
   }
   // By `threads` threads, up to 32 whole warps, of which this is number `thread`; ends with their
   // barrier, number `barrier`.
-  __device__ void build(const std::int32_t* offsets, const std::int32_t* valid, std::int64_t rows,
-                        int thread, int threads, int barrier) {
+  __device__ void build(const GroupWalk& walk, int thread, int threads, int barrier) {
     const auto wait = [&] {
       asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
     };
@@ -51,7 +51,7 @@ class TileList {
     for (int base = 0; base < groups_; base += threads) {
       const int group = base + thread;
       GroupRows mine;
-      if (group < groups_) mine = group_rows(offsets, valid, rows, group);
+      if (group < groups_) mine = walk.of(group);
       const int count = static_cast<int>(mine.end - mine.begin);
       int upto = row_tiles(count) * columns_;
 #pragma unroll
@@ -69,8 +69,9 @@ class TileList {
       before += all;
       if (group < groups_) {
         first_[group + 1] = upto;
-        // A group ends where the next one begins, or is empty.
-        begin_[group] = static_cast<int>(mine.begin);
+        // A group ends where the next one begins, or is empty; where groups have room for a fixed
+        // number of rows, it begins there, and how many it has is kept.
+        begin_[group] = capacity_ == 0 ? static_cast<int>(mine.begin) : count;
         if (group == groups_ - 1) begin_[groups_] = static_cast<int>(mine.end);
       }
       wait();
@@ -81,20 +82,32 @@ class TileList {
   __device__ int tiles() const { return first_[groups_]; }
 
   // Tile `number` without a list, by all lanes of a warp, while others build one. Group -1: there
-  // is none, or too many groups, or one only.
-  __device__ static GroupTile find_unlisted(const std::int32_t* offsets, std::int64_t rows,
-                                            int groups, int columns, int number) {
+  // is none, or too many groups.
+  __device__ static GroupTile find_unlisted(const GroupWalk& walk, int groups, int columns,
+                                            int number) {
     constexpr int most_each = 8;  // groups of a lane, one after the other
     const int each = (groups + 31) / 32;
-    if (each > most_each || offsets == nullptr) return {.group = -1};
+    if (each > most_each) return {.group = -1};
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int all = static_cast<int>(rows);
     int begin[most_each + 1], sum = 0;
+    if (walk.offsets != nullptr) {
+      const int all = static_cast<int>(walk.rows);
 #pragma unroll
-    for (int i = 0; i <= most_each; ++i)
-      begin[i] = offsets[min(lane * each + min(i, each), groups)];
+      for (int i = 0; i <= most_each; ++i)
+        begin[i] = walk.offsets[min(lane * each + min(i, each), groups)];
 #pragma unroll
-    for (int i = 0; i <= most_each; ++i) begin[i] = min(max(begin[i], 0), all);
+      for (int i = 0; i <= most_each; ++i) begin[i] = min(max(begin[i], 0), all);
+    } else {
+      // As if they followed one another: only how many there are is read of these.
+      begin[0] = 0;
+#pragma unroll
+      for (int i = 0; i < most_each; ++i) {
+        const int group = lane * each + i;
+        GroupRows mine;
+        if (i < each && group < groups) mine = walk.of(group);
+        begin[i + 1] = begin[i] + static_cast<int>(mine.end - mine.begin);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < most_each; ++i) sum += row_tiles(max(begin[i + 1] - begin[i], 0));
     sum *= columns;
@@ -118,6 +131,7 @@ class TileList {
         found = local < row_tiles(size) * columns;
       }
     }
+    if (walk.offsets == nullptr) first = group * static_cast<int>(walk.capacity);
     return within(__shfl_sync(0xffffffffu, group, owner), __shfl_sync(0xffffffffu, first, owner),
                   __shfl_sync(0xffffffffu, size, owner), __shfl_sync(0xffffffffu, local, owner),
                   columns);
@@ -135,6 +149,9 @@ class TileList {
     };
     const int group = last_upto(last_upto(0, 32), 1);
     const int begin = begin_[group];
+    if (capacity_ != 0) {
+      return within(group, group * capacity_, begin, number - first_[group], columns_);
+    }
     return within(group, begin, max(begin_[group + 1] - begin, 0), number - first_[group],
                   columns_);
   }
@@ -160,7 +177,8 @@ class TileList {
 
   int* sums_;   // [32] of warps
   int* first_;  // [groups + 1] tiles before each group
-  int* begin_;  // [groups + 1]
+  int* begin_;  // [groups + 1]; with a capacity, how many rows a group has
+  int capacity_;
   int groups_;
   int columns_;
 };

@@ -1,27 +1,12 @@
 // Which tile of which group: row counts of groups are only known on the device, so that every warp
-// walks the offsets itself, 32 groups at a time.
+// walks the groups itself, 32 at a time.
 #pragma once
 
 #include <cstdint>
 
-namespace shunt::cuda_engine {
+#include "gemm/group_walk.hpp"
 
-// Rows [begin, end) of a group, whatever the offsets hold: never outside [0, rows).
-struct GroupRows {
-  std::int64_t begin = 0, end = 0;
-};
-__device__ __forceinline__ GroupRows group_rows(const std::int32_t* offsets,
-                                                const std::int32_t* valid, std::int64_t rows,
-                                                int group) {
-  const auto clamp = [](std::int64_t x, std::int64_t low, std::int64_t high) {
-    return x < low ? low : x > high ? high : x;
-  };
-  if (offsets == nullptr) {
-    return {0, valid == nullptr ? rows : clamp(*valid, 0, rows)};
-  }
-  const std::int64_t begin = clamp(offsets[group], 0, rows);
-  return {begin, clamp(offsets[group + 1], begin, rows)};
-}
+namespace shunt::cuda_engine {
 
 // Tiles are numbered group by group, within a group column by column of tiles, within a column
 // downwards: blocks that run at once share a column's weights. All lanes of a warp must call.
@@ -33,14 +18,8 @@ class TileSearch {
     std::int64_t column = 0;  // of tiles
   };
 
-  __device__ TileSearch(const std::int32_t* offsets, const std::int32_t* valid, int groups,
-                        std::int64_t rows, int tile_rows, std::int64_t tile_columns)
-      : offsets_(offsets),
-        valid_(valid),
-        groups_(groups),
-        rows_(rows),
-        tile_rows_(tile_rows),
-        tile_columns_(tile_columns) {}
+  __device__ TileSearch(const GroupWalk& walk, int groups, int tile_rows, std::int64_t tile_columns)
+      : walk_(walk), groups_(groups), tile_rows_(tile_rows), tile_columns_(tile_columns) {}
 
   // `number` must not be below that of the call before.
   __device__ Tile find(std::int64_t number) {
@@ -49,7 +28,7 @@ class TileSearch {
     while (first_ < groups_) {
       const int group = first_ + lane;
       GroupRows mine;
-      if (group < groups_) mine = group_rows(offsets_, valid_, rows_, group);
+      if (group < groups_) mine = walk_.of(group);
       const std::int64_t down = (mine.end - mine.begin + tile_rows_ - 1) / tile_rows_;
       std::int64_t upto = down * tile_columns_;  // becomes the sum over lanes 0 .. lane
       for (int step = 1; step < 32; step *= 2) {
@@ -73,10 +52,8 @@ class TileSearch {
   }
 
  private:
-  const std::int32_t* offsets_;
-  const std::int32_t* valid_;
+  const GroupWalk& walk_;
   int groups_;
-  std::int64_t rows_;
   int tile_rows_;
   std::int64_t tile_columns_;
   int first_ = 0;            // of the 32 groups at hand

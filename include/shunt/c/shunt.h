@@ -475,21 +475,26 @@ typedef struct shunt_grouped_gemm_spec {
 
 typedef struct shunt_grouped_gemm_inputs {
   uint64_t struct_size;
-  const shunt_tensor* rows;               /* [R, k] float, rows may be strided */
-  const shunt_tensor* offsets;            /* [groups + 1] i32, ascending from 0 */
+  const shunt_tensor* rows;    /* [R, k] or [groups, capacity, k] float, rows may be strided */
+  const shunt_tensor* offsets; /* [groups + 1] i32, ascending from 0, of rows [R, k]; NULL for rows
+                                  [groups, capacity, k], and legal for one group */
   const shunt_tensor* weights;            /* [groups, n, k] float; iff not spec.prepared */
   const shunt_prepared_weights* prepared; /* iff spec.prepared */
   const shunt_tensor* bias;               /* [groups, n] float; iff spec.bias */
   const shunt_tensor* row_scales; /* [R] or [R, ceil(k / 128)] f32, of rows in fp8; else NULL */
+  const shunt_tensor* counts;     /* [groups] i32, 0 to capacity: of rows [groups, capacity, k] the
+                                     first counts[g] of a group are there; NULL: all are */
+  int64_t expected_rows; /* of a group, for the choice of a kernel on a GPU; 0: as there is room */
 } shunt_grouped_gemm_inputs;
 
 SHUNT_API shunt_status shunt_grouped_gemm_supports(const shunt_context* context,
                                                    const shunt_grouped_gemm_spec* spec);
-/* rows: R, the most that a call will have. */
+/* rows: R, the most that a call will have, or groups * capacity. */
 SHUNT_API shunt_status shunt_grouped_gemm_workspace_bytes(const shunt_context* context,
                                                           const shunt_grouped_gemm_spec* spec,
                                                           int64_t rows, size_t* bytes);
-/* out: [R, n] float; rows at or past offsets[groups] are left alone. */
+/* out: [R, n] or [groups, capacity, n] float; rows at or past offsets[groups], or in a group at or
+ * past its count, are left alone. */
 SHUNT_API shunt_status shunt_grouped_gemm(const shunt_context* context,
                                           const shunt_grouped_gemm_spec* spec,
                                           const shunt_grouped_gemm_inputs* inputs,
