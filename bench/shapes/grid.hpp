@@ -10,6 +10,10 @@
 
 namespace shunt::bench {
 
+// How rows of groups lie: one group after the other by offsets; masked, with room for twice the
+// most that a group has; dense, for groups of equal size.
+enum class Walk { offsets, masked, dense };
+
 // One case of one of the stages around the experts' GEMMs.
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
@@ -30,6 +34,7 @@ struct StageShape {
   // gemm, layer: of the experts, and what their rows are rounded to.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
+  Walk walk = Walk::offsets;  // gemm
 };
 
 const std::vector<StageShape>& routing_grid();

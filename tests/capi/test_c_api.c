@@ -448,6 +448,36 @@ static void test_shuffles(const shunt_context* context) {
   shunt_buffer_destroy(workspace);
 }
 
+/* The same weights; two groups with room for two rows each. */
+static void test_group_walks(const shunt_context* context, const shunt_grouped_gemm_spec* spec,
+                             shunt_grouped_gemm_inputs in, const float* x) {
+  const int32_t counts[2] = {1, 1};
+  float y[8] = {77, 77, 77, 77, 77, 77, 77, 77};
+  const shunt_tensor t_x = shunt_view_3d(x, SHUNT_F32, 2, 2, 3);
+  const shunt_tensor t_y = shunt_view_3d(y, SHUNT_F32, 2, 2, 2);
+  const shunt_tensor t_counts = ints(counts, 2);
+  shunt_buffer* workspace = NULL;
+  size_t bytes = 0;
+
+  CHECK_OK(shunt_grouped_gemm_workspace_bytes(context, spec, 4, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  in.rows = &t_x;
+  in.counts = &t_counts;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "counts are given beside offsets",
+              shunt_grouped_gemm(context, spec, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  in.offsets = NULL;
+  in.expected_rows = 1;
+  CHECK_OK(shunt_grouped_gemm(context, spec, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 11, 28, 77, 77, 54, 31, 77, 77);
+  in.counts = NULL;
+  CHECK_OK(shunt_grouped_gemm(context, spec, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  CHECK_FLOATS(y, 11, 28, 14, 37, 54, 31, 30, 40);
+  in.expected_rows = -1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "expected_rows is -1",
+              shunt_grouped_gemm(context, spec, &in, &t_y, shunt_buffer_data(workspace), bytes));
+  shunt_buffer_destroy(workspace);
+}
+
 static void test_gemm(const shunt_context* context) {
   /* Two groups of [2, 3]; three rows, one of group 0 and two of group 1; a fourth is left alone. */
   const float w[12] = {1, 0, 0, 0, 1, 2, 1, 1, 1, 0, 0, -1};
@@ -522,6 +552,10 @@ static void test_gemm(const shunt_context* context) {
       CHECK_FLOATS(y, 1, 8, 15, -6, 24, -9, 77, 77);
     }
   }
+  in.weights = NULL;
+  in.prepared = &prepared;
+  in.bias = &t_bias;
+  test_group_walks(context, &spec, in, x);
   spec.dtype = SHUNT_I8;
   CHECK_FAILS(SHUNT_UNSUPPORTED, "dtype", shunt_grouped_gemm_supports(context, &spec));
   shunt_buffer_destroy(memory);

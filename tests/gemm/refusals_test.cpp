@@ -70,6 +70,50 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
   with([](Call& c) { c.workspace = {}; }, "workspace");
 }
 
+TEST(GroupedGemmRefuses, WalksThatAreNone) {
+  SHUNT_ON_CPU_ONLY();
+  const std::vector<std::int32_t> counts = {3, 0};
+  const auto with = [&](const std::function<void(Call&)>& change, const char* word) {
+    Call call;
+    call.in.rows = view(call.numbers.data(), {2, 3, 4});
+    call.in.offsets = {};
+    call.in.counts = view(counts.data(), {2});
+    call.out = view(call.numbers.data() + 50, {2, 3, 3});
+    if (word != nullptr) {
+      change(call);
+      refused([&] { call(); }, word);
+    } else {
+      EXPECT_NO_THROW(call());
+    }
+  };
+  with([](Call&) {}, nullptr);
+  with([](Call& c) { c.in.offsets = view(c.offsets.data(), {3}); }, "counts are given beside");
+  with(
+      [](Call& c) {
+        c.in.counts = {};
+        c.in.offsets = view(c.offsets.data(), {3});
+      },
+      "offsets are given for rows f32 [2, 3, 4]");
+  with([](Call& c) { c.in.rows = view(c.numbers.data(), {6, 4}); }, "counts are given for rows");
+  with(
+      [](Call& c) {
+        c.in.counts = {};
+        c.in.rows = view(c.numbers.data(), {6, 4});
+      },
+      "offsets are missing");
+  with([](Call& c) { c.in.rows = view(c.numbers.data(), {3, 2, 4}); }, "rows is f32 [3, 2, 4]");
+  with([](Call& c) { c.in.rows.strides[0] = 16; }, "stride 0 is 16: must be 12");
+  with([](Call& c) { c.out.strides[0] = 8; }, "stride 0 is 8: must be 9");
+  with([](Call& c) { c.out = view(c.numbers.data() + 50, {6, 3}); }, "out is f32 [6, 3]");
+  with([](Call& c) { c.in.expected_rows = -1; }, "expected_rows is -1");
+  with([](Call& c) { c.in.counts = view(c.offsets.data(), {3}); }, "counts");
+  for (const std::int32_t count : {-1, 4}) {
+    const std::vector<std::int32_t> wrong = {0, count};
+    with([&](Call& c) { c.in.counts = view(wrong.data(), {2}); },
+         count < 0 ? "counts[1] is -1: must be 0 to 3" : "counts[1] is 4: must be 0 to 3");
+  }
+}
+
 TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
   SHUNT_ON_CPU_ONLY();
   Call call;

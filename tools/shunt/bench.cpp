@@ -33,6 +33,7 @@ struct BenchOptions {
   std::string rotate;
   std::optional<double> seconds;
   std::string rule, groups;
+  bench::Walk walk = bench::Walk::offsets;
   int tile = 0;
   bool grid = false;
   bool dependent_launch = false;
@@ -271,6 +272,7 @@ int run_gpu(const BenchOptions& options) {
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
     shape.format = format_from_string(options.format);
     shape.rows = options.rows;
+    shape.walk = options.walk;
   }
   if (wanted.shapes.empty()) {
     throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
@@ -289,6 +291,9 @@ int run_bench(const BenchOptions& options) {
   if (options.device.device == "cuda") return run_gpu(options);
   if (options.grid || options.dependent_launch) {
     throw UsageError("--grid and --dependent-launch are about a GPU: --device cuda");
+  }
+  if (options.walk != bench::Walk::offsets) {
+    throw UsageError("--walk is about the gemm of a GPU: --device cuda");
   }
   const BenchPlan plan = make_plan(options);
   const Engine engine(options.device);
@@ -508,6 +513,17 @@ void add_bench(CLI::App& app, Action& action) {
           ""));
   command->add_option("--groups", options->groups, "groups of experts, and how many are kept")
       ->option_text("COUNT,KEEP");
+  command
+      ->add_option_function<std::string>(
+          "--walk",
+          [options](const std::string& text) {
+            options->walk = text == "masked"  ? bench::Walk::masked
+                            : text == "dense" ? bench::Walk::dense
+                                              : bench::Walk::offsets;
+          },
+          "gemm on a GPU: how rows lie; masked has room for twice the most of a group")
+      ->option_text("offsets|masked|dense")
+      ->check(CLI::IsMember({"offsets", "masked", "dense"}));
   command
       ->add_option("--tile", options->tile, "order on a GPU: rows of a padded tile (default: none)")
       ->option_text("N")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 
@@ -20,21 +21,43 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 struct Products {
   Context context;
   GroupedGemmSpec spec;
-  Variants rows, out, offsets;
-  Tensor row_scales;  // of rows that are fp8
-  Variants weights;   // of call 0, as they were before
+  bench::Walk walk = bench::Walk::offsets;
+  std::int64_t capacity = 0;  // rows of a group, unless by offsets
+  Variants rows, out;         // [R, ..]
+  Variants offsets;           // counts, where they are masked
+  std::int64_t expected = 0;  // rows of a group
+  Tensor row_scales;          // of rows that are fp8
+  Variants weights;           // of call 0, as they were before
   std::vector<Buffer> memory;
   std::vector<PreparedWeights> prepared;
   std::vector<std::int32_t> first_offsets;
   Buffer workspace;
 
+  // [R, ..] as [groups, capacity, ..] where it is so.
+  Tensor in_groups(Tensor t) const {
+    if (walk == bench::Walk::offsets || !t) return t;
+    for (int d = t.rank; d > 0; --d) {
+      t.shape[at(d)] = t.shape[at(d - 1)];
+      t.strides[at(d)] = t.strides[at(d - 1)];
+    }
+    ++t.rank;
+    t.shape[0] = spec.groups, t.shape[1] = capacity;
+    t.strides[0] = capacity * t.strides[1];
+    return t;
+  }
+  // Of row number `row` of all that are there.
+  std::int64_t place(std::int64_t row, std::int64_t group) const {
+    if (walk == bench::Walk::offsets) return row;
+    return group * capacity + row - first_offsets[at(group)];
+  }
   void run(std::int64_t i) const {
-    grouped_gemm(context, spec,
-                 {.rows = rows[i],
-                  .offsets = offsets[i],
-                  .prepared = prepared[at(i)],
-                  .row_scales = row_scales},
-                 out[i], workspace);
+    GroupedGemmInputs in{.rows = in_groups(rows[i]),
+                         .expected_rows = expected,
+                         .prepared = prepared[at(i)],
+                         .row_scales = in_groups(row_scales)};
+    if (walk == bench::Walk::offsets) in.offsets = offsets[i];
+    if (walk == bench::Walk::masked) in.counts = offsets[i];
+    grouped_gemm(context, spec, in, in_groups(out[i]), workspace);
   }
 };
 
@@ -57,7 +80,8 @@ void check_products(const Products& made, const std::string& label) {
                                            : static_cast<std::int64_t>(random() % at(count));
     const auto group = std::upper_bound(made.first_offsets.begin(), made.first_offsets.end(), row) -
                        made.first_offsets.begin() - 1;
-    const std::vector<char> x = fetch(made.rows[0], row), y = fetch(made.out[0], row);
+    const std::int64_t place = made.place(row, group);
+    const std::vector<char> x = fetch(made.rows[0], place), y = fetch(made.out[0], place);
     for (int nth = 0; nth < 4; ++nth) {
       const std::int64_t column =
           nth == 0 ? spec.n - 1 : static_cast<std::int64_t>(random() % at(spec.n));
@@ -140,6 +164,30 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
     offsets = Batches(shape.route, spread, shape.tokens).offsets;
   }
   made->first_offsets = offsets[0];
+  // What lies on the device beside rows, and how many rows there is room for.
+  std::int64_t room = rows;
+  std::vector<std::vector<std::int32_t>> sizes = offsets;
+  if (shape.walk != bench::Walk::offsets) {
+    std::int32_t most = 0, least = std::numeric_limits<std::int32_t>::max();
+    for (std::size_t draw = 0; draw < offsets.size(); ++draw) {
+      sizes[draw].clear();
+      for (int g = 0; g < groups; ++g) {
+        sizes[draw].push_back(offsets[draw][at(g) + 1] - offsets[draw][at(g)]);
+        most = std::max(most, sizes[draw].back());
+        least = std::min(least, sizes[draw].back());
+      }
+    }
+    if (shape.walk == bench::Walk::dense && most != least) {
+      throw Error(Status::unsupported,
+                  fmt::format("--walk dense: groups have {} to {} rows: must be of equal size, as "
+                              "those of --grid are",
+                              least, most));
+    }
+    made->walk = shape.walk;
+    made->capacity = (shape.walk == bench::Walk::masked ? 2 : 1) * std::int64_t{most};
+    made->expected = (rows + groups - 1) / groups;
+    room = groups * made->capacity;
+  }
   std::int64_t hit = 0;
   for (int g = 0; g < groups; ++g) hit += offsets[0][at(g) + 1] > offsets[0][at(g)];
   const bool packed = shape.format != FormatSpec{};
@@ -152,11 +200,11 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
   std::int64_t n = variants_for(
       moved + weight * static_cast<double>((groups - hit) * shape.columns * shape.hidden),
       rotate_bytes);
-  made->rows = Variants(context, shape.dtype, {rows, shape.hidden}, n);
-  made->out = Variants(context, shape.dtype, {rows, shape.columns}, n);
-  made->offsets = Variants(context, DType::i32, {groups + 1}, n);
+  made->rows = Variants(context, shape.dtype, {room, shape.hidden}, n);
+  made->out = Variants(context, shape.dtype, {room, shape.columns}, n);
+  made->offsets = Variants(context, DType::i32, {static_cast<std::int64_t>(sizes[0].size())}, n);
   fill(context, made->rows, 1, 1);
-  if (packed) make_packed(*made, rows, n);
+  if (packed) make_packed(*made, room, n);
   for (std::int64_t i = packed ? -1 : n - 1; i >= 0; --i) {
     made->weights = Variants(context, shape.dtype, {groups * shape.columns, shape.hidden}, 1);
     fill(context, made->weights, 1 / std::sqrt(static_cast<float>(shape.hidden)),
@@ -171,8 +219,8 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
     context.synchronize();
   }
   if (!packed) std::reverse(made->prepared.begin(), made->prepared.end());
-  upload(context, made->offsets, offsets);
-  made->workspace = context.allocate(grouped_gemm_workspace_bytes(context, made->spec, rows));
+  upload(context, made->offsets, sizes);
+  made->workspace = context.allocate(grouped_gemm_workspace_bytes(context, made->spec, room));
 
   std::string label =
       shape.group_rows > 0
@@ -180,6 +228,8 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
           : fmt::format("T{} G{} R{} N{} K{}", shape.tokens, groups, rows, shape.columns,
                         shape.hidden);
   if (packed) label += " " + to_string(shape.format);
+  if (shape.walk == bench::Walk::masked) label += " masked";
+  if (shape.walk == bench::Walk::dense) label += " dense";
   return {.op = "grouped_gemm",
           .label = label,
           .dtype = shape.dtype,

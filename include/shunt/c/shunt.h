@@ -478,7 +478,7 @@ typedef struct shunt_grouped_gemm_inputs {
   const shunt_tensor* rows;    /* [R, k] or [groups, capacity, k] float, rows may be strided */
   const shunt_tensor* offsets; /* [groups + 1] i32, ascending from 0, of rows [R, k]; NULL for rows
                                   [groups, capacity, k], and legal for one group */
-  const shunt_tensor* weights;            /* [groups, n, k] float; iff not spec.prepared */
+  const shunt_tensor* weights; /* [groups, n, k] float; iff not spec.prepared */
   const shunt_prepared_weights* prepared; /* iff spec.prepared */
   const shunt_tensor* bias;               /* [groups, n] float; iff spec.bias */
   const shunt_tensor* row_scales; /* [R] or [R, ceil(k / 128)] f32, of rows in fp8; else NULL */
