@@ -44,6 +44,19 @@ TEST(ProductPlan, FewRowsAreStreamedInTilesThatHoldThem) {
   }
 }
 
+// Room for 1024 rows a group, of which 8 are likely.
+TEST(ProductPlan, RowsThatAreExpectedDecide) {
+  ProductSizes s = sizes(16, 16384, 2048, 5120);
+  s.expected = 128;
+  const ProductPlan plan = plan_product(s, h200),
+                    few = plan_product(sizes(16, 128, 2048, 5120), h200);
+  EXPECT_EQ(plan.kernel, ProductPlan::few_rows) << describe(plan);
+  EXPECT_EQ(plan.tile_tokens, few.tile_tokens);
+  EXPECT_EQ(plan.split, few.split);
+  EXPECT_EQ(plan.us, few.us);
+  EXPECT_GE(plan.blocks, few.blocks);  // there may be more rows than that
+}
+
 // One row of one expert: 32 tiles would leave a hundred multiprocessors idle.
 TEST(ProductPlan, TooFewTilesAreSplitAlongK) {
   const ProductPlan plan = plan_product(sizes(32, 1, 4096, 7168), h200);
