@@ -46,7 +46,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<PreparedWeights>(),
             10);  // format and rows stay behind: packed ones are refused
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
-  EXPECT_EQ(members<GroupedGemmInputs>(), 6);
+  EXPECT_EQ(members<GroupedGemmInputs>(), 8);
   EXPECT_EQ(members<ActivationSpec>(), 6);
   EXPECT_EQ(members<CombineSpec>(), 5);
   EXPECT_EQ(members<CombineInputs>(), 9);
