@@ -58,8 +58,9 @@ inline bool is_softmax_of_top(const DeviceRoute& r) {
 // warp.
 FastPlan fast_plan(const DeviceRoute& r, bool many);
 
-// Each returns false, and does nothing, where the rule is not one of those. token_gate_cuda: nor
-// where tokens are many.
+// Each returns false, and does nothing, where the rule is not one of those. few_gate_cuda and
+// token_gate_cuda: nor where tokens are many.
+bool few_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool first_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);

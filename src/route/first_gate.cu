@@ -3,8 +3,8 @@
 // that of a launch that reads, and some 100 instructions.
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
+#include "route/few_experts.cuh"
 #include "route/gate_rows.cuh"
-#include "route/plain_rows.cuh"
 #include "route/token_rows.cuh"
 
 namespace shunt::routing {
@@ -12,18 +12,6 @@ namespace shunt::routing {
 namespace {
 
 constexpr int most_threads = 128;
-
-// Infinities and what is no number among the largest: exactly, one by one.
-__device__ __noinline__ int first_of_row(const LogitRow row, int experts, float& best) {
-  int id = 0;
-  best = sanitised(row(0));
-#pragma unroll 1
-  for (int e = 1; e < experts; ++e) {
-    const float value = sanitised(row(e));
-    if (value > best) best = value, id = e;
-  }
-  return id;
-}
 
 struct RowsOfThreads {
   const char* logits;
@@ -78,7 +66,9 @@ __global__ void __launch_bounds__(most_threads)
   int id = id_of_packed(key);
   constexpr std::uint32_t most = (bf16 ? largest_bf16 : largest_f16) << 16;
   if (fabsf(key) >= float_of(most)) [[unlikely]] {
-    id = first_of_row({row, bf16 ? Form::bf16 : Form::f16}, experts, best);
+    constexpr Form form = bf16 ? Form::bf16 : Form::f16;
+    id = first_by_turns(row, form, experts);
+    if constexpr (!usual) best = sanitised(LogitRow{row, form}(id));
   }
   float w = 1;
   if constexpr (!usual) {

@@ -2,6 +2,7 @@
 // engine's ids and weights, to the bit.
 // clang-format off
 #include "cuda/warp_on_host.hpp"
+#include "route/few_experts.cuh"
 #include "route/plain_rows.cuh"
 #include "route/token_rows.cuh"
 // clang-format on
@@ -282,6 +283,67 @@ void expect_same_bits_by_block(const RouteSpec& spec, const std::vector<float>& 
     }
   });
   routed.expect_same_bits();
+}
+
+// Few experts in bf16, by the usual rule: a warp a token, or 4 experts a lane where k is 1.
+template <int k, int lanes>
+void expect_same_bits_of_few(int experts) {
+  constexpr int tokens = 12;
+  std::vector<float> logits = logits_of(tokens, experts);
+  for (float& l : logits) l = Packed{.bf16 = true}.rounded(l);
+  const RouteSpec spec{.experts = experts,
+                       .top_k = k,
+                       .score = Score::softmax,
+                       .score_stage = ScoreStage::after_top_k,
+                       .renormalize = false};
+  const auto slots = static_cast<std::size_t>(tokens * k);
+  std::vector<std::int32_t> ids(slots, -5), want_ids(slots, -7);
+  std::vector<float> weights(slots, -5), want_weights(slots, -7);
+  const Context context = cpu({.threads = 1});
+  const Buffer workspace = context.allocate(route_workspace_bytes(context, spec, tokens, 0));
+  route(context, spec, {.logits = view(logits.data(), {tokens, experts})},
+        {.ids = view(want_ids.data(), {tokens, k}),
+         .weights = view(want_weights.data(), {tokens, k})},
+        workspace);
+  const auto bits = [&](int t, int e) {
+    return Packed{.bf16 = true}.bits(logits[static_cast<std::size_t>(t * experts + e)]);
+  };
+  HostWarp::run([&](int lane) {
+    for (int t = 0; t < tokens; ++t) {
+      if constexpr (lanes > 0) {
+        alignas(8) std::uint16_t row[4 * lanes];
+        for (int e = 0; e < experts; ++e) row[e] = static_cast<std::uint16_t>(bits(t, e));
+        const int q = lane % lanes;
+        const uint2 words{bits(t, 4 * q) | bits(t, 4 * q + 1) << 16,
+                          bits(t, 4 * q + 2) | bits(t, 4 * q + 3) << 16};
+        const int id = routing::first_of_lanes<lanes>(words, row, q);
+        if (lane != 0) continue;
+        ids[static_cast<std::size_t>(t)] = id;
+        weights[static_cast<std::size_t>(t)] = 1;
+      } else {
+        const auto own =
+            routing::best_of_warp<k>(bits(t, std::min(lane, experts - 1)), experts, lane);
+        if (own.slot < 0) continue;
+        ids[static_cast<std::size_t>(t * k + own.slot)] = lane;
+        weights[static_cast<std::size_t>(t * k + own.slot)] = own.weight;
+      }
+    }
+  });
+  EXPECT_EQ(ids, want_ids);
+  for (std::size_t i = 0; i < slots; ++i) {
+    ASSERT_EQ(routing::bits_of(weights[i]), routing::bits_of(want_weights[i])) << i;
+  }
+}
+
+TEST(FewExperts, TheUsualRule) {
+  expect_same_bits_of_few<1, 2>(8);
+  expect_same_bits_of_few<1, 4>(16);
+  expect_same_bits_of_few<1, 8>(32);
+  expect_same_bits_of_few<2, 0>(8);
+  expect_same_bits_of_few<4, 0>(32);
+  expect_same_bits_of_few<4, 0>(7);
+  expect_same_bits_of_few<8, 0>(32);
+  expect_same_bits_of_few<8, 0>(8);
 }
 
 std::vector<float> bias_of(int experts) {
