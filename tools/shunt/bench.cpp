@@ -521,7 +521,7 @@ void add_bench(CLI::App& app, Action& action) {
                             : text == "dense" ? bench::Walk::dense
                                               : bench::Walk::offsets;
           },
-          "gemm on a GPU: how rows lie; masked has room for twice the most of a group")
+          "gemm on a GPU: how rows of groups lie (default: offsets)")
       ->option_text("offsets|masked|dense")
       ->check(CLI::IsMember({"offsets", "masked", "dense"}));
   command
