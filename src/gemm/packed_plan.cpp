@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+
+#include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -112,6 +115,25 @@ PackedPlan plan_packed(const PackedSizes& sizes, const GpuFigures& gpu) {
   if (plans.size() == 0) return {};
   return *std::min_element(plans.begin(), plans.end(),
                            [](const auto& a, const auto& b) { return a.us < b.us; });
+}
+
+Rounding plan_rounding(PackedSizes gate_up, PackedSizes down, const GpuFigures& gpu) {
+  const auto us = [&](PackedSizes sizes, bool rounded, bool packed_out) {
+    sizes.packed_rows = sizes.rows_in_place = rounded;
+    sizes.packed_out = packed_out;
+    const PackedPlan plan = plan_packed(sizes, gpu);
+    return plan.kernel == PackedPlan::none ? std::numeric_limits<double>::infinity() : plan.us;
+  };
+  // A pass reads 16 bits and writes 8.
+  const auto pass_us = [&](const PackedSizes& sizes) {
+    return 2 + 3.0 * static_cast<double>(sizes.rows * sizes.k) / (gpu.read_gbps * 1e3);
+  };
+  const double before = pass_us(gate_up) + us(down, true, false);
+  const double on_the_way = us(gate_up, false, false) + us(down, false, false);
+  const double between = before + us(gate_up, true, false) + pass_us(down);
+  const double by_product = before + us(gate_up, true, true);
+  if (on_the_way <= std::min(between, by_product)) return Rounding::on_the_way;
+  return between < by_product ? Rounding::between : Rounding::by_product;
 }
 
 std::string describe(const PackedPlan& plan) {

@@ -1,12 +1,11 @@
 // From a product of packed weights to one of Hopper's kernels: what fits them, and their arguments.
-#include <algorithm>
-#include <limits>
-
 #include "gemm/packed_product.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.hpp"
+#include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -112,23 +111,8 @@ void multiply_packed(const Gpu& gpu, const PackedProduct& p) {
 
 Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
                        int groups, std::int64_t rows) {
-  const GpuFigures f = figures(gpu);
-  const auto us = [&](const PackedLayout& layout, bool packed, bool packed_out = false) {
-    PackedSizes sizes = sizes_for(layout, groups, rows, packed);
-    sizes.packed_out = packed_out;
-    const PackedPlan plan = plan_packed(sizes, f);
-    return plan.kernel == PackedPlan::none ? std::numeric_limits<double>::infinity() : plan.us;
-  };
-  // A pass reads 16 bits and writes 8.
-  const auto pass_us = [&](std::int64_t columns) {
-    return 2 + 3.0 * static_cast<double>(rows * columns) / (f.read_gbps * 1e3);
-  };
-  const double down_us = us(down, true), before = pass_us(gate_up.k) + down_us;
-  const double on_the_way = us(gate_up, false) + us(down, false);
-  const double between = before + us(gate_up, true) + pass_us(down.k);
-  const double by_product = before + us(gate_up, true, true);
-  if (on_the_way <= std::min(between, by_product)) return Rounding::on_the_way;
-  return between < by_product ? Rounding::between : Rounding::by_product;
+  return plan_rounding(sizes_for(gate_up, groups, rows, false),
+                       sizes_for(down, groups, rows, false), figures(gpu));
 }
 
 std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,

@@ -9,10 +9,10 @@
 // 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
 #include "activate/activation.cuh"
 #include "cuda/element.cuh"
-#include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "layer/passes.hpp"
 #include "layer/plan.hpp"
+#include "layer/round_row.cuh"
 
 namespace shunt::cuda_engine {
 
@@ -197,46 +197,18 @@ Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
           .block = dim3(threads)};
 }
 
-// 16 threads have 128 columns, eight each; a block has a row. What is written lies before what has
-// not been read: the scales, behind the values, come last.
 __global__ void __launch_bounds__(threads)
     round_rows(char* rows, DType dtype, std::int64_t row_bytes, std::int64_t columns,
                std::int64_t scales_at, std::int64_t most, const std::int32_t* count) {
   extern __shared__ float scales[];
   wait_for_predecessor();
   let_successor_start();
-  const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t end = min(std::int64_t{*count}, most);
   for (std::int64_t row = blockIdx.x; row < end; row += gridDim.x) {
     char* const here = rows + row * row_bytes;
-    for (std::int64_t first = 0; first < columns; first += 8 * threads) {
-      const std::int64_t column = first + 8 * thread;
-      float x[8], amax = 0;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] = column + i < columns ? load_element(here, dtype, column + i) : 0.0f;
-        const float size = fabsf(x[i]);
-        if (size < __int_as_float(0x7f800000)) amax = fmaxf(amax, size);
-      }
-#pragma unroll
-      for (int apart = 8; apart > 0; apart /= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
-      }
-      const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
-      __syncthreads();
-      if (column < columns && thread % 16 == 0) scales[column / 128] = scale.scale;
-#pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const std::uint32_t two =
-            to_e4m3x2(__fmul_rn(x[i], scale.factor), __fmul_rn(x[i + 1], scale.factor));
-        if (column + i < columns) here[column + i] = static_cast<char>(two & 0xff);
-        if (column + i + 1 < columns) here[column + i + 1] = static_cast<char>(two >> 8 & 0xff);
-      }
-    }
-    __syncthreads();
-    auto* const to = reinterpret_cast<float*>(here + scales_at);
-    for (std::int64_t b = thread; b < (columns + 127) / 128; b += threads) to[b] = scales[b];
-    __syncthreads();
+    round_row<threads>(
+        here, [&](std::int64_t i) { return load_element(here, dtype, i); }, columns, scales_at,
+        scales, static_cast<int>(threadIdx.x));
   }
 }
 

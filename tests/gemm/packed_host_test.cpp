@@ -8,6 +8,7 @@
 #include "gemm/packed_layout.hpp"
 #include "gemm/packed_plan.hpp"
 #include "gemm/packed_prepare.hpp"
+#include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
 namespace {
@@ -83,6 +84,17 @@ TEST(PackedPlan, ManyRowsAndFew) {
     EXPECT_LE(plan.tile_tokens, 16);
   }
   EXPECT_GE(plan_packed(sizes(32, 1, 4096, 7168, false), h200).split, 2);
+}
+
+// Qwen3-30B-A3B: gate and up [2 x 768, 2048], down [2048, 768], 8 of 128 experts a token.
+TEST(PackedPlan, RowsAreRoundedOnTheWayThenBetweenThenByTheProduct) {
+  const auto of = [](std::int64_t tokens) {
+    return plan_rounding(sizes(128, 8 * tokens, 1536, 2048, true),
+                         sizes(128, 8 * tokens, 2048, 768, true), h200);
+  };
+  for (const std::int64_t tokens : {1, 4, 16, 64}) EXPECT_EQ(of(tokens), Rounding::on_the_way);
+  EXPECT_EQ(of(256), Rounding::between);
+  EXPECT_EQ(of(8192), Rounding::by_product);
 }
 
 TEST(PackedPlan, WhatNeedsOneKernelGetsIt) {

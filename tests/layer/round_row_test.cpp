@@ -1,0 +1,77 @@
+// The pass that rounds rows to fp8 in place, run thread by thread on the host.
+#include "cuda/warp_on_host.hpp"
+// What it needs of CUDA's arithmetic.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __uint_as_float(unsigned x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline float __int_as_float(int x) { return __uint_as_float(static_cast<unsigned>(x)); }
+inline unsigned __float_as_uint(float x) {
+  unsigned y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+#include "layer/round_row.cuh"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "core/convert.hpp"
+#include "core/quantise.hpp"
+#include "layer/plan.hpp"
+
+namespace shunt {
+namespace {
+
+TEST(RoundRow, LeavesValuesAndThenScales) {
+  constexpr int threads = 256;
+  for (const std::int64_t columns : {24, 100, 128, 776, 2048, 2050, 4100, 6144}) {
+    ASSERT_TRUE(Fp8Rows::fits_in_place(columns));
+    std::vector<std::uint16_t> row(static_cast<std::size_t>(columns + 8), 0x1234);
+    std::mt19937 random(static_cast<unsigned>(columns));
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < columns; ++i) {
+      row[static_cast<std::size_t>(i)] =
+          f32_to_bf16(normal(random) * static_cast<float>(1 + i / 128));
+    }
+    row[3] = 0x7f80;  // an infinity, which moves no scale
+    for (std::int64_t i = 128; i < std::min<std::int64_t>(256, columns); ++i) {
+      row[static_cast<std::size_t>(i)] = 0;
+    }
+    const std::vector<std::uint16_t> given = row;
+    std::vector<float> scales(static_cast<std::size_t>((columns + 127) / 128));
+    auto* const bytes = reinterpret_cast<char*>(row.data());
+    test::HostWarp::run_block(threads / 32, [&](int warp, int lane) {
+      cuda_engine::round_row<threads>(
+          bytes, [&](std::int64_t i) { return bf16_to_f32(row[static_cast<std::size_t>(i)]); },
+          columns, Fp8Rows::pitch(columns), scales.data(), 32 * warp + lane);
+    });
+    for (std::int64_t first = 0; first < columns; first += 128) {
+      const std::int64_t end = std::min(first + 128, columns);
+      float most = 0;
+      for (std::int64_t i = first; i < end; ++i) {
+        const float size = std::abs(bf16_to_f32(given[static_cast<std::size_t>(i)]));
+        if (std::isfinite(size)) most = std::max(most, size);
+      }
+      const Fp8Scale scale = fp8_scale(most, 0, false);
+      float got = 0;
+      std::memcpy(&got, bytes + Fp8Rows::pitch(columns) + first / 128 * 4, 4);
+      ASSERT_EQ(got, scale.scale) << columns << " columns, from " << first;
+      for (std::int64_t i = first; i < end; ++i) {
+        const float x = bf16_to_f32(given[static_cast<std::size_t>(i)]);
+        ASSERT_EQ(static_cast<std::uint8_t>(bytes[i]), f32_to_e4m3(x * scale.factor))
+            << columns << " columns, number " << i;
+      }
+    }
+    for (std::size_t i = 0; i < 8; ++i) {
+      ASSERT_EQ(row[static_cast<std::size_t>(columns) + i], 0x1234) << columns << " columns";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shunt
