@@ -49,7 +49,8 @@ bool only_portable() {
 }
 
 bool has_kernels(int compute) {
-  return compute == 100 ? SHUNT_BUILT_FOR_SM_100A != 0 : SHUNT_BUILT_FOR_SM_90A != 0;
+  constexpr bool blackwell = SHUNT_BUILT_FOR_SM_100A != 0, hopper = SHUNT_BUILT_FOR_SM_90A != 0;
+  return (blackwell && compute == 100) || (hopper && compute != 100);
 }
 
 }  // namespace

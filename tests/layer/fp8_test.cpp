@@ -89,7 +89,7 @@ void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
                          .weights = mirror.out(view(weights.data(), {tokens, spec.route.top_k}))};
   layer.forward({.hidden = mirror.in(x)}, out, workspace);
   mirror.fetch();
-  const std::vector<float> first = y;
+  const std::vector<float> first(y.begin(), y.end());
   layer.forward({.hidden = mirror.in(x)}, out, workspace);
   mirror.fetch();
   EXPECT_EQ(y, first);
