@@ -26,8 +26,8 @@ struct GroupWalk {
   std::int64_t capacity = 0;             // 0 where there are offsets
 
   // Of a product of `rows` rows.
-  static GroupWalk of_rows(const std::int32_t* offsets, const std::int32_t* counts, int groups,
-                           std::int64_t rows) {
+  SHUNT_BOTH static GroupWalk of_rows(const std::int32_t* offsets, const std::int32_t* counts,
+                                      int groups, std::int64_t rows) {
     return {offsets, counts, rows, offsets == nullptr ? rows / groups : 0};
   }
   // Whatever the numbers are, a part of [0, rows).
