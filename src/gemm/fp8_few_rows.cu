@@ -13,8 +13,8 @@
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
-//   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens: one
-//               arrival where it rounds (32 cost a layer 6 %), 32 where it copies
+//   full[s]     stage s is there: the ordering thread, its bytes, and the 32 lanes of the warp with
+//               tokens
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
 //   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
 //
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   float* const sums = scales + S::stages * S::scales;
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + (args.pieces ? 32 : 1));
+      mbarrier_init(&full[s], 1 + 32);
       mbarrier_init(&empty[s], 8);
     }
     mbarrier_init(&there, static_cast<unsigned>(8 * split));
@@ -408,8 +408,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           if (last) break;
         }
         fence_for_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&full[slot]);
+        mbarrier_arrive(&full[slot]);
       }
     }
   } else {

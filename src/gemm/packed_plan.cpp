@@ -7,50 +7,19 @@
 #include <cmath>
 #include <limits>
 
+#include "gemm/packed_model.hpp"
 #include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
 
 namespace {
 
-constexpr double start_us = 4, many_start_us = 6;
-constexpr double memory_share = 0.94;                               // of what memory's clock says
+constexpr double many_start_us = 6;
 constexpr double tall_step_clocks = 1930, flat_step_clocks = 1290;  // of many_rows
 constexpr double tile_end_clocks = 3200;
-constexpr double few_bytes_a_clock = 36;  // that one block streams at most
-constexpr double split_us = 3;
-constexpr std::int64_t most_groups = 1024;            // that the kernels list
-constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-struct Model {
-  const PackedSizes& sizes;
-  const GpuFigures& gpu;
-  std::int64_t expected, hit, steps, columns;  // rows, groups that have some, steps, tiles
-  double mean;                                 // rows of a group
-
-  Model(const PackedSizes& s, const GpuFigures& g)
-      : sizes(s),
-        gpu(g),
-        expected(s.expected > 0 ? s.expected : s.rows),
-        hit(std::min<std::int64_t>(s.groups, expected)),
-        steps(ceil_div(s.k, 128)),
-        columns(ceil_div(s.group_rows, 128)),
-        mean(static_cast<double>(expected) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
-
-  double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
-  double memory_us() const {
-    const double bytes = static_cast<double>(hit * sizes.group_rows) *
-                             static_cast<double>(sizes.k) * sizes.bits / 8 +
-                         static_cast<double>(expected * sizes.k) * (sizes.packed_rows ? 1 : 2) +
-                         static_cast<double>(expected * sizes.group_rows) * 2;
-    return bytes / (gpu.read_gbps * memory_share * 1e3);
-  }
-  double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
-  std::int64_t most_tiles(std::int64_t wide, int tokens) const {
-    return wide * (ceil_div(sizes.rows, tokens) + hit);
-  }
+struct Model : PackedModel {
+  using PackedModel::PackedModel;
 
   PackedPlan many() const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = 256};
@@ -69,22 +38,11 @@ struct Model {
   }
 
   PackedPlan few(int tokens, int split) const {
-    PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
-    const double down = std::ceil(planned() / tokens);
     const double bytes = 128 * 128 + tokens * (sizes.packed_rows ? 128 : 256);
     // Four warps round the rows, a step each; rows that are fp8 already they only pass on.
     const double rows = sizes.packed_rows ? 0 : 124 * std::min<double>(planned(), tokens);
     const double step = std::max({bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows});
-    const double tiles = static_cast<double>(hit * columns) * down;
-    const std::int64_t clusters =
-        split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
-    // Blocks without a tile leave more of the memory to the others: only the first round is whole.
-    const double turns = std::max(1.0, tiles / static_cast<double>(clusters));
-    const double each = static_cast<double>(ceil_div(steps, split)) * step + 800;
-    plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
-              std::max(memory_us(), turns * us(each));
-    plan.blocks = static_cast<int>(split * std::min(clusters, most_tiles(columns, tokens)));
-    return plan;
+    return few_rows(tokens, split, step, 1);
   }
 };
 
@@ -92,13 +50,7 @@ struct Model {
 
 PackedPlans candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
   PackedPlans plans;
-  const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
-                      gpu.largest_cluster >= 8 && gpu.multiprocessors >= 16;
-  const bool fits = sizes.k > 0 && sizes.groups >= 1 && sizes.groups <= most_groups &&
-                    sizes.rows > 0 && sizes.group_rows > 0 && sizes.rows < most && sizes.k < most &&
-                    sizes.group_rows < most / sizes.groups &&
-                    (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
-  if (!hopper || !fits) return plans;
+  if (!PackedModel::fits(sizes, gpu)) return plans;
   const Model model(sizes, gpu);
   if (!sizes.packed_out) {
     for (const int split : {1, 2, 4}) {

@@ -216,10 +216,10 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
 
   const std::int64_t columns = spec.experts.intermediate;
-  const Rounding rounding = this->rounding(tokens);
-  const bool rounded = rounding != Rounding::on_the_way;
+  const Rounding way = rounding(tokens);
+  const bool rounded = way != Rounding::on_the_way;
   const Fp8Rows fp8_u(s.rows, pairs, inner, context.device());
-  const Fp8Rows fp8_h = rounding == Rounding::between
+  const Fp8Rows fp8_h = way == Rounding::between
                             ? Fp8Rows::in_place(s.h, pairs, columns, context.device())
                             : Fp8Rows(s.h, pairs, columns, context.device());
   const Tensor h_16 = at(s.h, options.dtype, {pairs, columns});
@@ -254,7 +254,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           rows.slots = 1;
           rows.row_scale = nullptr;
         }
-        if (rounding == Rounding::by_product) {
+        if (way == Rounding::by_product) {
           mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values, stage,
                       fp8_h.scales);
         } else {
@@ -269,7 +269,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   clock(
       "down",
       [&] {
-        if (rounding == Rounding::between) round_in_place(context, h_16, count);
+        if (way == Rounding::between) round_in_place(context, h_16, count);
         mlp_gemm(context, experts.down,
                  {.rows = rounded ? fp8_h.values : h_16,
                   .offsets = s.offsets,
