@@ -13,8 +13,8 @@
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
-//   full[s]     stage s is there: the ordering thread, its bytes, and the 32 lanes of the warp with
-//               tokens
+//   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens: the two
+//               lanes that write scales (arrivals of all 32 cost up to 16 %), or each lane's copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
 //   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
 //
@@ -182,10 +182,14 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 #endif
 
-template <class S, bool wide>
+// How rows come: to be rounded, from 32 or 16 bits (fp8 that lies anywhere too), or copied.
+enum class Rows { wide, narrow, pieces };
+
+template <class S, Rows rows>
 __global__ void __launch_bounds__(S::threads, 1)
     few_rows(const __grid_constant__ PackedArgs args, int split) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool wide = rows == Rows::wide;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   float* const sums = scales + S::stages * S::scales;
   if (thread == 0) {
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + 32);
+      mbarrier_init(&full[s], rows == Rows::pieces ? 1 + 32 : 1 + 2);
       mbarrier_init(&empty[s], 8);
     }
     mbarrier_init(&there, static_cast<unsigned>(8 * split));
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
                         args.groups, args.columns);
   list.build(args.walk);
-  if (args.pieces && !args.block_scales) {
+  if (rows == Rows::pieces && !args.block_scales) {
     for (int i = thread; i < S::stages * S::scales; i += S::threads) scales[i] = 1;
   }
   cluster_barrier();  // the other blocks' barriers are there
@@ -243,7 +247,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
       __syncwarp();
     }
-  } else if (!wide && warp < 4 && args.pieces) {
+  } else if (rows == Rows::pieces && warp < 4) {
     // Numbers 16 part .. 16 part + 15 of rows line + 4 c of a step, and the scale of row `lane`.
     const int line = lane / 8, part = lane % 8;
     const std::uint32_t ring =
@@ -408,7 +412,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           if (last) break;
         }
         fence_for_async();
-        mbarrier_arrive(&full[slot]);
+        __syncwarp();
+        if (part == 0) mbarrier_arrive(&full[slot]);
       }
     }
   } else {
@@ -426,7 +431,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll 1
       for (int i = begin; i < end; ++i) {
         mbarrier_wait(&full[stage], parity);
-        if (args.pieces) fence_for_async();  // the tokens came by generic copies
+        if (rows == Rows::pieces) fence_for_async();  // the tokens came by generic copies
         const auto offset = static_cast<std::uint32_t>(stage * S::stage_bytes);
         float d[S::tokens / 2];
         wgmma_fence();
@@ -513,8 +518,10 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args) {
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = static_cast<unsigned>(plan.split)},
-         args.source_dtype == DType::f32 ? few_rows<S, true> : few_rows<S, false>, args,
-         plan.split);
+         args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
+         : args.pieces                   ? few_rows<S, Rows::pieces>
+                                         : few_rows<S, Rows::narrow>,
+         args, plan.split);
   return true;
 }
 
