@@ -71,6 +71,26 @@ __device__ __forceinline__ std::uint32_t twice(std::uint32_t pair, bool high) {
 __device__ __forceinline__ std::uint32_t rotated(std::uint32_t word, int left) {
   return __funnelshift_l(word, word, static_cast<unsigned>(left));
 }
+// Bits of a where `mask` has them, else of b.
+template <std::uint32_t mask>
+__device__ __forceinline__ std::uint32_t chosen(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t c;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe2;" : "=r"(c) : "r"(a), "n"(mask), "r"(b));
+  return c;
+}
+// Two instructions in this order, the second of them not on the unit of the first: the compiler
+// would shift first, mask then, and add.
+__device__ __forceinline__ std::uint32_t even_bytes(std::uint32_t word) {
+  std::uint32_t two;
+  asm("and.b32 %0, %1, 0x00ff00ff;" : "=r"(two) : "r"(word));
+  return two;
+}
+template <std::uint32_t factor>
+__device__ __forceinline__ std::uint32_t times_plus(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t c;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "n"(factor), "r"(b));
+  return c;
+}
 __device__ __forceinline__ float float_of(std::uint32_t bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ std::uint32_t bits_of(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ float f16_value(std::uint32_t half) {
@@ -121,6 +141,15 @@ inline std::uint32_t twice(std::uint32_t pair, bool high) {
   return (high ? pair >> 16 : pair & 0xffff) * 0x10001U;
 }
 inline std::uint32_t rotated(std::uint32_t word, int left) { return std::rotl(word, left); }
+template <std::uint32_t mask>
+inline std::uint32_t chosen(std::uint32_t a, std::uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+inline std::uint32_t even_bytes(std::uint32_t word) { return word & 0x00ff00ffU; }
+template <std::uint32_t factor>
+inline std::uint32_t times_plus(std::uint32_t a, std::uint32_t b) {
+  return a * factor + b;
+}
 inline float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 inline std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float f16_value(std::uint32_t half) {
@@ -139,7 +168,7 @@ template <bool bf16>
 SHUNT_BOTH inline void decode_e2m1(std::uint32_t w0, std::uint32_t w1, std::uint32_t (&to)[8]) {
   if constexpr (bf16) {
     constexpr std::uint32_t mask = 0x81c081c0U, first = 0x06030603U;
-    const std::uint32_t both = (w0 & first) | (w1 << 2 & ~first);
+    const std::uint32_t both = chosen<first>(w0, w1 << 2);
     to[0] = w0 & mask;
     to[1] = w0 << 4 & mask;
     to[2] = rotated(w0, 10) & mask;
@@ -277,12 +306,12 @@ SHUNT_BOTH inline void decode_e4m3(std::uint32_t w0, std::uint32_t w1, std::uint
 // Factors of e2m1 from bytes 0 and 2 of a word (or, `odd`, 1 and 3), one in each half.
 template <bool bf16>
 SHUNT_BOTH inline std::uint32_t e5m3_factors(std::uint32_t word, bool odd) {
-  const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : word & 0x00ff00ffU;
-  return bf16 ? two * 16 + 0x76007600U : two * 128 + 0x30003000U;
+  const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : even_bytes(word);
+  return bf16 ? times_plus<16>(two, 0x76007600U) : times_plus<128>(two, 0x30003000U);
 }
 template <bool bf16>
 SHUNT_BOTH inline std::uint32_t power_factors(std::uint32_t word, bool odd) {
-  const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : word & 0x00ff00ffU;
+  const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : even_bytes(word);
   return two * (bf16 ? 128 : 1024);
 }
 inline constexpr int least_e5m3 = 8;  // of any block of zeros

@@ -3,27 +3,30 @@
 // A of mma.m16n8k16 (mma.sp.m16n8k32 where they are sparse), rows ("tokens") its B; rows may be
 // gathered, of another dtype, or weighted.
 //
-// A cluster of `split` blocks (1, 2, 4) takes tiles of 128 rows of weights by up to `tokens` rows
-// of a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
-// steps of 128 through a ring of stages as deep as shared memory holds. 20 warps:
-//   warp 0      one thread orders bulk copies: a tile of the layout a step, 7 to 16 KB, scales and
-//               all; those of the first tile before the groups are listed
-//   warps 1-3   the tokens' rows, each every third step: in pieces of 16 bytes, asynchronously
-//               where they are as they must be, else through registers; zeros behind k. What is
-//               behind a group's last row stays what it was: nobody reads its sums
-//   warps 4-19  two teams of eight: one has the even steps of the block's part, one the odd. A warp
-//               has 16 rows of weights and all tokens
+// 20 warps are four teams, each with a ring of stages of its own and tiles of its own: 128 rows of
+// weights by up to `tokens` rows of a group. The end of one team's tile is hidden behind the steps
+// of the others. Where tiles are few, `share` teams (1, 2, 4) of a block take a tile together, and
+// `split` blocks of a cluster, each a part of k: tile numbers are theirs, set, set + sets, .. k
+// goes by in steps of 128, a stage each.
+//   warps 0-3   a team's copies each: one thread orders bulk copies, a tile of the layout a step, 7
+//               to 16 KB, scales and all; those of the first tile before the groups are listed. All
+//               lanes copy the tokens' rows in pieces of 16 bytes, asynchronously where they are as
+//               they must be, else through registers; zeros behind k. What is behind a group's last
+//               row stays what it was: nobody reads its sums
+//   warps 4-19  four of a team. A warp has 32 rows of weights, so that what it reads of the tokens
+//               serves twice, by all tokens; it multiplies as many eights of tokens as there are
 //   full[s]     stage s is there: the ordering thread and the bytes, and a warp's copies
-//   empty[s]    stage s may be overwritten: 8 arrivals, of the team that has it
-//   there       all of the cluster's sums of the tile lie in shared memory: 16 warps x split; a
-//               barrier of the 16 warps where the cluster is one block
-//   used        they have been read: likewise
-// At a tile's end the sums are added in the order of blocks, in each the even steps' before the odd
-// ones', times the row's factor, and finished as finish.cuh says. A result's sum runs over k in an
-// order that the split alone decides. The last cluster barrier: no block leaves while others read
-// its sums.
+//   empty[s]    stage s may be overwritten: the lanes of four warps
+//   there       of a warp and those that have other parts of k of the same weights and tokens:
+//   their
+//               sums of eight tokens lie in shared memory
+//   used        they have been read
+// Nothing else is waited for: a warp ends a tile alone, or with its partners. Sums of parts of k
+// are added in their order, times the row's factor, and finished as finish.cuh says. A result's sum
+// runs over k in an order that split times share alone decides. The last cluster barrier: no block
+// leaves while others read its sums.
 //
-// Bytes: packed weights of the groups hit; in flight 170 to 190 KB a multiprocessor. Time predicted
+// Bytes: packed weights of the groups hit; in flight 130 to 190 KB a multiprocessor. Time predicted
 // on an H200: 4 us + bytes / 4.5 TB/s. A multiprocessor gets 18 bytes a clock: a step of nvfp4
 // takes 500 clocks; what its four schedulers issue for it is counted in docs/notes/cuda-w4.md.
 #pragma once
@@ -33,6 +36,7 @@
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
+#include "gemm/fragment_teams.hpp"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -43,19 +47,22 @@ template <class L_, int tokens_>
 struct FewFragments {
   using L = L_;
   static constexpr int tokens = tokens_;
-  static constexpr int rows = 128;  // of weights
-  static constexpr int threads = 640, copiers = 3, team = 8, warps = 16;
+  static constexpr int blocks = 2, rows = 16 * blocks;  // of weights, a warp's
+  static constexpr int team = 4, teams = few_teams, warps = team * teams,
+                       threads = 32 * (warps + teams);
   static constexpr int weight_bytes = L::parts.bytes, token_bytes = tokens * 256;
   static constexpr int stage_bytes = (weight_bytes + token_bytes + 127) / 128 * 128;
-  static constexpr int pitch = rows + 4;             // floats from one token's sums to the next
-  static constexpr int sum_floats = tokens * pitch;  // of one team
-  static constexpr int most_bytes = 226 * 1024;      // of shared memory
+  static constexpr int pitch = rows + 4;               // floats from one token's sums to the next
+  static constexpr int sum_floats = 8 * pitch + rows;  // of a warp: those of 8 tokens, and factors
+  static constexpr int most_bytes = 226 * 1024;        // of shared memory
   using List = TileList<tokens, 1>;
-  static constexpr int stages =
-      (most_bytes - 128 - 8 * sum_floats - List::bytes(most_listed_groups)) / stage_bytes;
+  static constexpr int stages =  // of a team
+      (most_bytes - 128 - 4 * warps * sum_floats - List::bytes(most_listed_groups)) / stage_bytes /
+      teams;
   static constexpr int shared_bytes(int groups) {
-    return 128 + stages * stage_bytes + 8 * sum_floats + List::bytes(groups);
+    return 128 + teams * stages * stage_bytes + 4 * warps * sum_floats + List::bytes(groups);
   }
+  static_assert(stages >= 2 && team * rows == 128 && (tokens == 8 || tokens == 24));
 };
 
 #if defined(SHUNT_SM_90A)
@@ -91,93 +98,84 @@ __device__ __forceinline__ void mma_sparse(float (&d)[4], const std::uint32_t* a
 #undef SHUNT_MMA_SPARSE
 }
 
-// The sums of a warp: 16 rows of weights by all tokens.
-template <class S>
+// The sums of a warp: 16 rows of weights, or `blocks` times 16, by all tokens.
+template <class S, int blocks = 1>
 struct WarpSums {
   using L = typename S::L;
   static constexpr int eights = S::tokens / 8;
-  float sum[L::scaled_sums ? 1 : 2][eights][4];
+  // Two blocks are two chains already.
+  static constexpr int sets = L::scaled_sums || blocks > 1 ? 1 : 2;
+  float sum[sets][blocks][eights][4];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& set : sum) {
 #pragma unroll
-      for (auto& eight : set) eight[0] = eight[1] = eight[2] = eight[3] = 0;
+      for (auto& block : set) {
+#pragma unroll
+        for (auto& eight : block) eight[0] = eight[1] = eight[2] = eight[3] = 0;
+      }
     }
   }
-  __device__ __forceinline__ float of(int eight, int e) const {
-    if constexpr (L::scaled_sums) {
-      return sum[0][eight][e];
-    } else {
-      return sum[0][eight][e] + sum[1][eight][e];
-    }
+  __device__ __forceinline__ float of(int eight, int e, int block = 0) const {
+    return sets == 1 ? sum[0][block][eight][e]
+                     : sum[0][block][eight][e] + sum[sets - 1][block][eight][e];
   }
-  // One step. `tokens`: this lane's address for ldmatrix of the first eight tokens' first 32 of k.
+  // One step, of the first `some` times eight tokens. `tokens`: this lane's address for ldmatrix of
+  // the first eight tokens' first 32 of k.
+  template <int some = eights>
   __device__ __forceinline__ void add(const unsigned char* tile, std::uint32_t tokens, int block,
                                       int lane) {
-    L mine;
-    mine.load_scales(tile, block, lane);
+    L mine[blocks];
+#pragma unroll
+    for (int i = 0; i < blocks; ++i) mine[i].load_scales(tile, block + i, lane);
     const auto token_words = [&](std::uint32_t(&b)[4], int eight, int part) {
       ldmatrix_x4(b, (tokens ^ static_cast<std::uint32_t>(part % 2 * 64)) +
                          static_cast<std::uint32_t>(part / 2 * S::tokens * 128 + eight * 1024));
     };
-    if constexpr (L::sparse) {
+    // Fragments whose sums have one scale.
+    constexpr int each = L::codes == Codes::int4 ? 8 / L::groups : 8;
+    float part[L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1][4];
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        std::uint32_t a[8];
-        mine.template decode<false>(tile, block, pair, lane, a);
-        const std::uint32_t positions = L::positions(tile, block, pair, lane);
+    for (int pair = 0; pair < L::pairs; ++pair) {
+      std::uint32_t a[blocks][8], positions[blocks];
 #pragma unroll
-        for (int j = 0; j < eights; ++j) {
-          std::uint32_t b[4];
+      for (int i = 0; i < blocks; ++i) {
+        mine[i].template decode<false>(tile, block + i, pair, lane, a[i]);
+        if constexpr (L::sparse) positions[i] = L::positions(tile, block + i, pair, lane);
+      }
+#pragma unroll
+      for (int j = 0; j < some; ++j) {
+        std::uint32_t b[4];
+        if constexpr (L::sparse) {
           token_words(b, j, 2 * pair);
-          mma_sparse<L::bf16, 0>(sum[0][j], a, b, positions);
+#pragma unroll
+          for (int i = 0; i < blocks; ++i)
+            mma_sparse<L::bf16, 0>(sum[0][i][j], a[i], b, positions[i]);
           token_words(b, j, 2 * pair + 1);
-          mma_sparse<L::bf16, 1>(sum[1][j], a + 4, b, positions);
-        }
-      }
-    } else if constexpr (!L::scaled_sums) {
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        std::uint32_t a[8];
-        mine.template decode<false>(tile, block, pair, lane, a);
-#pragma unroll
-        for (int j = 0; j < eights; ++j) {
-          std::uint32_t b[4];
+          for (int i = 0; i < blocks; ++i)
+            mma_sparse<L::bf16, 1>(sum[sets - 1][i][j], a[i] + 4, b, positions[i]);
+        } else {
           token_words(b, j, pair);
-          mma_of<L::bf16>(sum[0][j], a, b[0], b[1]);
-          mma_of<L::bf16>(sum[1][j], a + 4, b[2], b[3]);
-        }
-      }
-    } else {
-      // Fragments whose sums have one scale.
-      constexpr int each = L::codes == Codes::fp8_block ? 8 : 8 / L::groups;
-      float part[eights][4];
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        std::uint32_t a[8];
-        mine.template decode<false>(tile, block, pair, lane, a);
+          for (int f = 0; f < 2; ++f) {
+            const int fragment = 2 * pair + f;
 #pragma unroll
-        for (int f = 0; f < 2; ++f) {
-          const int fragment = 2 * pair + f;
-          if (fragment % each == 0) {
+            for (int i = 0; i < blocks; ++i) {
+              if constexpr (L::scaled_sums) {
+                float(&here)[4] = part[i][j];
+                if (fragment % each == 0) here[0] = here[1] = here[2] = here[3] = 0;
+                mma_of<L::bf16>(here, a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
+                if (fragment % each == each - 1) {
+                  float(&all)[4] = sum[0][i][j];
 #pragma unroll
-            for (auto& eight : part) eight[0] = eight[1] = eight[2] = eight[3] = 0;
-          }
-#pragma unroll
-          for (int j = 0; j < eights; ++j) {
-            std::uint32_t b[4];
-            token_words(b, j, pair);  // once: the compiler sees that they are the same
-            mma_of<L::bf16>(part[j], a + 4 * f, b[2 * f], b[2 * f + 1]);
-          }
-          if (fragment % each == each - 1) {
-            const float low = mine.scale(fragment / each, 0), high = mine.scale(fragment / each, 1);
-#pragma unroll
-            for (int j = 0; j < eights; ++j) {
-              sum[0][j][0] = __fmaf_rn(part[j][0], low, sum[0][j][0]);
-              sum[0][j][1] = __fmaf_rn(part[j][1], low, sum[0][j][1]);
-              sum[0][j][2] = __fmaf_rn(part[j][2], high, sum[0][j][2]);
-              sum[0][j][3] = __fmaf_rn(part[j][3], high, sum[0][j][3]);
+                  for (int e = 0; e < 4; ++e)
+                    all[e] = __fmaf_rn(here[e], mine[i].scale(fragment / each, e / 2), all[e]);
+                }
+              } else {
+                mma_of<L::bf16>(sum[f % sets][i][j], a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
+              }
             }
           }
         }
@@ -191,10 +189,150 @@ template <int stages>
 struct RingPlace {
   int stage = 0;
   unsigned parity = 0;
-  __device__ __forceinline__ void go(int steps) {
-    stage += steps % stages;
-    parity ^= static_cast<unsigned>(steps / stages) & 1;
-    if (stage >= stages) stage -= stages, parity ^= 1;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+// As mbarrier_wait and mbarrier_arrive, of barriers by their addresses: made once, not every step.
+__device__ __forceinline__ void wait_at(std::uint32_t barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra leave;\n"
+      "bra again;\n"
+      "leave:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// A warp's end of a tile: what it and its partners, the warps that have the same weights and tokens
+// of other parts of k, do with their sums.
+template <class S>
+struct WarpEnd {
+  static constexpr bool bf16 = S::L::bf16;
+  const Finish& f;
+  float* mine;  // the sums of 8 tokens, and behind them the rows' factors
+  int split, share, part;
+  std::uint64_t *there, *used;  // the partners'
+  bool vectors;                 // four results at once
+  unsigned turns = 0;
+
+  // Of a token, the sums of n rows from `row` on by all parts of k, times the rows' factors.
+  template <int n>
+  __device__ __forceinline__ void load(int token, int row, float (&x)[n]) const {
+    const float* const own = mine + token * S::pitch + row;
+    if (split * share == 1) {
+      read(x, own);
+    } else {
+      const float* const first = own - part % share * S::team * S::sum_floats;
+#pragma unroll 1
+      for (int p = 0; p < split * share; ++p) {
+        const float* const at = first + p % share * S::team * S::sum_floats;
+        float y[n];
+        if (split == 1) {
+          read(y, at);
+        } else {
+#pragma unroll
+          for (int i = 0; i < n; ++i) {
+            y[i] = float_of_rank(at + i, static_cast<unsigned>(p / share));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < n; ++i) x[i] = p == 0 ? y[i] : x[i] + y[i];
+      }
+    }
+    float factors[n];
+    read(factors, mine + 8 * S::pitch + row);
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] = __fmul_rn(x[i], factors[i]);
+  }
+
+  // `count` tokens, up to 8, from row `row` of out, weights from row `first` of the group's.
+  __device__ __forceinline__ void write(int group, std::int64_t row, int count, std::int64_t first,
+                                        int lane) const {
+    const int begin = lane + 32 * part, stride = 32 * split * share;
+    static_assert(S::rows == 32);
+    if (vectors) {
+      const int shift = f.paired ? 2 : 3;  // of a token's fours
+#pragma unroll 1
+      for (int i = begin; i < count << shift; i += stride) {
+        const int token = i >> shift, o = (i & ((1 << shift) - 1)) * 4;
+        const std::int64_t column = (f.paired ? first / 2 : first) + o;
+        if (column >= f.out_columns) continue;
+        float x[4];
+        load(token, f.paired ? o / 8 * 16 + o % 8 : o, x);
+        if (f.paired) {
+          float up[4];
+          load(token, o / 8 * 16 + o % 8 + 8, up);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[e] = fast_silu(f.rule, x[e], up[e]);
+        }
+        *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(f.out) +
+                                  (row + token) * f.out_stride + column) =
+            make_uint2(pack<bf16>(x[0], x[1]), pack<bf16>(x[2], x[3]));
+      }
+      return;
+    }
+    const int shift = f.paired ? 4 : 5;  // of a token's results
+#pragma unroll 1
+    for (int i = begin; i < count << shift; i += stride) {
+      const int token = i >> shift, o = i & ((1 << shift) - 1);
+      const std::int64_t column = (f.paired ? first / 2 : first) + o;
+      if (column >= f.out_columns) continue;
+      float x[1];
+      load(token, f.paired ? o / 8 * 16 + o % 8 : o, x);
+      if (f.bias != nullptr) x[0] = __fadd_rn(x[0], bias_of(f, group, column));
+      if (f.paired) {
+        float up[1];
+        load(token, o / 8 * 16 + o % 8 + 8, up);
+        if (f.bias != nullptr) {
+          up[0] = __fadd_rn(up[0], bias_of(f, group, f.out_columns + column));
+        }
+        x[0] = f.plain ? fast_silu(f.rule, x[0], up[0]) : activated(f.rule, x[0], up[0]);
+      } else if (f.activates) {
+        x[0] = activated(f.rule, 0.0f, x[0]);
+      }
+      store_element(f.out, f.out_dtype, (row + token) * f.out_stride + column, x[0]);
+    }
+  }
+
+  // Before the sums are overwritten; when they are written; when they have been read.
+  __device__ __forceinline__ void wait_used() const { wait(used, turns % 2 ^ 1); }
+  __device__ __forceinline__ void meet(int lane) const {
+    __syncwarp();
+    tell(there, lane);
+    wait(there, turns % 2);
+  }
+  __device__ __forceinline__ void leave(int lane) {
+    __syncwarp();
+    tell(used, lane);
+    ++turns;
+  }
+
+ private:
+  __device__ __forceinline__ void wait(std::uint64_t* barrier, unsigned parity) const {
+    if (split > 1) {
+      mbarrier_wait_cluster(barrier, parity);
+    } else if (share > 1) {
+      mbarrier_wait(barrier, parity);
+    }
+  }
+  __device__ __forceinline__ void tell(std::uint64_t* barrier, int lane) const {
+    if (split > 1) {
+      if (lane < split) mbarrier_arrive_at(barrier, static_cast<unsigned>(lane));
+    } else if (share > 1) {
+      mbarrier_arrive(barrier);
+    }
+  }
+  __device__ __forceinline__ static void read(float (&x)[1], const float* from) { x[0] = *from; }
+  __device__ __forceinline__ static void read(float (&x)[4], const float* from) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
   }
 };
 
@@ -202,175 +340,165 @@ struct RingPlace {
 
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
-    few_fragments(const __grid_constant__ FragmentArgs args, int split) {
+    few_fragments(const __grid_constant__ FragmentArgs args, int split, int share) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
-  __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
+  __shared__ std::uint64_t full[S::teams * S::stages], empty[S::teams * S::stages];
+  __shared__ std::uint64_t there[S::warps], used[S::warps];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (128 - shared_address(shared) % 128) % 128;
-  auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
+  auto* const sums = reinterpret_cast<float*>(stages + S::teams * S::stages * S::stage_bytes);
   if (thread == 0) {
-    for (int s = 0; s < S::stages; ++s) {
+    for (int s = 0; s < S::teams * S::stages; ++s) {
       mbarrier_init(&full[s], 1 + 32);
-      mbarrier_init(&empty[s], S::team);
+      mbarrier_init(&empty[s], 32 * S::team);  // all lanes: tools do not follow one for its warp
     }
-    mbarrier_init(&there, static_cast<unsigned>(S::warps * split));
-    mbarrier_init(&used, static_cast<unsigned>(S::warps * split));
+    for (int w = 0; w < S::warps; ++w) {
+      const auto arrivals = static_cast<unsigned>(split == 1 ? 32 * share : split * share);
+      mbarrier_init(&there[w], arrivals);
+      mbarrier_init(&used[w], arrivals);
+    }
     mbarrier_init_fence();
   }
+  __syncthreads();
+  const bool copies = warp < S::teams;
+  const int team = copies ? warp : (warp - S::teams) / S::team;
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / split;
-  const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
-  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
-  int tile = static_cast<int>(blockIdx.x) / split;
-  int stage = 0;
-  unsigned parity = 0;
-  bool again = false;  // the ring has been round
-  const auto next = [&] {
-    if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
+  const int part = rank * share + team % share;  // of k
+  const auto steps_before = [&](int p) {
+    return static_cast<int>(std::int64_t{args.steps} * p / (split * share));
   };
-  // By one thread: weights of steps [from, to) of a tile.
-  const auto copy_weights = [&](const GroupTile& at, int from, int to) {
-    const char* const tiles = args.tiles + at.group * args.group_bytes +
-                              std::int64_t{at.column} * args.steps * S::weight_bytes;
-#pragma unroll 1
-    for (int i = from; i < to; ++i) {
-      if (again) mbarrier_wait(&empty[stage], parity ^ 1);
-      mbarrier_arrive_expect(&full[stage], S::weight_bytes);
-      copy_bytes_once(stages + stage * S::stage_bytes + S::token_bytes,
-                      tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes, &full[stage]);
-      next();
-    }
+  const int begin = steps_before(part), end = steps_before(part + 1);
+  const int clusters = static_cast<int>(gridDim.x) / split;
+  const int first = static_cast<int>(blockIdx.x) / split + team / share * clusters;
+  const int stride = S::teams / share * clusters;
+  std::uint64_t *const filled = full + team * S::stages, *const free = empty + team * S::stages;
+  unsigned char* const ring = stages + team * S::stages * S::stage_bytes;
+  // By one thread: weights of step i of a tile.
+  const auto copy_weights = [&](const GroupTile& at, int i, int stage) {
+    mbarrier_arrive_expect(&filled[stage], S::weight_bytes);
+    copy_bytes_once(ring + stage * S::stage_bytes + S::token_bytes,
+                    args.tiles + at.group * args.group_bytes +
+                        (std::int64_t{at.column} * args.steps + i) * S::weight_bytes,
+                    S::weight_bytes, &filled[stage]);
   };
   const bool early = args.early;  // weights and groups are older than the grid before this one
   if (!early) {
     wait_for_predecessor();
     let_successor_start();
   }
-  int copied = begin;  // of the first tile's steps, before there is a list
-  if (warp == 0) {
-    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
+  int ahead = begin;  // weights of the first tile's steps before are under way
+  if (copies) {
+    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, args.columns, first);
     if (at.group >= 0) {
-      copied = min(end, begin + S::stages);
-      if (lane == 0) copy_weights(at, begin, copied);
+      ahead = min(end, begin + S::stages);
+      if (lane == 0) {
+#pragma unroll 1
+        for (int i = begin; i < ahead; ++i) copy_weights(at, i, i - begin);
+      }
     }
     __syncwarp();
   }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums + 2 * S::sum_floats), args.walk,
-                        args.groups, args.columns);
+  typename S::List list(reinterpret_cast<unsigned char*>(sums + S::warps * S::sum_floats),
+                        args.walk, args.groups, args.columns);
   list.build(args.walk);
   cluster_barrier();  // the other blocks' barriers are there
   const int tiles = list.tiles();
-  if (warp < 4) {
-    if (warp == 0) {
-      for (; tile < tiles; tile += clusters) {
-        const GroupTile at = list.find(tile);
-        if (lane == 0) copy_weights(at, copied, end);
-        __syncwarp();
-        copied = begin;
-      }
-    } else {
-      if (early) {
-        wait_for_predecessor();
-        let_successor_start();
-      }
-      StepRows<L::bf16, S::tokens> rows(lane);
-      RingPlace<S::stages> place;
-      place.go(warp - 1);
-      int i = begin + warp - 1;  // this warp's next step of the tile
-      bool first = true;         // round the ring
-      for (; tile < tiles; tile += clusters, i -= end - begin) {
-        if (i >= end) continue;
-        const GroupTile at = list.find(tile);
-        rows.begin(args, at.row, at.count);
+  RingPlace<S::stages> place;
+  if (copies) {
+    if (early) {
+      wait_for_predecessor();
+      let_successor_start();
+    }
+    if constexpr (S::tokens > 8) fewer_registers<56>();
+    StepRows<L::bf16, S::tokens> rows(lane);
+    for (int tile = first; tile < tiles; tile += stride) {
+      const GroupTile at = list.find(tile);
+      rows.begin(args, at.row, at.count);
 #pragma unroll 1
-        for (; i < end; i += S::copiers) {
-          if (!first) mbarrier_wait(&empty[place.stage], place.parity ^ 1);
-          rows.copy(args, shared_address(stages + place.stage * S::stage_bytes), i);
-          if (args.direct) {
-            mbarrier_arrive_after_copies(&full[place.stage]);
-          } else {
-            mbarrier_arrive(&full[place.stage]);
-          }
-          const int before = place.stage;
-          place.go(S::copiers);
-          first = first && place.stage > before;
+      for (int i = begin; i < end; ++i) {
+        mbarrier_wait(&free[place.stage], place.parity ^ 1);
+        if (lane == 0 && i >= ahead) copy_weights(at, i, place.stage);
+        __syncwarp();
+        rows.copy(args, shared_address(ring + place.stage * S::stage_bytes), i);
+        if (args.direct) {
+          mbarrier_arrive_after_copies(&filled[place.stage]);
+        } else {
+          mbarrier_arrive(&filled[place.stage]);
         }
+        place.next();
       }
+      ahead = begin;
     }
   } else {
-    const int team = warp / 4 >= 3 ? 1 : 0, block = (warp - 4) % 8;
+    if constexpr (S::tokens > 8) more_registers<104>();
+    const int worker = warp - S::teams, member = worker % S::team, block = member * S::blocks;
+    const int leader = team / share * share * S::team + member;
     const std::uint32_t tokens_at =
-        shared_address(stages) +
+        shared_address(ring) +
         static_cast<std::uint32_t>(lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16);
-    RingPlace<S::stages> first_place;  // of the tile's first step
-    unsigned turn = 0;                 // of `there` and `used`
-    bool first = true;
-    for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
+    const unsigned char* const weights = ring + S::token_bytes;
+    const std::uint32_t filled_at = shared_address(filled), free_at = shared_address(free);
+    const Finish& f = args.finish;
+    WarpEnd<S> finish{.f = f,
+                      .mine = sums + worker * S::sum_floats,
+                      .split = split,
+                      .share = share,
+                      .part = part,
+                      .there = &there[leader],
+                      .used = &used[leader],
+                      .vectors = f.plain && f.bias == nullptr &&
+                                 f.out_dtype == (L::bf16 ? DType::bf16 : DType::f16) &&
+                                 f.out_stride % 4 == 0 && f.out_columns % 4 == 0 &&
+                                 reinterpret_cast<std::uintptr_t>(f.out) % 8 == 0};
+    for (int tile = first; tile < tiles; tile += stride) {
       const GroupTile at = list.find(tile);
-      WarpSums<S> sum;
+      const float factor = __ldg(reinterpret_cast<const float*>(
+                                     args.tiles + at.group * args.group_bytes + args.factors_at) +
+                                 at.column * 128 + block * 16 + lane % S::rows);
+      WarpSums<S, S::blocks> sum;
       sum.clear();
-      RingPlace<S::stages> place = first_place;
-      place.go(team);
+      const auto multiply = [&]<int some>() {
 #pragma unroll 1
-      for (int i = begin + team; i < end; i += 2) {
-        mbarrier_wait(&full[place.stage], place.parity);
-        const int offset = place.stage * S::stage_bytes;
-        sum.add(stages + offset + S::token_bytes, tokens_at + static_cast<std::uint32_t>(offset),
-                block, lane);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&empty[place.stage]);
-        place.go(2);
-      }
-      first_place.go(end - begin);
-
-      if (!first) {
-        split == 1 ? named_barrier(1, 512) : mbarrier_wait_cluster(&used, turn ^ 1);
-      }
-      float* const mine =
-          sums + team * S::sum_floats + 2 * (lane % 4) * S::pitch + 16 * block + lane / 4;
-#pragma unroll
-      for (int j = 0; j < S::tokens / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          mine[(8 * j + e % 2) * S::pitch + e / 2 * 8] = sum.of(j, e);
+        for (int i = begin; i < end; ++i) {
+          const auto barrier = static_cast<std::uint32_t>(8 * place.stage);
+          wait_at(filled_at + barrier, place.parity);
+          const int offset = place.stage * S::stage_bytes;
+          sum.template add<some>(weights + offset, tokens_at + static_cast<std::uint32_t>(offset),
+                                 block, lane);
+          arrive_at(free_at + barrier);
+          place.next();
         }
-      }
-      __syncwarp();
-      if (split == 1) {
-        named_barrier(1, 512);
-      } else {
-        if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
-        mbarrier_wait_cluster(&there, turn);
-      }
-      const float* const factors = reinterpret_cast<const float*>(
-          args.tiles + at.group * args.group_bytes + args.factors_at + at.column * S::rows * 4);
-      const auto whole = [&](int token, int row) {
-        const float* const here = sums + token * S::pitch + row;
-        float all = here[0] + here[S::sum_floats];
-        if (split > 1) {
-          float part[4];
-#pragma unroll
-          for (int p = 0; p < 4; ++p) {
-            part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) +
-                                      float_of_rank(here + S::sum_floats, static_cast<unsigned>(p))
-                                : 0;
-          }
-          all = part[0];
-#pragma unroll
-          for (int p = 1; p < 4; ++p) {
-            if (p < split) all += part[p];
-          }
-        }
-        return __fmul_rn(__fmul_rn(all, args.unscale), __ldg(factors + row));
       };
-      finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
-                           std::int64_t{at.column} * S::rows, whole, thread - 128 + 512 * rank,
-                           512 * split);
-      __syncwarp();
-      if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+      // As many products as the tile has eights of tokens.
+      if (S::tokens == 8 || at.count <= 8) {
+        multiply.template operator()<1>();
+      } else if constexpr (S::tokens == 24) {
+        at.count <= 16 ? multiply.template operator()<2>() : multiply.template operator()<3>();
+      }
+      if (lane < S::rows) finish.mine[8 * S::pitch + lane] = __fmul_rn(factor, args.unscale);
+#pragma unroll 1
+      for (int j = 0; 8 * j < at.count; ++j) {
+        finish.wait_used();
+#pragma unroll
+        for (int n = 0; n < S::tokens / 8; ++n) {
+          if (n != j) continue;  // registers have no index
+#pragma unroll
+          for (int b = 0; b < S::blocks; ++b) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              finish.mine[(2 * (lane % 4) + e % 2) * S::pitch + 16 * b + e / 2 * 8 + lane / 4] =
+                  sum.of(n, e, b);
+            }
+          }
+        }
+        finish.meet(lane);
+        finish.write(at.group, std::int64_t{at.row} + 8 * j, min(8, at.count - 8 * j),
+                     std::int64_t{at.column} * 128 + block * 16, lane);
+        finish.leave(lane);
+      }
     }
   }
   __syncwarp();
@@ -380,25 +508,19 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 template <class S>
 void launch_few(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
-  static_assert(S::stages >= 3);
+  const int share = teams_of_tile(plan);
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
-          .cluster = static_cast<unsigned>(plan.split)},
-         few_fragments<S>, args, plan.split);
+          .cluster = static_cast<unsigned>(plan.split / share)},
+         few_fragments<S>, args, plan.split / share, share);
 }
 
 template <class L>
 void launch_few_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
-  switch (plan.tile_tokens) {
-    case 8:
-      return launch_few<FewFragments<L, 8>>(gpu, plan, args);
-    case 16:
-      return launch_few<FewFragments<L, 16>>(gpu, plan, args);
-    default:
-      return launch_few<FewFragments<L, 32>>(gpu, plan, args);
-  }
+  (plan.tile_tokens == 8 ? launch_few<FewFragments<L, 8>>
+                         : launch_few<FewFragments<L, 24>>)(gpu, plan, args);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "gemm/fragment_product.hpp"
+#include "gemm/fragment_teams.hpp"
 #include "gemm/packed_model.hpp"
 
 namespace shunt::cuda_engine {
@@ -12,20 +13,57 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr double many_start_us = 5;
-constexpr double many_bytes_a_clock = 18;              // that all of them get from the L2
-constexpr double few_clocks = 460, token_clocks = 60;  // a step, and eight tokens more
-constexpr double many_clocks = 100;  // a step beside its products: barriers, decoding
+constexpr double many_bytes_a_clock = 18;  // that all of them get from the L2
+constexpr double many_clocks = 100;        // a step beside its products: barriers, decoding
 constexpr double tile_end_clocks = 5000;
+// Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of
+// blocks.
+constexpr double few_launch_us = 6, eight_clocks = 170, few_end_clocks = 300;
+constexpr double share_us = 1.5, cluster_us = 3;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
 
   double tile_bytes() const { return 128 * 128 * sizes.bits / 8; }
 
+  // Tiles of `tokens` rows that a group makes, where groups are drawn: the chances that it has more
+  // rows than one, two, .. of them.
+  double tiles_of_group(int tokens) const {
+    if (sizes.groups == 1) return std::ceil(mean / tokens);
+    double down = 1;
+    for (int nth = 1; nth < 64; ++nth) {
+      const double more = std::erfc((nth * tokens + 0.5 - mean) / std::sqrt(2 * mean)) / 2;
+      if (more < 1e-3) break;
+      down += more;
+    }
+    return down + (mean > 64 * tokens ? mean / tokens - 64 : 0);
+  }
+
   PackedPlan few(int tokens, int split) const {
+    PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
+    const int share = teams_of_tile(plan), cluster = split / share;
+    const auto clusters = static_cast<double>(
+        cluster <= 2 ? gpu.multiprocessors / cluster : gpu.multiprocessors / 16 * (16 / cluster));
+    const double down = tiles_of_group(tokens);
+    const double tiles = static_cast<double>(hit * columns) * down;
+    // A tile multiplies as many eights of tokens as it has.
+    const double eights = std::clamp((mean / down + 4) / 8, 1.0, tokens / 8.0);
+    // With all teams at work, and a team alone, whose few stages memory has to fill.
+    const double clocks = tokens == 8 ? 550 : 590, team_clocks = tokens == 8 ? 900 : 1280;
     const double step = std::max((tile_bytes() + tokens * 256) / few_bytes_a_clock,
-                                 few_clocks + token_clocks * tokens / 8);
-    return few_rows(tokens, split, step, std::ceil(planned() / tokens));
+                                 (clocks + eight_clocks * (eights - 1)) * (sizes.sparse ? 0.8 : 1));
+    // A block's tiles, some have one more than others; and those of a team one after the other.
+    const double each = tiles / clusters;
+    const double most = each < 4 ? std::ceil(each) : each < 8 ? each + 0.4 : each;
+    const double turns = std::ceil(tiles * share / (few_teams * clusters));
+    const double all = most * (static_cast<double>(steps) / cluster * step + few_end_clocks);
+    const double team = turns * static_cast<double>(ceil_div(steps, split)) * team_clocks;
+    const double products = us(std::max(all, team)), memory = memory_us(down);
+    plan.us = few_launch_us + (share > 1 ? share_us * turns : 0) + (cluster > 1 ? cluster_us : 0) +
+              std::max(memory, products) + 0.05 * std::min(memory, products);
+    plan.blocks = static_cast<int>(
+        cluster * std::min(static_cast<std::int64_t>(clusters), most_tiles(columns, tokens)));
+    return plan;
   }
 
   PackedPlan many(int tokens) const {
@@ -54,9 +92,9 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
   PackedPlans plans;
   if (!PackedModel::fits(sizes, gpu)) return plans;
   const Model model(sizes, gpu);
-  for (const int split : {1, 2, 4}) {
+  for (const int split : {1, 2, 4, 8}) {
     if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{2} * split)) continue;
-    for (const int tokens : {8, 16, 32}) plans.add(model.few(tokens, split));
+    for (const int tokens : {8, 24}) plans.add(model.few(tokens, split));
   }
   // Where int4's scales join the sums depends on the kernel.
   if (!sizes.whole_k) {
@@ -78,7 +116,7 @@ std::string fragment_words(const PackedPlan& plan) {
       "{}, weights decoded in registers, tiles of 128 weights x {} rows{}, {} "
       "blocks, about {:.0f} us",
       plan.kernel == PackedPlan::many_rows ? "wgmma" : "mma.sync", plan.tile_tokens,
-      plan.split > 1 ? fmt::format(", k over {} blocks", plan.split) : "", plan.blocks, plan.us);
+      plan.split > 1 ? fmt::format(", k in {} parts", plan.split) : "", plan.blocks, plan.us);
 }
 
 }  // namespace shunt::cuda_engine

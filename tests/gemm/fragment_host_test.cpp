@@ -15,6 +15,7 @@
 #if SHUNT_CUDA_BUILT
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
+#include "gemm/fragment_teams.hpp"
 #endif
 
 namespace shunt::cuda_engine {
@@ -357,7 +358,7 @@ TEST(FragmentPlan, FewRowsAndMany) {
                         sizes(16, 128, 2048, 5120), sizes(8, 16, 28672, 4096)}) {
     const PackedPlan plan = plan_fragments(s, h200);
     EXPECT_EQ(plan.kernel, PackedPlan::few_rows) << fragment_words(plan);
-    EXPECT_LE(plan.tile_tokens, 16) << fragment_words(plan);
+    EXPECT_LE(plan.tile_tokens, 24) << fragment_words(plan);
   }
   EXPECT_GE(plan_fragments(sizes(32, 1, 4096, 7168), h200).split, 2);
   for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(128, 65536, 1536, 2048)}) {
@@ -377,7 +378,7 @@ TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
             EXPECT_GT(plan.us, 0);
             EXPECT_GT(plan.blocks, 0);
             EXPECT_LE(plan.blocks, 132);
-            EXPECT_EQ(plan.blocks % plan.split, 0);
+            EXPECT_EQ(plan.blocks % (plan.split / teams_of_tile(plan)), 0);
             EXPECT_LE(plan.split, (k + 127) / 128);
           }
           s.whole_k = true;  // one kernel, and no split
