@@ -81,8 +81,8 @@ namespace {
 SortPlan few_tiles_plan(const OrderCall& call, const SortLimits& limits) {
   const auto pairs = static_cast<unsigned>(call.tokens * call.slots);
   const auto locals = static_cast<unsigned>(call.locals);
-  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 64U)), 1U, 32U);
-  const unsigned threads = locals <= 512 ? 512 : 1024;
+  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 4U)), 1U, 32U);
+  const unsigned threads = locals <= 256 ? 256 : locals <= 512 ? 512 : 1024;
   const unsigned wanted =
       std::max({divide_up(pairs * lanes, threads), divide_up(32 * locals, threads),
                 static_cast<unsigned>(divide_up<std::int64_t>(call.capacity, 8192)), 1U});
@@ -90,38 +90,43 @@ SortPlan few_tiles_plan(const OrderCall& call, const SortLimits& limits) {
                              threads, lanes);
 }
 
-// A thread compares its question with some 64 keys; blocks are small, and as many as it takes.
+// In a launch of their own, more pairs are counted sooner.
+constexpr std::int64_t most_compared_alone = worth_comparing / 2;
+
+// A thread compares its question with up to 32 keys; blocks are small, and as many as it takes.
 SortPlan comparing_plan(const OrderCall& call, const SortLimits& limits) {
   const auto pairs = static_cast<unsigned>(call.tokens * call.slots);
-  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 64U)), 1U, 32U);
+  const unsigned lanes = std::clamp(std::bit_ceil(divide_up(pairs, 2U)), 1U, 32U);
   const unsigned threads = (pairs + static_cast<unsigned>(call.locals) + 1) * lanes;
-  // Four ids a thread are loaded at once.
-  const unsigned most = std::max(256U, divide_up(pairs, 128U) * 32);
+  const unsigned most = pairs > 512 ? 512 : 256;
   const unsigned block = std::clamp(divide_up(threads, 32U) * 32, 128U, most);
   const unsigned blocks =
       std::min(divide_up(threads, block), static_cast<unsigned>(limits.multiprocessors));
   return make_few_plan(call, blocks, block, lanes);
 }
 
+// By the layouts that were fastest on an NVIDIA H200 (docs/notes/cuda-move.md).
 SortPlan counting_plan(const OrderCall& call, const SortLimits& limits) {
   const std::int64_t pairs = call.tokens * call.slots;
   const std::int64_t multiprocessors = limits.multiprocessors;
   unsigned cluster = 1;
   std::int64_t parts = 1;
-  unsigned threads = 1024;
-  if (pairs <= 4096 || limits.largest_cluster < 8) {
-    // Few: every block counts all of them, and places 128.
-    parts = std::min(divide_up<std::int64_t>(pairs, 128), multiprocessors);
+  unsigned threads = 512;
+  if (pairs <= 8192 || limits.largest_cluster < 8) {
+    // Few: every block counts all of them.
+    parts = std::min(divide_up<std::int64_t>(pairs, 128),
+                     pairs <= 8192 ? std::int64_t{32} : multiprocessors);
     // Padding is filled a warp an expert, one after the other.
-    const std::int64_t experts =
-        wants_padded(call) ? std::min(8 * call.locals, 1024) : std::min(call.locals, 512);
     if (wants_padded(call)) parts = std::max(parts, std::min<std::int64_t>(4, multiprocessors));
-    const std::int64_t useful = std::max<std::int64_t>(pairs / 4, experts);
-    threads = static_cast<unsigned>(
-        std::clamp<std::int64_t>(divide_up<std::int64_t>(useful, 32) * 32, 128, 1024));
+    const int most = pairs <= 2048 ? 256 : 512;
+    threads = static_cast<unsigned>(std::max(most, divide_up(std::min(call.locals, 512), 32) * 32));
   } else {
+    // Not all groups of multiprocessors are whole: 132 hold 15 clusters of 8 at once, and a second
+    // wave would double the time.
     cluster = 8;
-    parts = std::min(divide_up<std::int64_t>(pairs, 2048), multiprocessors / 8);
+    const std::int64_t at_once = std::max<std::int64_t>(1, multiprocessors / 8 - 1);
+    parts = std::min(divide_up<std::int64_t>(pairs, 2048), at_once);
+    if (pairs > 131072) threads = 768;
   }
   // A block fills some 8192 padding rows in the time of a launch.
   parts =
@@ -138,8 +143,8 @@ SortPlan choose_plan(const OrderCall& call, const SortLimits& limits) {
   const bool padded = wants_padded(call);
   SortPlan plan = padded && pairs <= most_few_tiles && call.locals <= most_few_tiles
                       ? few_tiles_plan(call, limits)
-                  : !padded && pairs <= worth_comparing ? comparing_plan(call, limits)
-                                                        : counting_plan(call, limits);
+                  : !padded && pairs <= most_compared_alone ? comparing_plan(call, limits)
+                                                            : counting_plan(call, limits);
   add_zero_blocks(plan, call, limits);
   return plan;
 }
