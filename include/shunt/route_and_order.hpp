@@ -29,11 +29,12 @@ std::size_t route_and_order_workspace_bytes(const Context& context, const RouteS
 // in.valid_tokens have ids -1, so the order skips them.
 //
 // CUDA: one launch
-//   from logits         of up to 512 experts: up to 512 pairs (tokens x slots) and 16 tokens a
-//                       block of the largest cluster, 256 on an H100 or H200
+//   from logits         by a rule that no fast gate serves, of up to 512 experts: up to 512 pairs
+//                       (tokens x slots) and 16 tokens a block of the largest cluster, 256 on an
+//                       H100 or H200
 //   from hidden states  where one launch of few tokens routes them (up to 16, or more of few
 //                       columns) and up to 1024 pairs
-// and two beyond that, the second of which starts while the first ends.
+// and two otherwise, the second of which starts while the first ends.
 //
 // Throws Error for specs that supports() refuses, and for what route() and order() refuse in their
 // arguments, before anything runs.

@@ -1,17 +1,17 @@
-// Gate and order in one launch, for few tokens: from logits [T, C] in memory to ids and weights,
-// and to the ids' order.
+// Gate and order in one launch, for few tokens and rules that no fast gate serves: from logits
+// [T, C] in memory to ids and weights, and to the ids' order.
 //
 // One cluster. A warp takes one row, as in route/gate.cu; ids go to memory, since they are an
 // output; after one barrier of the cluster they are in the L2 for all of it, and its blocks compare
 // (order/sort_few.cuh) or count (order/sort.cuh) them. Further clusters only zero.
 //
 // Time predicted: a gate's, plus some 0.3 us for the barrier, 0.6 us until ids are back, 0.3 to 0.7
-// us for the sort. A second launch takes 1.1 us and the last two.
+// us for the sort. Behind a fast gate a second launch, a dependent one, is sooner
+// (docs/notes/cuda-move.md).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "order/sort.cuh"
 #include "order/sort_few.cuh"
-#include "route/fast_rows.cuh"
 #include "route/rows.cuh"
 #include "route_and_order/cuda.hpp"
 
@@ -37,9 +37,8 @@ __device__ __forceinline__ LogitRow row_of(const Logits& logits, std::int64_t t)
 // Every rule, by route_row<N, grouped>.
 template <int N, bool grouped>
 struct AnyGate {
-  struct Scratch {};  // a warp's, in shared memory
   __device__ static __forceinline__ void route(const DeviceRoute& r, const Logits& logits,
-                                               std::int64_t t, Scratch&, int lane) {
+                                               std::int64_t t, int lane) {
     const LogitRow row = row_of(logits, t);
     float own[N] = {};
     if (r.quick) {
@@ -53,50 +52,11 @@ struct AnyGate {
   }
 };
 
-// The logits of a warp's only token, as fast_rows.cuh asks for them.
-struct OneRow {
-  LogitRow row;
-  __device__ float operator()(int, int e) const { return row(e); }
-};
-
-// The usual rules, by route_fast<S>, a token to a warp.
-template <class S>
-struct FastGate {
-  static_assert(S::tokens == 1);
-  using Scratch = FastScratch<S>;
-  template <class T>
-  __device__ static __forceinline__ void load(const void* row, int experts, int lane,
-                                              float (&v)[S::held]) {
-#pragma unroll
-    for (int n = 0; n < S::held; ++n) {
-      v[n] = static_cast<float>(static_cast<const T*>(row)[min(S::expert(n, lane), experts - 1)]);
-    }
-  }
-  __device__ static __forceinline__ void route(const DeviceRoute& r, const Logits& logits,
-                                               std::int64_t t, Scratch& scratch, int lane) {
-    const LogitRow row = row_of(logits, t);
-    float v[S::held];
-    switch (row.form) {
-      case Form::bf16:
-        load<__nv_bfloat16>(row.data, r.rule.experts, lane, v);
-        break;
-      case Form::f16:
-        load<__half>(row.data, r.rule.experts, lane, v);
-        break;
-      default:
-        load<float>(row.data, r.rule.experts, lane, v);
-        break;
-    }
-    route_fast<S>(r, OneRow{row}, v, &scratch, t, true, lane);
-  }
-};
-
 template <class Gate, bool padded>
 __global__ void __launch_bounds__(32 * most_warps)
     gate_order(const __grid_constant__ DeviceRoute r, const Logits logits,
                const __grid_constant__ SortJob job) {
   extern __shared__ __align__(16) std::int32_t shared[];
-  __shared__ typename Gate::Scratch scratch[most_warps];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const unsigned blocks = job.plan.cluster;
@@ -109,7 +69,7 @@ __global__ void __launch_bounds__(32 * most_warps)
   for (std::int64_t t = std::int64_t{threadIdx.x >> 5} * blocks + blockIdx.x; t < r.tokens;
        t += warps) {
     if (t < valid) {
-      Gate::route(r, logits, t, scratch[threadIdx.x >> 5], lane);
+      Gate::route(r, logits, t, lane);
     } else {
       clear_row(r, t, lane);
     }
@@ -146,37 +106,6 @@ struct Launch {
     return true;
   }
 
-  template <int best, int blocks>
-  bool fast(const FastPlan& plan) const {
-    if constexpr (blocks == 8) {
-      if (plan.in_groups) {
-        return go<FastGate<FastShape<32, best, blocks, Ranked::score_in_groups>>, false>();
-      }
-    }
-    if (plan.scored) return go<FastGate<FastShape<32, best, blocks, Ranked::score>>, false>();
-    return go<FastGate<FastShape<32, best, blocks, Ranked::logit>>, false>();
-  }
-
-  // Kernels for what models ask for: more than 8 of few experts are rare.
-  bool fast(const FastPlan& plan) const {
-    if (plan.lanes != 32 || job.plan.padded) return false;
-    const bool eight = plan.best <= 8;
-    switch (plan.blocks) {
-      case 1:
-        return eight && fast<8, 1>(plan);
-      case 2:
-        return eight && fast<8, 2>(plan);
-      case 4:
-        return eight && fast<8, 4>(plan);
-      case 8:
-        return eight ? fast<8, 8>(plan) : fast<16, 8>(plan);
-      case 16:
-        return eight ? fast<8, 16>(plan) : fast<16, 16>(plan);
-      default:
-        return false;
-    }
-  }
-
   template <int N>
   bool any() const {
     if (job.plan.padded)
@@ -209,8 +138,7 @@ bool gate_order_cuda(const cuda_engine::Gpu& gpu, DeviceRoute r, const Tensor& l
   const SortJob job = job_of(gpu, static_cast<unsigned>(r.tokens), ordered);
   const Logits from{logits.data, static_cast<Form>(logits.dtype), logits.strides[0]};
   const Launch launch{gpu, r, from, job};
-  if (launch.fast(fast_plan(r, false))) return true;
-  // Other rules: with kernels for 4, 8 and 16 experts of a lane.
+  // Kernels for 4, 8 and 16 experts of a lane.
   if (r.quick) {
     int lane = 4;
     while (32 * lane < r.rule.experts) lane *= 2;
