@@ -1,12 +1,13 @@
 // Router for many tokens on Hopper: hidden states [T, H] times router weights [C, H], then the
 // whole of routing, one launch. x and W of one 16-bit type, rows at multiples of 16 bytes; any H.
 //
-// A block computes 128 tokens x up to 256 columns, or 64 x up to 512, over one of `parts` cuts of
-// H, in steps of 64. 9 warps:
+// A block computes 128 tokens x up to 256 columns, 64 x up to 512, or 32 or 16 x up to 128, over
+// one of `parts` cuts of H, in steps of 64. 9 warps:
 //   warp 8     one thread of it orders bulk tensor copies of x and W into a ring of stages, rows of
 //              128 bytes swizzled; what lies beyond T, C and H comes as zeros
 //   warps 0-7  two warpgroups with wgmma; with 128 tokens each has 64 of them and all columns, with
-//              64 each has all of them and half of the columns
+//              64 each has all of them and half of the columns; with fewer W is the first
+//              operand, and each has half of its rows
 //   full[s]    the bytes of stage s are there: 1 arrival, that of the copying thread
 //   empty[s]   stage s may be overwritten: 8 arrivals of each block that reads what this one
 //   copies,
@@ -22,7 +23,7 @@
 // the gate follows.
 //
 // Bytes and times: router_plan.cpp, which chooses by them.
-#include "cuda/hopper.cuh"
+#include "cuda/hopper_few.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "route/cuda.hpp"
@@ -63,14 +64,18 @@ template <int rows_, int columns_, bool meets_>
 struct Shape {
   static constexpr int rows = rows_, columns = columns_;
   static constexpr bool meets = meets_;
-  static constexpr int routed = meets ? 512 : columns;              // columns that a row may have
-  static constexpr int each = rows == 128 ? columns : columns / 2;  // columns of a warpgroup
+  static constexpr int routed = meets ? 512 : columns;  // columns that a row may have
+  // W is the first operand: its 64 rows a product by all tokens, `tall` such a warpgroup.
+  static constexpr bool turned = rows < 64;
+  static constexpr int tall = turned ? columns / 128 : 1;
+  // Columns of a product's sums: of W, or tokens where turned.
+  static constexpr int each = turned ? rows : rows == 128 ? columns : columns / 2;
   static constexpr int x_bytes = rows * step * 2, w_bytes = columns * step * 2;
   static constexpr int stage_bytes = x_bytes + w_bytes;
   static constexpr int fit = 216 * 1024 / stage_bytes;
   static constexpr int stages = fit < 8 ? fit : 8;
   // Floats of a row of sums; 8 more: stores of two floats by 8 rows x 4 lanes hit no bank twice.
-  static constexpr int stride = columns + 8;
+  static constexpr int stride = columns + (turned ? 4 : 8);
   static constexpr int sum_floats = rows * stride;
   // Then lie the rows that a rank routes, and what some rules need.
   static constexpr int whole_stride = meets ? 512 + 8 : stride;
@@ -126,15 +131,21 @@ __device__ __forceinline__ void copy(const CUtensorMap& x, const CUtensorMap& w,
 // By 8 warps. `release`: of a lane below `releases`, where empty[0] of a block lies whose copies
 // this one reads.
 template <class S, class T>
-__device__ __forceinline__ void multiply(float (&sums)[S::each / 2], const unsigned char* stages,
-                                         std::uint64_t* full, std::uint32_t release, bool releases,
-                                         int steps, int warp) {
+__device__ __forceinline__ void multiply(float (&sums)[S::tall][S::each / 2],
+                                         const unsigned char* stages, std::uint64_t* full,
+                                         std::uint32_t release, bool releases, int steps,
+                                         int warp) {
   const int group = warp / 4;
   const std::uint32_t base = cuda_engine::shared_address(stages);
-  const std::uint32_t a_base = base + (S::rows == 128 ? group * 64 * 128 : 0);
-  const std::uint32_t b_base = base + S::x_bytes + (S::rows == 128 ? 0 : group * S::each * 128);
+  const std::uint32_t a_base = S::turned ? base + S::x_bytes + group * S::columns / 2 * 128
+                                         : base + (S::rows == 128 ? group * 64 * 128 : 0);
+  const std::uint32_t b_base =
+      S::turned ? base : base + S::x_bytes + (S::rows == 128 ? 0 : group * S::each * 128);
 #pragma unroll
-  for (int j = 0; j < S::each / 2; ++j) sums[j] = 0;
+  for (int m = 0; m < S::tall; ++m) {
+#pragma unroll
+    for (int j = 0; j < S::each / 2; ++j) sums[m][j] = 0;
+  }
   int s = 0, before = 0;
   unsigned parity = 0;
   for (int i = 0; i < steps; ++i) {
@@ -145,7 +156,10 @@ __device__ __forceinline__ void multiply(float (&sums)[S::each / 2], const unsig
     cuda_engine::wgmma_fence();
 #pragma unroll
     for (unsigned k = 0; k < step / 16; ++k) {
-      cuda_engine::wgmma(T{}, sums, a + 2 * k, b + 2 * k);
+#pragma unroll
+      for (int m = 0; m < S::tall; ++m) {
+        cuda_engine::wgmma(T{}, sums[m], a + 2 * k + m * (64 * 128 / 16), b + 2 * k);
+      }
     }
     cuda_engine::wgmma_commit();
     cuda_engine::wgmma_wait<1>();  // the step before has been read
@@ -160,17 +174,33 @@ __device__ __forceinline__ void multiply(float (&sums)[S::each / 2], const unsig
 
 // A warp's sums to its block's shared memory.
 template <class S>
-__device__ __forceinline__ void store_sums(const float (&sums)[S::each / 2], float* mine, int warp,
-                                           int lane) {
+__device__ __forceinline__ void store_sums(const float (&sums)[S::tall][S::each / 2], float* mine,
+                                           int warp, int lane) {
   const int group = warp / 4;
+  if constexpr (S::turned) {
+    float* const to =
+        mine + 2 * (lane & 3) * S::stride + group * (S::columns / 2) + warp % 4 * 16 + (lane >> 2);
+#pragma unroll
+    for (int m = 0; m < S::tall; ++m) {
+#pragma unroll
+      for (int j = 0; j < S::each / 8; ++j) {
+        float* const at = to + 8 * j * S::stride + 64 * m;
+        at[0] = sums[m][4 * j];
+        at[S::stride] = sums[m][4 * j + 1];
+        at[8] = sums[m][4 * j + 2];
+        at[S::stride + 8] = sums[m][4 * j + 3];
+      }
+    }
+    return;
+  }
   const int row = (S::rows == 128 ? group * 64 : 0) + warp % 4 * 16 + (lane >> 2);
   const int column = (S::rows == 128 ? 0 : group * S::each) + 2 * (lane & 3);
   float* const to = mine + row * S::stride + column;
 #pragma unroll
   for (int j = 0; j < S::each / 8; ++j) {
-    *reinterpret_cast<float2*>(to + 8 * j) = make_float2(sums[4 * j], sums[4 * j + 1]);
+    *reinterpret_cast<float2*>(to + 8 * j) = make_float2(sums[0][4 * j], sums[0][4 * j + 1]);
     *reinterpret_cast<float2*>(to + 8 * S::stride + 8 * j) =
-        make_float2(sums[4 * j + 2], sums[4 * j + 3]);
+        make_float2(sums[0][4 * j + 2], sums[0][4 * j + 3]);
   }
 }
 
@@ -191,7 +221,7 @@ __device__ __forceinline__ float4 sum_of_ranks(const float* from, const Place& p
 template <class F>
 __device__ __forceinline__ void load_runs(const float* mine, float* whole, const Place& place,
                                           int ranks, int q, float (&v)[F::held]) {
-  static_assert(F::run == 4);
+  static_assert(F::width == 32);
   if (ranks == 1) {
     struct alignas(4 * F::run) Run {
       float of[F::run];
@@ -281,12 +311,13 @@ __device__ __forceinline__ void finish(const DeviceRoute& r, const Layout& o, co
   const float* const whole = o.ranks > 1 ? end.whole : mine;
   if (r.plain_best != 0) {
     // The others may leave once every warp has read its last rows.
-    const int of_warp = end.rows - 4 * end.warp;
-    int left = of_warp > 0 ? (of_warp + 4 * multiplying - 1) / (4 * multiplying) : 0;
+    constexpr int lanes = S::turned ? 16 : 8, each = 32 / lanes;  // rows of a warp
+    const int of_warp = end.rows - each * end.warp;
+    int left = of_warp > 0 ? (of_warp + each * multiplying - 1) / (each * multiplying) : 0;
     if (o.ranks > 1 && left == 0) cuda_engine::cluster_arrive();
     const auto go = [&]<int best>() {
-      using F = FastShape<8, best, S::columns / 32, Ranked::logit>;
-      static_assert(F::tokens == 4);
+      using F = FastShape<lanes, best, S::columns / 32, Ranked::logit>;
+      static_assert(F::tokens == each);
       route_shared_rows_plain<F, S::routed>(
           r, end.shared_r,
           [&](int row, int q, float(&v)[F::held]) {
@@ -402,23 +433,33 @@ __global__ void __launch_bounds__(threads, 1)
   const int cluster = o.ranks * o.pair, in_cluster = static_cast<int>(cuda_engine::cluster_rank());
   const int member = in_cluster >= o.ranks ? 1 : 0;
   const Place place{member, in_cluster - member * o.ranks, member * o.ranks};
-  if (thread == 0) {
-    cuda_engine::prefetch_tensor_map(&x);
-    cuda_engine::prefetch_tensor_map(&w);
-    for (int s = 0; s < S::stages; ++s) {
-      cuda_engine::mbarrier_init(&full[s], 1);
-      cuda_engine::mbarrier_init(&empty[s], static_cast<unsigned>(multiplying * o.pair));
+  const std::int64_t first_of_cluster =
+      std::int64_t{cuda_engine::cluster_index()} * o.pair * S::rows;
+  const std::int64_t first = first_of_cluster + place.member * S::rows;
+  const int first_column = static_cast<int>(blockIdx.y) * S::columns;
+  const int part = static_cast<int>(blockIdx.z) * o.ranks + place.rank;
+  const int begin = part * o.steps + min(part, o.longer);
+  const int end = begin + o.steps + (part < o.longer ? 1 : 0);
+  // The copying thread makes the barriers, and goes on before the others know of them.
+  if (warp == multiplying) {
+    if (lane == 0) {
+      cuda_engine::prefetch_tensor_map(&x);
+      cuda_engine::prefetch_tensor_map(&w);
+      for (int s = 0; s < S::stages; ++s) {
+        cuda_engine::mbarrier_init(&full[s], 1);
+        cuda_engine::mbarrier_init(&empty[s], static_cast<unsigned>(multiplying * o.pair));
+      }
+      cuda_engine::mbarrier_init_fence();
     }
-    cuda_engine::mbarrier_init_fence();
+    __syncwarp();
+    asm volatile("bar.arrive 2, %0;" ::"n"(threads) : "memory");
+  } else {
+    asm volatile("bar.sync 2, %0;" ::"n"(threads) : "memory");
   }
-  __syncthreads();
   if (o.pair > 1) cuda_engine::cluster_barrier();  // the other's barriers are there
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
 
-  const std::int64_t first_of_cluster =
-      std::int64_t{cuda_engine::cluster_index()} * o.pair * S::rows;
-  const std::int64_t first = first_of_cluster + place.member * S::rows;
   const int share = o.share(S::rows), first_row = min(place.rank * share, S::rows);
   const int rows = min(share, S::rows - first_row);
   const std::int64_t valid = valid_tokens(r);
@@ -427,10 +468,6 @@ __global__ void __launch_bounds__(threads, 1)
     if (clears) clear_rows(r, first + first_row, rows, warp, multiplying + 1, lane);
     return;
   }
-  const int first_column = static_cast<int>(blockIdx.y) * S::columns;
-  const int part = static_cast<int>(blockIdx.z) * o.ranks + place.rank;
-  const int begin = part * o.steps + min(part, o.longer);
-  const int end = begin + o.steps + (part < o.longer ? 1 : 0);
   if (warp == multiplying) {
     if (lane == 0) {
       copy<S>(x, w, stages, full, empty, o, place, begin, end - begin, static_cast<int>(first),
@@ -449,7 +486,7 @@ __global__ void __launch_bounds__(threads, 1)
     const bool releases = lane < o.pair;
     const std::uint32_t release =
         cuda_engine::address_of_rank(empty, static_cast<unsigned>(releases ? to : in_cluster));
-    float sums[S::each / 2];
+    float sums[S::tall][S::each / 2];
     if (o.bf16) {
       multiply<S, __nv_bfloat16>(sums, stages, full, release, releases, end - begin, warp);
     } else {
@@ -538,6 +575,7 @@ bool router_many(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands
            .pair = plan.pair,
            .groups = plan.parts / plan.ranks,
            .bf16 = operands.bf16};
+
   if (plan.meets) {
     if (r.quick) fit_per_lane(r, shared_per_lane(512));
     o.partial = memory;
@@ -552,6 +590,8 @@ bool router_many(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands
       return few_rows ? launch_many<64, 64>(gpu, r, operands, o)
                       : launch_many<128, 64>(gpu, r, operands, o);
     case 128:
+      if (plan.rows == 16) return launch_many<16, 128>(gpu, r, operands, o);
+      if (plan.rows == 32) return launch_many<32, 128>(gpu, r, operands, o);
       return few_rows ? launch_many<64, 128>(gpu, r, operands, o)
                       : launch_many<128, 128>(gpu, r, operands, o);
     case 256:

@@ -77,7 +77,8 @@ double many_us(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
   const int steps = ((hidden + 63) / 64 + p.parts - 1) / p.parts;
   const int share = (p.rows + p.ranks - 1) / p.ranks;  // rows that a rank routes
   const int columns_copied = p.columns / p.pair;
-  const int passes = (share + 31) / 32, few_passes = (share + 7) / 8;
+  const bool turned = p.rows < 64;  // and 16 lanes select a row, not 8
+  const int passes = turned ? (share + 15) / 16 : (share + 31) / 32, few_passes = (share + 7) / 8;
   const double row = 128.0 * steps;  // bytes of a row of x or W that a block reads
   const double from_l2 = static_cast<double>(blocks) * row * (p.rows + columns_copied);
   double wave = 2.2 + 128.0 * (p.rows + p.columns) / first_bytes + (p.pair > 1 ? 0.4 : 0.0);
@@ -88,7 +89,7 @@ double many_us(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, in
   if (p.meets) {
     wave += 2 + 1.1 * few_passes;
   } else if (columns <= most_columns) {
-    wave += passes * (1 + 0.0035 * p.columns);
+    wave += passes * (1 + 0.0035 * p.columns) * (turned ? 0.85 : 1);
   }
   return 0.7 + static_cast<double>(whole_waves) * wave;
 }
@@ -114,7 +115,8 @@ RouterPlan plan_many(const cuda_engine::Gpu& gpu, std::int64_t tokens, int colum
   };
   RouterPlan p{RouterKernel::many};
   p.columns = columns > most_columns ? 256 : tile_of(columns);
-  for (p.rows = p.columns == 512 ? 64 : 128; p.rows >= 64; p.rows /= 2) {
+  const int least_rows = p.columns == 128 && !fixed ? 16 : 64;
+  for (p.rows = p.columns == 512 ? 64 : 128; p.rows >= least_rows; p.rows /= 2) {
     for (const int ranks : rank_choices) {
       if (fixed && ranks != std::min(fixed_parts, power_of_two(steps))) continue;
       p.ranks = p.parts = ranks;

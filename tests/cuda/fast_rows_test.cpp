@@ -201,6 +201,7 @@ TEST(PlainRows, AllRules) {
   check(FastShape<8, 4, 8, Ranked::logit>{});
   spec.experts = 128, spec.top_k = 8, spec.renormalize = true;
   check(FastShape<8, 8, 4, Ranked::logit>{});
+  check(FastShape<16, 8, 4, Ranked::logit>{});
   check(FastShape<32, 8, 4, Ranked::logit>{});
   spec.experts = 512, spec.top_k = 6;
   check(FastShape<16, 8, 16, Ranked::logit>{});
