@@ -1,5 +1,8 @@
-// The shuffles on a GPU: two kernels.
+// The shuffles on a GPU: one kernel where few segments are dense, two otherwise.
 //
+// few_segments: each block finds all segments, in shared memory (two sums over the block's threads,
+//   a barrier in each and one after each), and moves its rows. Counts are made legal by sums that
+//   stop at `rows`.
 // segments_kernel, one block of 1024 threads: which rows each (rank, expert) pair has in either
 //   order. First a warp a rank: the rank's counts, made legal (barrier: the totals are there; then
 //   one thread adds them up: where each rank starts); again a warp a rank: running sums over its
@@ -9,8 +12,8 @@
 //   memory.
 // move_rows: an item is a row to write; a binary search over the segments says which row to read.
 //
-// Bytes: 16 EP E for the segments; every row that is moved read once and written once. Predicted:
-// 3 us for the segments, then 90 % of a copy.
+// Bytes: 16 EP E for the segments; every row that is moved read once and written once. Predicted: 1
+// us for few segments, 3 for others, then 90 % of a copy.
 #include "cuda/move_rows.cuh"
 #include "shuffle/engine.hpp"
 
@@ -163,6 +166,182 @@ struct ShuffleMap {
   }
 };
 
+// ---- few segments ------------------------------------------------------------------------------
+
+constexpr int most_few = 1024;  // (rank, expert) pairs
+constexpr int few_threads = 256;
+
+struct FewCall {
+  const std::int32_t* token_counts;
+  std::int32_t* counts;  // null: not asked for
+  int ranks, experts, first, end;
+  std::int32_t rows;
+  int vectors;  // of a row
+  bool combines, zero_fill;
+};
+
+struct FewSegments {
+  std::int32_t to[most_few], count[most_few], from[most_few];
+  std::int32_t row[most_few];  // of pair r E + e, in the order of ranks
+  std::int32_t legal[most_few];
+  std::uint32_t sums[2][few_threads / 32];
+};
+
+__device__ __forceinline__ std::uint32_t sum_to(std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t most) {
+  return min(a + b, most);  // both are below 2^31
+}
+
+// The sum of all threads before this one, none above `most`. By the whole block.
+__device__ __forceinline__ std::uint32_t sum_before(std::uint32_t mine, std::uint32_t most,
+                                                    std::uint32_t* sums, int thread) {
+  const int lane = thread % 32, warp = thread / 32;
+  std::uint32_t sum = mine;
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    const std::uint32_t other = __shfl_up_sync(0xffffffffu, sum, apart);
+    if (lane >= apart) sum = sum_to(sum, other, most);
+  }
+  if (lane == 31) sums[warp] = sum;
+  const std::uint32_t within = __shfl_up_sync(0xffffffffu, sum, 1);
+  __syncthreads();
+  std::uint32_t before = lane == 0 ? 0 : within;
+#pragma unroll
+  for (int w = 0; w < few_threads / 32; ++w) {
+    if (w < warp) before = sum_to(before, sums[w], most);
+  }
+  return before;
+}
+
+// By the whole block; ends with a barrier. A thread has a run of pairs, by rank and then by expert,
+// and then one of those that are moved, by expert and then by rank.
+__device__ __forceinline__ void find_segments(const FewCall& call, FewSegments& s, int thread) {
+  const int pairs = call.ranks * call.experts;
+  const int locals = call.end - call.first, moved = locals * call.ranks;
+  const auto rows = static_cast<std::uint32_t>(call.rows);
+  const int each = (pairs + few_threads - 1) / few_threads;
+  const int first_pair = thread * each, end_pair = min(first_pair + each, pairs);
+  const auto given = [&](int pair) {
+    return static_cast<std::uint32_t>(min(max(__ldg(call.token_counts + pair), 0), call.rows));
+  };
+  std::uint32_t mine = 0;
+  for (int i = first_pair; i < end_pair; ++i) mine = sum_to(mine, given(i), rows);
+  std::uint32_t at = sum_before(mine, rows, s.sums[0], thread);
+  for (int i = first_pair; i < end_pair; ++i) {
+    const std::uint32_t n = min(given(i), rows - at);
+    s.row[i] = static_cast<std::int32_t>(at);
+    s.legal[i] = static_cast<std::int32_t>(n);
+    if (!call.combines) {
+      s.to[i] = static_cast<std::int32_t>(at);
+      s.count[i] = static_cast<std::int32_t>(n);
+      s.from[i] = -1;
+    }
+    at += n;
+  }
+  __syncthreads();
+  const auto pair_of = [&](int j) {
+    const int e = j / call.ranks;
+    return (j - e * call.ranks) * call.experts + call.first + e;
+  };
+  const int of_thread = (moved + few_threads - 1) / few_threads;
+  const int begin = thread * of_thread, end = min(begin + of_thread, moved);
+  mine = 0;
+  for (int j = begin; j < end; ++j) mine += static_cast<std::uint32_t>(s.legal[pair_of(j)]);
+  auto row = static_cast<std::int32_t>(sum_before(mine, rows, s.sums[1], thread));
+  for (int j = begin; j < end; ++j) {
+    const int pair = pair_of(j);
+    const std::int32_t n = s.legal[pair];
+    if (call.combines) {
+      s.to[j] = row;
+      s.count[j] = n;
+      s.from[j] = s.row[pair];
+    } else {
+      s.from[pair] = row;
+    }
+    row += n;
+  }
+  __syncthreads();
+}
+
+// By one warp.
+__device__ __forceinline__ void store_counts(const FewCall& call, const FewSegments& s, int lane) {
+  const int locals = call.end - call.first;
+  std::int32_t all = 0;
+  for (int e = lane; e < locals; e += 32) {
+    std::int32_t sum = 0;
+    for (int r = 0; r < call.ranks; ++r) sum += s.legal[r * call.experts + call.first + e];
+    call.counts[e] = sum;
+    all += sum;
+  }
+  all += __shfl_xor_sync(0xffffffffu, all, 16);
+  all += __shfl_xor_sync(0xffffffffu, all, 8);
+  all += __shfl_xor_sync(0xffffffffu, all, 4);
+  all += __shfl_xor_sync(0xffffffffu, all, 2);
+  all += __shfl_xor_sync(0xffffffffu, all, 1);
+  if (lane == 0) call.counts[locals] = all;
+}
+
+// A thread moves one vector of a row at a time: of more at once, copies are slower
+// (docs/notes/cuda-move.md). `down` rows of a block side by side.
+template <int bytes>
+__global__ void __launch_bounds__(few_threads, 8)
+    few_segments(const __grid_constant__ FewCall call, const RowsView from, const RowsView to,
+                 const int across) {
+  __shared__ FewSegments s;
+  wait_for_predecessor();
+  let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x);
+  find_segments(call, s, thread);
+  const int down = few_threads / across;
+  const int of_block = thread / across,
+            column = static_cast<int>(blockIdx.x) * across + thread % across;
+  const ShuffleMap map{
+      .to = s.to,
+      .count = s.count,
+      .from = s.from,
+      .segments = (call.combines ? call.end - call.first : call.experts) * call.ranks,
+      .rows = call.rows,
+      .combines = call.combines,
+      .zero_fill = call.zero_fill};
+  const auto items = static_cast<std::int32_t>(map.items());
+  if (column < call.vectors && of_block < down) {
+    const std::int64_t step = std::int64_t{gridDim.y} * down;
+    std::int64_t row = std::int64_t{blockIdx.y} * down + of_block;
+    MoveItem next = row < items ? map.item(row) : MoveItem{};
+    for (; row < items; row += step) {
+      const MoveItem mine = next;
+      Raw<bytes> raw{};
+      if (mine.from >= 0) {
+        raw =
+            load_raw<bytes>(from.data + mine.from * from.row_bytes + std::int64_t{column} * bytes);
+      }
+      next = row + step < items ? map.item(row + step) : MoveItem{};
+      if (mine.from != -1) {
+        store_raw(to.data + row * to.row_bytes + std::int64_t{column} * bytes, raw);
+      }
+    }
+  }
+  if (call.counts != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && thread < 32) {
+    store_counts(call, s, thread);
+  }
+}
+
+template <int bytes>
+void launch_few(const char* what, const Gpu& gpu, FewCall call, const RowsView& from,
+                const RowsView& to, std::int64_t row_bytes) {
+  const std::int64_t vectors = row_bytes / bytes;
+  call.vectors = static_cast<int>(vectors);
+  // Spans of one width; narrow rows share a block.
+  const std::int64_t spans = (vectors + few_threads - 1) / few_threads;
+  const std::int64_t across = (vectors + spans - 1) / spans, down = few_threads / across;
+  const std::int64_t blocks = std::max<std::int64_t>(1, 8 * gpu.multiprocessors / spans);
+  launch(what, gpu,
+         {.grid = {static_cast<unsigned>(spans),
+                   static_cast<unsigned>(std::min((call.rows + down - 1) / down, blocks))},
+          .block = {few_threads}},
+         few_segments<bytes>, call, from, to, static_cast<int>(across));
+}
+
 }  // namespace
 
 void shuffle_cuda(const Context& context, const ShuffleCall& call) {
@@ -170,6 +349,24 @@ void shuffle_cuda(const Context& context, const ShuffleCall& call) {
   const ShuffleSpec& spec = call.spec;
   const char* const what = call.combines ? "combine_shuffling" : "split_shuffling";
   const std::int64_t rows = call.from.shape[0];
+  const RowsView from(call.from), to(call.to);
+  const std::int64_t row_bytes = bytes(call.to.dtype, call.to.shape[1]);
+  if (!spec.padded && rows > 0 && row_bytes > 0 && spec.ranks * spec.experts <= most_few) {
+    with_widest_copy(row_bytes, from, to, [&]<int n>() {
+      launch_few<n>(what, on,
+                    FewCall{.token_counts = call.token_counts,
+                            .counts = call.counts,
+                            .ranks = spec.ranks,
+                            .experts = spec.experts,
+                            .first = spec.first_expert,
+                            .end = spec.end(),
+                            .rows = static_cast<std::int32_t>(rows),
+                            .combines = call.combines,
+                            .zero_fill = spec.zero_fill && !call.combines},
+                    from, to, row_bytes);
+    });
+    return;
+  }
   launch(what, on, {.block = {segment_threads}}, segments_kernel,
          SegmentsCall{.out = call.segments,
                       .token_counts = call.token_counts,
@@ -189,8 +386,6 @@ void shuffle_cuda(const Context& context, const ShuffleCall& call) {
                        .rows = rows,
                        .combines = call.combines,
                        .zero_fill = spec.zero_fill && !call.combines};
-  const RowsView from(call.from), to(call.to);
-  const std::int64_t row_bytes = bytes(call.to.dtype, call.to.shape[1]);
   with_widest_copy(row_bytes, from, to, [&]<int n>() {
     launch_rows(what, on, move_rows_kernel<CopyVector<n>, ShuffleMap>,
                 move_shape(on, row_bytes / n, n, rows, 0), rows, map, from, to);
