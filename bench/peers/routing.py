@@ -126,11 +126,25 @@ def load_fbgemm():
     return torch.ops.fbgemm
 
 
+def load_flashinfer():
+    """FlashInfer's gate by name of its backend: of the package, or of its libraries alone, built from its csrc."""
+    libraries = {}
+    for folder in filter(None, os.environ.get('PEERS_SITE', '').split(':')):
+        for backend in ('default', 'cake'):
+            path = Path(folder) / f'flashinfer_fused_routing_{backend}.so'
+            if path.exists():
+                libraries[backend] = importlib.import_module('tvm_ffi').load_module(str(path)).NoAuxTc
+    if libraries:
+        return libraries
+    gate = importlib.import_module('flashinfer.fused_moe').fused_topk_deepseek
+    return {backend: lambda *arguments, of=backend: gate(*arguments, backend=of) for backend in ('default', 'cake')}
+
+
 LOADERS = {
     'vllm': (load_vllm, ('vllm',)),
     'sglang': (load_sglang, ('sglang-kernel', 'sgl-kernel')),
     'quack': (lambda: importlib.import_module('quack.topk').topk_fwd, ('quack-kernels',)),
-    'flashinfer': (lambda: importlib.import_module('flashinfer.fused_moe').fused_topk_deepseek, ('flashinfer-python',)),
+    'flashinfer': (load_flashinfer, ('flashinfer-python',)),
     'fbgemm': (load_fbgemm, ('fbgemm-gpu-genai', 'fbgemm-gpu')),
 }
 
@@ -340,10 +354,12 @@ def gate_peers(row, n, have):
     if 'flashinfer' in have:
         out = [(torch.empty(tokens, k, device='cuda'), torch.empty(tokens, k, device='cuda', dtype=I32)) for _ in range(n)]
 
-        def flashinfer(i):
-            have['flashinfer'](x[i], bias, groups, keep, k, 1.0, *out[i])
-            return out[i][::-1]
-        yield Peer('flashinfer fused_topk_deepseek', flashinfer, check(lambda: flashinfer(0)))
+        for backend, gate in have['flashinfer'].items():
+            def flashinfer(i, gate=gate):
+                gate(x[i], bias, groups, keep, k, 1.0, *out[i], False, None)  # no dependent launch, like all others
+                return out[i][::-1]
+            name = 'flashinfer fused_topk_deepseek' + ('' if backend == 'default' else f', {backend}')
+            yield Peer(name, flashinfer, check(lambda call=flashinfer: call(0)))
 
 
 def random_ids(tokens, experts, k):
