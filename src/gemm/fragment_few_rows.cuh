@@ -18,8 +18,7 @@
 //   full[s]     stage s is there: the ordering thread and the bytes, and a warp's copies
 //   empty[s]    stage s may be overwritten: the lanes of four warps
 //   there       of a warp and those that have other parts of k of the same weights and tokens:
-//   their
-//               sums of eight tokens lie in shared memory
+//               their sums of eight tokens lie in shared memory
 //   used        they have been read
 // Nothing else is waited for: a warp ends a tile alone, or with its partners. Sums of parts of k
 // are added in their order, times the row's factor, and finished as finish.cuh says. A result's sum
@@ -33,10 +32,10 @@
 
 #include "cuda/launch.hpp"
 #include "gemm/finish.cuh"
-#include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
 #include "gemm/fragment_teams.hpp"
+#include "gemm/fragment_warp.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -55,6 +54,11 @@ struct FewFragments {
   static constexpr int pitch = rows + 4;               // floats from one token's sums to the next
   static constexpr int sum_floats = 8 * pitch + rows;  // of a warp: those of 8 tokens, and factors
   static constexpr int most_bytes = 226 * 1024;        // of shared memory
+  // Of 32 of k of eight tokens, from this lane's address for the first ones.
+  static SHUNT_BOTH std::uint32_t words_at(std::uint32_t first, int eight, int part) {
+    return (first ^ static_cast<std::uint32_t>(part % 2 * 64)) +
+           static_cast<std::uint32_t>(part / 2 * tokens * 128 + eight * 1024);
+  }
   using List = TileList<tokens, 1>;
   static constexpr int stages =  // of a team
       (most_bytes - 128 - 4 * warps * sum_floats - List::bytes(most_listed_groups)) / stage_bytes /
@@ -67,123 +71,6 @@ struct FewFragments {
 
 #if defined(SHUNT_SM_90A)
 
-// d += a b: m16n8k16, of four registers from `a`.
-template <bool bf16>
-__device__ __forceinline__ void mma_of(float (&d)[4], const std::uint32_t* a, std::uint32_t b0,
-                                       std::uint32_t b1) {
-  const std::uint32_t four[4] = {a[0], a[1], a[2], a[3]};
-  if constexpr (bf16) {
-    mma_16816(__nv_bfloat16(), d, four, b0, b1);
-  } else {
-    mma_16816(__half(), d, four, b0, b1);
-  }
-}
-// m16n8k32, two of every four of a kept; `selector`: which pair of threads' positions.
-template <bool bf16, int selector>
-__device__ __forceinline__ void mma_sparse(float (&d)[4], const std::uint32_t* a,
-                                           const std::uint32_t (&b)[4], std::uint32_t positions) {
-#define SHUNT_MMA_SPARSE(type)                                                                  \
-  asm volatile(                                                                                 \
-      "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." type "." type               \
-      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, "    \
-      "%13;"                                                                                    \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                          \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), \
-        "r"(positions), "n"(selector))
-  if constexpr (bf16) {
-    SHUNT_MMA_SPARSE("bf16");
-  } else {
-    SHUNT_MMA_SPARSE("f16");
-  }
-#undef SHUNT_MMA_SPARSE
-}
-
-// The sums of a warp: 16 rows of weights, or `blocks` times 16, by all tokens.
-template <class S, int blocks = 1>
-struct WarpSums {
-  using L = typename S::L;
-  static constexpr int eights = S::tokens / 8;
-  // Two blocks are two chains already.
-  static constexpr int sets = L::scaled_sums || blocks > 1 ? 1 : 2;
-  float sum[sets][blocks][eights][4];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (auto& set : sum) {
-#pragma unroll
-      for (auto& block : set) {
-#pragma unroll
-        for (auto& eight : block) eight[0] = eight[1] = eight[2] = eight[3] = 0;
-      }
-    }
-  }
-  __device__ __forceinline__ float of(int eight, int e, int block = 0) const {
-    return sets == 1 ? sum[0][block][eight][e]
-                     : sum[0][block][eight][e] + sum[sets - 1][block][eight][e];
-  }
-  // One step, of the first `some` times eight tokens. `tokens`: this lane's address for ldmatrix of
-  // the first eight tokens' first 32 of k.
-  template <int some = eights>
-  __device__ __forceinline__ void add(const unsigned char* tile, std::uint32_t tokens, int block,
-                                      int lane) {
-    L mine[blocks];
-#pragma unroll
-    for (int i = 0; i < blocks; ++i) mine[i].load_scales(tile, block + i, lane);
-    const auto token_words = [&](std::uint32_t(&b)[4], int eight, int part) {
-      ldmatrix_x4(b, (tokens ^ static_cast<std::uint32_t>(part % 2 * 64)) +
-                         static_cast<std::uint32_t>(part / 2 * S::tokens * 128 + eight * 1024));
-    };
-    // Fragments whose sums have one scale.
-    constexpr int each = L::codes == Codes::int4 ? 8 / L::groups : 8;
-    float part[L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1][4];
-#pragma unroll
-    for (int pair = 0; pair < L::pairs; ++pair) {
-      std::uint32_t a[blocks][8], positions[blocks];
-#pragma unroll
-      for (int i = 0; i < blocks; ++i) {
-        mine[i].template decode<false>(tile, block + i, pair, lane, a[i]);
-        if constexpr (L::sparse) positions[i] = L::positions(tile, block + i, pair, lane);
-      }
-#pragma unroll
-      for (int j = 0; j < some; ++j) {
-        std::uint32_t b[4];
-        if constexpr (L::sparse) {
-          token_words(b, j, 2 * pair);
-#pragma unroll
-          for (int i = 0; i < blocks; ++i)
-            mma_sparse<L::bf16, 0>(sum[0][i][j], a[i], b, positions[i]);
-          token_words(b, j, 2 * pair + 1);
-#pragma unroll
-          for (int i = 0; i < blocks; ++i)
-            mma_sparse<L::bf16, 1>(sum[sets - 1][i][j], a[i] + 4, b, positions[i]);
-        } else {
-          token_words(b, j, pair);
-#pragma unroll
-          for (int f = 0; f < 2; ++f) {
-            const int fragment = 2 * pair + f;
-#pragma unroll
-            for (int i = 0; i < blocks; ++i) {
-              if constexpr (L::scaled_sums) {
-                float(&here)[4] = part[i][j];
-                if (fragment % each == 0) here[0] = here[1] = here[2] = here[3] = 0;
-                mma_of<L::bf16>(here, a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
-                if (fragment % each == each - 1) {
-                  float(&all)[4] = sum[0][i][j];
-#pragma unroll
-                  for (int e = 0; e < 4; ++e)
-                    all[e] = __fmaf_rn(here[e], mine[i].scale(fragment / each, e / 2), all[e]);
-                }
-              } else {
-                mma_of<L::bf16>(sum[f % sets][i][j], a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-};
-
 // A place in the ring.
 template <int stages>
 struct RingPlace {
@@ -193,22 +80,6 @@ struct RingPlace {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
-
-// As mbarrier_wait and mbarrier_arrive, of barriers by their addresses: made once, not every step.
-__device__ __forceinline__ void wait_at(std::uint32_t barrier, unsigned parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra leave;\n"
-      "bra again;\n"
-      "leave:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 
 // A warp's end of a tile: what it and its partners, the warps that have the same weights and tokens
 // of other parts of k, do with their sums.
@@ -466,8 +337,9 @@ __global__ void __launch_bounds__(S::threads, 1)
           const auto barrier = static_cast<std::uint32_t>(8 * place.stage);
           wait_at(filled_at + barrier, place.parity);
           const int offset = place.stage * S::stage_bytes;
-          sum.template add<some>(weights + offset, tokens_at + static_cast<std::uint32_t>(offset),
-                                 block, lane);
+          const unsigned char* const tile_at = weights + offset;
+          sum.template add<some>(tile_at, tile_at, tile_at,
+                                 tokens_at + static_cast<std::uint32_t>(offset), block, lane);
           arrive_at(free_at + barrier);
           place.next();
         }

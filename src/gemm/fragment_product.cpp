@@ -65,8 +65,7 @@ bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, st
   return after + gather_us < plan_fragments(sizes, f).us;
 }
 
-bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
-  if (plan.kernel == PackedPlan::none) return false;
+FragmentArgs args_of(const FragmentProduct& p) {
   const FragmentLayout& layout = p.layout;
   const bool bf16 = layout.dtype == DType::bf16;
   const bool activates =
@@ -107,7 +106,12 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
     args.finish.bias_group_stride = p.bias.strides[0];
     args.finish.bias_stride = p.bias.strides[1];
   }
-  launcher(layout, plan.kernel == PackedPlan::many_rows)(gpu, plan, layout, args);
+  return args;
+}
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
+  if (plan.kernel == PackedPlan::none) return false;
+  launcher(p.layout, plan.kernel == PackedPlan::many_rows)(gpu, plan, p.layout, args_of(p));
   return true;
 }
 

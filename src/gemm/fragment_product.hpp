@@ -67,6 +67,7 @@ struct FragmentArgs {
 };
 
 PackedSizes sizes_of(const FragmentProduct& product);
+FragmentArgs args_of(const FragmentProduct& product);
 // Whether rows that a permutation picks are better gathered beforehand.
 bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows);
 // Every plan for the product, few rows' and many rows'; none: this GPU cannot.

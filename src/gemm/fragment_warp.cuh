@@ -1,0 +1,152 @@
+// What the kernels for few rows of packed weights share: a warp's sums of a step, by mma.sync, and
+// barriers by their addresses.
+#pragma once
+
+#include "cuda/hopper.cuh"
+#include "gemm/fragment_lane.hpp"
+
+#if defined(SHUNT_SM_90A)
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+// d += a b: m16n8k16, of four registers from `a`.
+template <bool bf16>
+__device__ __forceinline__ void mma_of(float (&d)[4], const std::uint32_t* a, std::uint32_t b0,
+                                       std::uint32_t b1) {
+  const std::uint32_t four[4] = {a[0], a[1], a[2], a[3]};
+  if constexpr (bf16) {
+    mma_16816(__nv_bfloat16(), d, four, b0, b1);
+  } else {
+    mma_16816(__half(), d, four, b0, b1);
+  }
+}
+// m16n8k32, two of every four of a kept; `selector`: which pair of threads' positions.
+template <bool bf16, int selector>
+__device__ __forceinline__ void mma_sparse(float (&d)[4], const std::uint32_t* a,
+                                           const std::uint32_t (&b)[4], std::uint32_t positions) {
+#define SHUNT_MMA_SPARSE(type)                                                                  \
+  asm volatile(                                                                                 \
+      "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." type "." type               \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, "    \
+      "%13;"                                                                                    \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                          \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), \
+        "r"(positions), "n"(selector))
+  if constexpr (bf16) {
+    SHUNT_MMA_SPARSE("bf16");
+  } else {
+    SHUNT_MMA_SPARSE("f16");
+  }
+#undef SHUNT_MMA_SPARSE
+}
+
+// The sums of a warp: 16 rows of weights, or `blocks` times 16, by all tokens.
+template <class S, int blocks = 1>
+struct WarpSums {
+  using L = typename S::L;
+  static constexpr int eights = S::tokens / 8;
+  // Two blocks are two chains already.
+  static constexpr int sets = L::scaled_sums || blocks > 1 ? 1 : 2;
+  float sum[sets][blocks][eights][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (auto& set : sum) {
+#pragma unroll
+      for (auto& block : set) {
+#pragma unroll
+        for (auto& eight : block) eight[0] = eight[1] = eight[2] = eight[3] = 0;
+      }
+    }
+  }
+  __device__ __forceinline__ float of(int eight, int e, int block = 0) const {
+    return sets == 1 ? sum[0][block][eight][e]
+                     : sum[0][block][eight][e] + sum[sets - 1][block][eight][e];
+  }
+  // One step, of the first `some` times eight tokens. `tokens`: this lane's address for ldmatrix of
+  // the first eight tokens' first 32 of k. `positions_of`, `scales`: where the tile would begin for
+  // these parts of it.
+  template <int some = eights>
+  __device__ __forceinline__ void add(const unsigned char* tile, const unsigned char* positions_of,
+                                      const unsigned char* scales, std::uint32_t tokens, int block,
+                                      int lane) {
+    L mine[blocks];
+#pragma unroll
+    for (int i = 0; i < blocks; ++i) mine[i].load_scales(scales, block + i, lane);
+    const auto token_words = [&](std::uint32_t(&b)[4], int eight, int part) {
+      ldmatrix_x4(b, S::words_at(tokens, eight, part));
+    };
+    // Fragments whose sums have one scale.
+    constexpr int each = L::codes == Codes::int4 ? 8 / L::groups : 8;
+    float part[L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1][4];
+#pragma unroll
+    for (int pair = 0; pair < L::pairs; ++pair) {
+      std::uint32_t a[blocks][8], positions[blocks];
+#pragma unroll
+      for (int i = 0; i < blocks; ++i) {
+        mine[i].template decode<false>(tile, block + i, pair, lane, a[i]);
+        if constexpr (L::sparse) positions[i] = L::positions(positions_of, block + i, pair, lane);
+      }
+#pragma unroll
+      for (int j = 0; j < some; ++j) {
+        std::uint32_t b[4];
+        if constexpr (L::sparse) {
+          token_words(b, j, 2 * pair);
+#pragma unroll
+          for (int i = 0; i < blocks; ++i)
+            mma_sparse<L::bf16, 0>(sum[0][i][j], a[i], b, positions[i]);
+          token_words(b, j, 2 * pair + 1);
+#pragma unroll
+          for (int i = 0; i < blocks; ++i)
+            mma_sparse<L::bf16, 1>(sum[sets - 1][i][j], a[i] + 4, b, positions[i]);
+        } else {
+          token_words(b, j, pair);
+#pragma unroll
+          for (int f = 0; f < 2; ++f) {
+            const int fragment = 2 * pair + f;
+#pragma unroll
+            for (int i = 0; i < blocks; ++i) {
+              if constexpr (L::scaled_sums) {
+                float(&here)[4] = part[i][j];
+                if (fragment % each == 0) here[0] = here[1] = here[2] = here[3] = 0;
+                mma_of<L::bf16>(here, a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
+                if (fragment % each == each - 1) {
+                  float(&all)[4] = sum[0][i][j];
+#pragma unroll
+                  for (int e = 0; e < 4; ++e)
+                    all[e] = __fmaf_rn(here[e], mine[i].scale(fragment / each, e / 2), all[e]);
+                }
+              } else {
+                mma_of<L::bf16>(sum[f % sets][i][j], a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+// As mbarrier_wait and mbarrier_arrive, of barriers by their addresses: made once, not every step.
+__device__ __forceinline__ void wait_at(std::uint32_t barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra leave;\n"
+      "bra again;\n"
+      "leave:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine
+
+#endif

@@ -1,0 +1,309 @@
+// The products of the layer's experts: from what it calls for to the engine's terms.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "activate/cpu_engine.hpp"
+#include "core/check.hpp"
+#include "gemm/cpu_engine.hpp"
+#include "gemm/cuda_engine.hpp"
+#include "gemm/fragment_prepare.hpp"
+#include "gemm/fragment_product.hpp"
+#include "gemm/fused.hpp"
+#include "gemm/fused_few.hpp"
+#include "gemm/layout.hpp"
+#include "gemm/packed_panels.hpp"
+#include "gemm/packed_prepare.hpp"
+#include "gemm/packed_product.hpp"
+
+namespace shunt {
+
+namespace {
+
+bool on_gpu(const Context& context) {
+  return cuda_engine::built && context.device().type == DeviceType::cuda;
+}
+
+// Packed weights that become numbers of the rows' type on a GPU.
+bool decoded(const PreparedWeights& weights) {
+  return weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype;
+}
+
+Tensor bias_of(const PreparedWeights& weights, const float* bias) {
+  return bias != nullptr ? view(bias, {weights.groups, weights.n}) : Tensor{};
+}
+
+// The terms of the GPU's products by packed weights that are decoded, and by plain ones.
+template <class Product, class Layout>
+Product product_of(const Layout& layout, const PreparedWeights& weights,
+                   const cpu_engine::ActivationRule& activation, const MlpInput& in,
+                   const Tensor& out) {
+  return {.layout = layout,
+          .groups = weights.groups,
+          .prepared = weights.data,
+          .offsets = in.offsets,
+          .counts = in.valid,
+          .whole_k = in.whole_k,
+          .early = in.early,
+          .rows = in.rows,
+          .permutation = in.permutation,
+          .slots = in.slots,
+          .row_scale = in.row_scale,
+          .bias = bias_of(weights, in.bias),
+          .activation = activation,
+          .out = out};
+}
+cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
+  return {weights.dtype, weights.n, weights.k, weights.paired};
+}
+
+constexpr cpu_engine::ActivationRule no_activation{.kind = cpu_engine::ActivationRule::identity,
+                                                   .gated = false};
+
+void multiply(const Context& context, const PreparedWeights& weights,
+              const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
+              Workspace workspace, const Tensor& out_scales = {}) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return cuda_engine::multiply_fragments(
+          context.gpu(), product_of<cuda_engine::FragmentProduct>(
+                             cuda_engine::fragments_of(weights), weights, activation, in, out));
+    }
+    if (on_gpu(context) && weights.format != FormatSpec{}) {
+      return cuda_engine::multiply_packed(context.gpu(), {.layout = cuda_engine::layout_of(weights),
+                                                          .groups = weights.groups,
+                                                          .prepared = weights.data,
+                                                          .offsets = in.offsets,
+                                                          .counts = in.valid,
+                                                          .whole_k = in.whole_k,
+                                                          .rows = in.rows,
+                                                          .row_scales = in.row_scales,
+                                                          .permutation = in.permutation,
+                                                          .slots = in.slots,
+                                                          .row_weight = in.row_scale,
+                                                          .bias = bias_of(weights, in.bias),
+                                                          .activation = activation,
+                                                          .out = out,
+                                                          .out_scales = out_scales,
+                                                          .between = weights.dtype});
+    }
+    if (on_gpu(context)) {
+      return cuda_engine::multiply_groups(
+          context.gpu(),
+          product_of<cuda_engine::GroupedProduct>(tiles_of(weights), weights, activation, in, out));
+    }
+  }
+  cpu_engine::multiply_groups(
+      context.pool(),
+      {.layout = PanelLayout(weights),
+       .groups = weights.groups,
+       .prepared = weights.data,
+       .walk = GroupWalk::of_rows(in.offsets, in.valid, weights.groups, out.shape[0]),
+       .rows = in.rows,
+       .permutation = in.permutation,
+       .slots = in.slots,
+       .row_scale = in.row_scale,
+       .bias = in.bias,
+       .activation = activation,
+       .out = out},
+      workspace);
+}
+
+}  // namespace
+
+void mlp_gate_up(const Context& context, const PreparedWeights& weights,
+                 const ActivationSpec& activation, const MlpInput& in, Tensor out,
+                 Workspace workspace, Tensor out_scales) {
+  multiply(context, weights, cpu_engine::activation_rule(activation), in, out, workspace,
+           out_scales);
+}
+
+Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,
+                      const PreparedWeights& down, std::int64_t rows) {
+  if constexpr (cuda_engine::built) {
+    return cuda_engine::plan_rounding(context.gpu(), cuda_engine::layout_of(gate_up),
+                                      cuda_engine::layout_of(down), gate_up.groups, rows);
+  }
+  return Rounding::on_the_way;
+}
+
+void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
+              Tensor out, Workspace workspace) {
+  multiply(context, weights, no_activation, in, out, workspace);
+}
+
+// Of what both products' kernel takes; else none.
+cuda_engine::FusedPlans mlp_both_plans(const Context& context, const PreparedWeights& gate_up,
+                                       const PreparedWeights& down, std::int64_t rows) {
+  if constexpr (cuda_engine::built) {
+    if (!on_gpu(context) || rows < 1 || rows > most_rows_at_once) return {};
+    const auto plans = [&](const auto& first, const auto& second) -> cuda_engine::FusedPlans {
+      const cuda_engine::FusedForm form = cuda_engine::form_of(first);
+      if (!(form == cuda_engine::form_of(second))) return {};
+      return cuda_engine::fused_candidates(form, {first.rows(), first.k}, {second.rows(), second.k},
+                                           gate_up.groups, rows,
+                                           cuda_engine::figures(context.gpu()));
+    };
+    if (decoded(gate_up) && decoded(down)) {
+      return plans(cuda_engine::fragments_of(gate_up), cuda_engine::fragments_of(down));
+    }
+    if (gate_up.format == FormatSpec{} && down.format == FormatSpec{}) {
+      return plans(tiles_of(gate_up), tiles_of(down));
+    }
+  }
+  return {};
+}
+
+namespace {
+
+// The environment variable SHUNT_CUDA_EXPERTS=one_launch: docs/notes/cuda-fused.md says why it has
+// to be asked for.
+bool one_launch_wanted() {
+  static const bool wanted = [] {
+    const char* const text = std::getenv("SHUNT_CUDA_EXPERTS");
+    if (text == nullptr || *text == 0) return false;
+    if (std::strcmp(text, "one_launch") == 0) return true;
+    fail(Status::invalid_argument, "SHUNT_CUDA_EXPERTS is '{}': must be one_launch, or not set",
+         text);
+  }();
+  return wanted;
+}
+
+cuda_engine::FusedPlan both_plan(const Context& context, const PreparedWeights& gate_up,
+                                 const PreparedWeights& down, std::int64_t rows) {
+  if constexpr (cuda_engine::built) {
+    return cuda_engine::fastest(mlp_both_plans(context, gate_up, down, rows));
+  }
+  return {};
+}
+
+}  // namespace
+
+bool mlp_takes_both(const Context& context, const PreparedWeights& gate_up,
+                    const PreparedWeights& down, std::int64_t rows, bool whole_k) {
+  if constexpr (cuda_engine::built) {
+    if (whole_k || !one_launch_wanted()) return false;
+    const cuda_engine::FusedPlan plan = both_plan(context, gate_up, down, rows);
+    return plan.blocks > 0 &&
+           plan.us < mlp_us(context, gate_up, rows, false) + mlp_us(context, down, rows, false);
+  }
+  return false;
+}
+
+void mlp_both(const Context& context, const PreparedWeights& gate_up, const PreparedWeights& down,
+              const ActivationSpec& activation, const MlpInput& in, Tensor h,
+              const float* down_bias, Tensor out, std::uint32_t* counters,
+              const cuda_engine::FusedPlan* given) {
+  if constexpr (cuda_engine::built) {
+    const cuda_engine::FusedPlan plan =
+        given != nullptr ? *given : both_plan(context, gate_up, down, out.shape[0]);
+    const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(activation);
+    const MlpInput between{.rows = h, .offsets = in.offsets, .bias = down_bias};
+    if (decoded(gate_up)) {
+      using cuda_engine::FragmentProduct, cuda_engine::fragments_of;
+      cuda_engine::multiply_fused(
+          context.gpu(), plan,
+          product_of<FragmentProduct>(fragments_of(gate_up), gate_up, rule, in, h),
+          product_of<FragmentProduct>(fragments_of(down), down, no_activation, between, out),
+          counters);
+    } else {
+      using cuda_engine::GroupedProduct;
+      cuda_engine::multiply_fused(
+          context.gpu(), plan, product_of<GroupedProduct>(tiles_of(gate_up), gate_up, rule, in, h),
+          product_of<GroupedProduct>(tiles_of(down), down, no_activation, between, out), counters);
+    }
+  }
+}
+
+std::string mlp_explain_both(const Context& context, const PreparedWeights& gate_up,
+                             const PreparedWeights& down, std::int64_t rows) {
+  if constexpr (cuda_engine::built) {
+    return (gate_up.format == FormatSpec{} ? "" : to_string(gate_up.format) + ", ") +
+           cuda_engine::describe(both_plan(context, gate_up, down, rows));
+  }
+  return {};
+}
+
+bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        DType source, bool scaled) {
+  // The kernels of packed weights read rows wherever they are, but convert them slowly, and share
+  // those that lie in order.
+  if (decoded(weights)) {
+    if constexpr (cuda_engine::built) {
+      if (!on_gpu(context)) return false;
+      return ((source != weights.dtype || scaled) && rows >= 256) ||
+             cuda_engine::gathering_pays(context.gpu(), cuda_engine::fragments_of(weights),
+                                         weights.groups, rows);
+    }
+    return false;
+  }
+  if (weights.format != FormatSpec{}) return false;
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context)) {
+      return cuda_engine::gathering_pays(context.gpu(), tiles_of(weights), weights.groups, rows,
+                                         source != weights.dtype || scaled);
+    }
+  }
+  return false;
+}
+
+std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
+                                std::int64_t rows, std::int64_t source_rows) {
+  if (on_gpu(context)) return 0;
+  return cpu_engine::product_workspace_bytes(context.pool(), PanelLayout(weights), weights.groups,
+                                             rows, source_rows < 0 ? rows : source_rows, true);
+}
+
+double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+              bool whole_k) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return cuda_engine::product_us(context.gpu(), cuda_engine::fragments_of(weights),
+                                     weights.groups, rows, whole_k);
+    }
+    if (on_gpu(context)) {
+      return cuda_engine::product_us(context.gpu(), tiles_of(weights), weights.groups, rows,
+                                     whole_k);
+    }
+  }
+  return 0;
+}
+
+std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+                        int hit, bool whole_k, bool rounded) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return to_string(weights.format) + ", " +
+             cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
+                                        weights.groups, rows, whole_k);
+    }
+    if (on_gpu(context) && weights.format != FormatSpec{}) {
+      return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
+                                        weights.groups, rows, rounded);
+    }
+    if (on_gpu(context)) {
+      return cuda_engine::product_words(context.gpu(), tiles_of(weights), weights.groups, rows,
+                                        whole_k);
+    }
+  }
+  const PanelLayout layout(weights);
+  const cpu_engine::Isa isa = context.pool().isa();
+  const cpu_engine::ProductPlan plan = cpu_engine::plan_product(isa, layout, rows);
+  const std::int64_t blocks = std::max<std::int64_t>(
+      hit, (rows + plan.block_rows - 1) / std::max<std::int64_t>(1, plan.block_rows));
+  return fmt::format(
+      "{} {}{}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
+      weights.format == FormatSpec{} ? "" : to_string(weights.format) + " decoded, ",
+      plan.dot                         ? "bf16 dot"
+      : isa == cpu_engine::Isa::scalar ? "f32"
+                                       : "f32 FMA",
+      plan.widen ? ", weights widened once a block" : "",
+      weights.format == FormatSpec{} ? cpu_engine::gemm_kernels(isa).tile_rows
+                                     : cpu_engine::packed_kernels(isa, plan.dot).tile_rows,
+      layout.k <= plan.stretch ? "one go" : fmt::format("stretches of {}", plan.stretch),
+      blocks * layout.panels(), context.threads(), context.threads() == 1 ? "" : "s");
+}
+
+}  // namespace shunt
