@@ -171,7 +171,7 @@ LayerOptions = struct('LayerOptions', '#dtype', '#reserved')
 ExpertWeights = struct('ExpertWeights', '#count', '#reserved', 'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias')
 LayerWeights = struct('LayerWeights', 'router', 'router_bias', 'selection_bias', 'per_expert_scale', 'hash_table', '*experts', '*shared', 'shared_gate',
                       'latent_down', 'latent_up', 'output_bias', 'router_norm', 'input_norm', 'output_norm')
-Inputs = struct('Inputs', 'hidden', 'token_ids', 'residual', 'valid_tokens')
+Inputs = struct('Inputs', 'hidden', 'token_ids', 'residual', 'valid_tokens', 'logits', 'ids', 'weights')
 Outputs = struct('Outputs', 'output', 'ids', 'weights')
 
 

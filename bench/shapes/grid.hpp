@@ -14,6 +14,9 @@ namespace shunt::bench {
 // most that a group has; dense, for groups of equal size.
 enum class Walk { offsets, masked, dense };
 
+// Where a layer's call begins: with its router, with given logits, or with given ids and weights.
+enum class RoutingFrom { hidden, logits, ids };
+
 // One case of one of the stages around the experts' GEMMs.
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
@@ -34,7 +37,8 @@ struct StageShape {
   // gemm, layer: of the experts, and what their rows are rounded to.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
-  Walk walk = Walk::offsets;  // gemm
+  Walk walk = Walk::offsets;               // gemm
+  RoutingFrom from = RoutingFrom::hidden;  // layer
 };
 
 const std::vector<StageShape>& routing_grid();

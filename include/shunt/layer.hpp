@@ -141,11 +141,15 @@ struct LayerInputs {
   Tensor token_ids{};     // [T] i32 | i64; iff route.hashed
   Tensor residual{};      // [T, H], optional, added to the output
   Tensor valid_tokens{};  // [1] i32, optional: rows at or past it are written as 0
+  // Where the caller routes, one of the two, and the layer's router is not read:
+  Tensor logits{};   // [T, C] f32 | bf16 | f16, C = route.columns(): r W^T; the rest is the layer's
+  Tensor ids{};      // [T, S] i32, S = route.slots(): shared slots too; out of range: no expert
+  Tensor weights{};  // [T, S] f32, with ids: whatever the rule would do to them is done
 };
 struct LayerOutputs {
   Tensor output{};   // [T, H] f32 | bf16 | f16
-  Tensor ids{};      // [T, k] i32, optional
-  Tensor weights{};  // [T, k] f32, optional
+  Tensor ids{};      // [T, k] i32, optional, not where the caller gives ids
+  Tensor weights{};  // [T, k] f32, likewise
 };
 
 Support supports(const LayerSpec& spec, const LayerOptions& options, Device device);

@@ -31,9 +31,27 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},
                  device);
   }
-  if (check_given("forward: token_ids", in.token_ids, spec.route.hashed, "the layer's routing")) {
+  if (check_given("forward: token_ids", in.token_ids, spec.route.hashed && !in.ids,
+                  "the layer's routing")) {
     check_tensor("forward: token_ids", in.token_ids,
                  {.dtypes = {DType::i32, DType::i64}, .shape = {tokens}, .dense = true}, device);
+  }
+  const RouteSpec& route = spec.route;
+  if (in.logits) {
+    if (in.ids) fail(Status::invalid_argument, "forward: logits are given beside ids: must be one");
+    check_tensor("forward: logits", in.logits,
+                 {.dtypes = float_dtypes, .shape = {tokens, route.columns()}}, device);
+  }
+  if (check_given("forward: weights", in.weights, static_cast<bool>(in.ids), "the call's ids")) {
+    check_tensor("forward: ids", in.ids,
+                 {.dtypes = {DType::i32}, .shape = {tokens, route.slots()}, .dense = true}, device);
+    check_tensor("forward: weights", in.weights,
+                 {.dtypes = {DType::f32}, .shape = {tokens, route.slots()}, .dense = true}, device);
+    if (out.ids || out.weights) {
+      fail(Status::invalid_argument,
+           "forward: outputs.{} are asked for: must be absent where the call gives ids",
+           out.ids ? "ids" : "weights");
+    }
   }
   if (in.valid_tokens) {
     check_tensor("forward: valid_tokens", in.valid_tokens, {.dtypes = {DType::i32}, .shape = {1}},
@@ -116,15 +134,21 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
 
   // Without shared slots the caller's ids and weights are all there is.
   const bool own_routing = spec.route.shared.count > 0;
-  const Tensor ids = !own_routing && out.ids ? cut(out.ids) : at(s.ids, i32, {tokens, slots});
-  const Tensor weights =
-      !own_routing && out.weights ? cut(out.weights) : at(s.weights, f32, {tokens, slots});
+  const bool routed_before = static_cast<bool>(in.ids);
+  const Tensor ids = routed_before             ? cut(in.ids)
+                     : !own_routing && out.ids ? cut(out.ids)
+                                               : at(s.ids, i32, {tokens, slots});
+  const Tensor weights = routed_before                 ? cut(in.weights)
+                         : !own_routing && out.weights ? cut(out.weights)
+                                                       : at(s.weights, f32, {tokens, slots});
   const Tensor inverse = at(s.inverse, i32, {tokens, slots});
   OrderOutputs ordered{.offsets = at(s.offsets, i32, {spec.experts.experts + 1}),
                        .permutation = at(s.permutation, i32, {pairs}),
                        .inverse = inverse};
   if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
-  const bool at_once = routes_and_orders_at_once(tokens);
+  const bool at_once = !routed_before && routes_and_orders_at_once(tokens);
+  const bool both = both_at_once(tokens);
+  if (both) ordered.zeroed = at(s.counters, i32, {1 + pairs});
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
@@ -150,36 +174,41 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   if constexpr (cuda_engine::built) {
     if (beside) side->fork();
   }
-  clock(
-      at_once ? "route+order" : "route",
-      [&] {
-        RouteInputs routed{.hidden = x,
-                           .router_weight = w.router,
-                           .router_bias = w.router_bias,
-                           .selection_bias = w.selection_bias,
-                           .per_expert_scale = w.per_expert_scale,
-                           .token_ids = cut(in.token_ids),
-                           .hash_table = w.hash_table,
-                           .valid_tokens = valid};
-        if (spec.router_norm.enabled) {
-          rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input, valid);
-          routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
-        }
-        const RouteOutputs chosen{.ids = ids, .weights = weights};
-        const RouteSpec rule = routing();
-        if (at_once) {
-          route_and_order(context, rule, routed, chosen, order_spec(spec), ordered, stage);
-        } else {
-          route(context, rule, routed, chosen, stage);
-        }
-        if (own_routing && (out.ids || out.weights)) {
-          copy_columns(context, s.ids, s.weights, slots, cut(out.ids), cut(out.weights));
-        }
-      },
-      [&] {
-        const StageCost routing = route_cost(spec, w, tokens, x.dtype);
-        return at_once ? routing + order_cost(spec, tokens) : routing;
-      });
+  if (!routed_before) {
+    clock(
+        at_once ? "route+order" : "route",
+        [&] {
+          RouteInputs routed{.hidden = x,
+                             .router_weight = w.router,
+                             .router_bias = w.router_bias,
+                             .selection_bias = w.selection_bias,
+                             .per_expert_scale = w.per_expert_scale,
+                             .token_ids = cut(in.token_ids),
+                             .hash_table = w.hash_table,
+                             .valid_tokens = valid};
+          if (in.logits) {
+            routed.hidden = routed.router_weight = {};
+            routed.logits = cut(in.logits);
+          } else if (spec.router_norm.enabled) {
+            rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input, valid);
+            routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
+          }
+          const RouteOutputs chosen{.ids = ids, .weights = weights};
+          const RouteSpec rule = routing();
+          if (at_once) {
+            route_and_order(context, rule, routed, chosen, order_spec(spec), ordered, stage);
+          } else {
+            route(context, rule, routed, chosen, stage);
+          }
+          if (own_routing && (out.ids || out.weights)) {
+            copy_columns(context, s.ids, s.weights, slots, cut(out.ids), cut(out.weights));
+          }
+        },
+        [&] {
+          const StageCost routing = route_cost(spec, w, tokens, x.dtype);
+          return at_once ? routing + order_cost(spec, tokens) : routing;
+        });
+  }
   if (!at_once) {
     clock(
         "order",
@@ -226,64 +255,78 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
   const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
   const bool scaled = s.row_weights != nullptr;
-  clock(
-      "gate_up",
-      [&] {
-        MlpInput rows{.rows = u,
-                      .offsets = s.offsets,
-                      .whole_k = whole_k,
-                      .permutation = s.permutation,
-                      .slots = slots,
-                      .row_scale = s.row_weights,
-                      .bias = experts.gate_up_bias.as<float>()};
-        if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
-          // Where the experts' rows will be written later.
-          rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
-          GatherInputs from{.hidden = u,
-                            .permutation = at(s.permutation, i32, {pairs}),
-                            .rows = count,
-                            .inverse = inverse};
-          if (scaled) from.weights = at(s.row_weights, f32, {pairs});
-          if (rounded) rows.row_scales = fp8_u.scales;
-          gather(context,
-                 {.slots = slots,
-                  .scale_by_weight = scaled,
-                  .quantise = rounded ? Quantise::block_128 : Quantise::none},
-                 from, rows.rows, rows.row_scales);
-          rows.permutation = nullptr;
-          rows.slots = 1;
-          rows.row_scale = nullptr;
-        }
-        if (way == Rounding::by_product) {
-          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values, stage,
-                      fp8_h.scales);
-        } else {
-          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h_16, stage);
-        }
-      },
-      [&] {
-        const Load now = load();
-        return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype) +
-               packed_cost(experts.gate_up, now.hit);
-      });
-  clock(
-      "down",
-      [&] {
-        if (way == Rounding::between) round_in_place(context, h_16, count);
-        mlp_gemm(context, experts.down,
-                 {.rows = rounded ? fp8_h.values : h_16,
-                  .offsets = s.offsets,
-                  .whole_k = whole_k,
-                  .early = true,  // gate_up lies in between
-                  .bias = experts.down_bias.as<float>(),
-                  .row_scales = rounded ? fp8_h.scales : Tensor{}},
-                 expert_rows, stage);
-      },
-      [&] {
-        const Load now = load();
-        return down_cost(spec, options.dtype, rows_dtype(), now.rows, now.hit) +
-               packed_cost(experts.down, now.hit);
-      });
+  const MlpInput routed{.rows = u,
+                        .offsets = s.offsets,
+                        .whole_k = whole_k,
+                        .permutation = s.permutation,
+                        .slots = slots,
+                        .row_scale = s.row_weights,
+                        .bias = experts.gate_up_bias.as<float>()};
+  const auto gate_up_takes = [&] {
+    const Load now = load();
+    return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype) +
+           packed_cost(experts.gate_up, now.hit);
+  };
+  const auto down_takes = [&] {
+    const Load now = load();
+    return down_cost(spec, options.dtype, rows_dtype(), now.rows, now.hit) +
+           packed_cost(experts.down, now.hit);
+  };
+  if (both) {
+    clock(
+        "experts",
+        [&] {
+          mlp_both(context, experts.gate_up, experts.down, spec.experts.activation, routed, h_16,
+                   experts.down_bias.as<float>(), expert_rows,
+                   reinterpret_cast<std::uint32_t*>(s.counters));
+        },
+        [&] { return gate_up_takes() + down_takes(); });
+  } else {
+    clock(
+        "gate_up",
+        [&] {
+          MlpInput rows = routed;
+          if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
+            // Where the experts' rows will be written later.
+            rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
+            GatherInputs from{.hidden = u,
+                              .permutation = at(s.permutation, i32, {pairs}),
+                              .rows = count,
+                              .inverse = inverse};
+            if (scaled) from.weights = at(s.row_weights, f32, {pairs});
+            if (rounded) rows.row_scales = fp8_u.scales;
+            gather(context,
+                   {.slots = slots,
+                    .scale_by_weight = scaled,
+                    .quantise = rounded ? Quantise::block_128 : Quantise::none},
+                   from, rows.rows, rows.row_scales);
+            rows.permutation = nullptr;
+            rows.slots = 1;
+            rows.row_scale = nullptr;
+          }
+          if (way == Rounding::by_product) {
+            mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values,
+                        stage, fp8_h.scales);
+          } else {
+            mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h_16, stage);
+          }
+        },
+        gate_up_takes);
+    clock(
+        "down",
+        [&] {
+          if (way == Rounding::between) round_in_place(context, h_16, count);
+          mlp_gemm(context, experts.down,
+                   {.rows = rounded ? fp8_h.values : h_16,
+                    .offsets = s.offsets,
+                    .whole_k = whole_k,
+                    .early = true,  // gate_up lies in between
+                    .bias = experts.down_bias.as<float>(),
+                    .row_scales = rounded ? fp8_h.scales : Tensor{}},
+                   expert_rows, stage);
+        },
+        down_takes);
+  }
 
   if (spec.shared.intermediate > 0 && !beside) {
     clock(

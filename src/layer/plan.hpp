@@ -22,6 +22,7 @@ struct LayerScratch {
   std::int32_t* permutation = nullptr;  // [N]
   std::int32_t* inverse = nullptr;      // [T, S]
   float* row_weights = nullptr;         // [N], weight on the input only
+  std::int32_t* counters = nullptr;     // [1 + N], of both products in one launch only
   float* router_input = nullptr;        // [T, H], router norm only
   float* normed = nullptr;              // [T, H], input norm only
   float* latent = nullptr;              // [T, L], latent only
@@ -66,7 +67,7 @@ struct Fp8Rows {
 };
 
 // `rows`: of the experts' rows between their second GEMM and the combine. With a null workspace:
-// measures.
+// measures. What a call of fewer tokens takes is never more.
 LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType rows,
                    std::int64_t tokens, std::size_t stage_bytes, Workspace workspace);
 

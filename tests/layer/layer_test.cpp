@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/convert.hpp"
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
 #include "layer/reference.hpp"
@@ -108,6 +109,97 @@ TEST_P(LayerTest, MatchesTheReference) {
           << to_string(dtype) << ", " << tokens << " tokens";
     }
   }
+}
+
+// Routing that the caller did, from hidden states or from logits, gives what the layer's own does.
+TEST_P(LayerTest, TakesTheCallersRouting) {
+  RandomLayer random(GetParam().spec, 9);
+  const LayerSpec& spec = random.spec;
+  if (spec.route.shared.count > 0) GTEST_SKIP() << "ids of shared slots are not put out";
+  const Layer layer(spec, random.weights, context_, {.dtype = DType::bf16});
+  for (const std::int64_t tokens : {1, 5, 40}) {
+    const LayerInputs in = inputs(random, tokens);
+    const Result own = run(layer, context_, in);
+    const std::int64_t slots = spec.route.slots(), columns = spec.route.columns();
+    std::vector<float> output(own.output.size(), std::nanf(""));
+    const Buffer workspace = context_.allocate(layer.workspace_bytes(tokens));
+    const auto forward = [&](const Tensor& logits, const Tensor& ids, const Tensor& weights) {
+      test::Mirror mirror(context_);
+      layer.forward({.hidden = mirror.in(in.hidden),
+                     .token_ids = ids ? Tensor{} : mirror.in(in.token_ids),
+                     .logits = mirror.in(logits),
+                     .ids = mirror.in(ids),
+                     .weights = mirror.in(weights)},
+                    {.output = mirror.out(view(output.data(), {tokens, spec.hidden}))}, workspace);
+      mirror.fetch();
+    };
+    forward({}, view(own.ids.data(), {tokens, slots}), view(own.weights.data(), {tokens, slots}));
+    EXPECT_EQ(output, own.output) << tokens << " tokens";
+
+    if (spec.router_norm.enabled || spec.route.router_bias || spec.route.soft_cap > 0) continue;
+    const Tensor& w = random.weights.router;
+    std::vector<float> logits(static_cast<std::size_t>(tokens * columns));
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < spec.hidden; ++i) {
+          sum += static_cast<double>(load_f32(in.hidden[t].data, in.hidden.dtype, i)) *
+                 static_cast<double>(load_f32(w[c].data, w.dtype, i));
+        }
+        logits[static_cast<std::size_t>(t * columns + c)] = static_cast<float>(sum);
+      }
+    }
+    forward(view(logits.data(), {tokens, columns}), {}, {});
+    float most = 0;
+    for (const float y : own.output) most = std::max(most, std::abs(y));
+    for (std::size_t i = 0; i < output.size(); ++i) {
+      ASSERT_NEAR(output[i], own.output[i], 1e-3F * most) << tokens << " tokens, " << i;
+    }
+  }
+}
+
+TEST(LayerRouting, WhatIsRefused) {
+  const Context context = test::engine();
+  const LayerSpec spec = layer_specs().front().spec;
+  RandomLayer random(spec, 3);
+  const Layer layer(spec, random.weights, context, {.dtype = DType::f32});
+  const std::int64_t tokens = 2, k = spec.route.slots();
+  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+  test::Mirror mirror(context);
+  std::vector<std::int32_t> id_values(static_cast<std::size_t>(tokens * k));
+  std::vector<float> weight_values(id_values.size()),
+      out(static_cast<std::size_t>(tokens * spec.hidden));
+  std::vector<float> logit_values(static_cast<std::size_t>(tokens * spec.route.columns()));
+  const LayerInputs base{
+      .hidden = mirror.in(random.hidden_states(tokens, DType::f32)),
+      .logits = mirror.in(view(logit_values.data(), {tokens, spec.route.columns()})),
+      .ids = mirror.in(view(id_values.data(), {tokens, k})),
+      .weights = mirror.in(view(weight_values.data(), {tokens, k}))};
+  const Tensor y = mirror.out(view(out.data(), {tokens, spec.hidden}));
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  const auto refusal = [&](const LayerInputs& in, const LayerOutputs& to) -> std::string {
+    try {
+      layer.forward(in, to, workspace);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  LayerInputs both = base;
+  EXPECT_TRUE(has(refusal(both, {.output = y}), "logits are given beside ids"));
+  LayerInputs bare = base;
+  bare.logits = bare.weights = {};
+  EXPECT_TRUE(has(refusal(bare, {.output = y}), "weights"));
+  LayerInputs alone = base;
+  alone.logits = alone.ids = {};
+  EXPECT_TRUE(has(refusal(alone, {.output = y}), "weights"));
+  LayerInputs given = base;
+  given.logits = {};
+  EXPECT_TRUE(has(refusal(given, {.output = y, .ids = base.ids}), "outputs.ids"));
+  given.ids.shape[1] = k + 1;
+  EXPECT_TRUE(has(refusal(given, {.output = y}), "ids"));
 }
 
 TEST_P(LayerTest, RoutesEveryTokenToDifferentExperts) {

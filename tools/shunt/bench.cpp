@@ -34,6 +34,7 @@ struct BenchOptions {
   std::optional<double> seconds;
   std::string rule, groups;
   bench::Walk walk = bench::Walk::offsets;
+  bench::RoutingFrom from = bench::RoutingFrom::hidden;
   int tile = 0;
   bool grid = false;
   bool dependent_launch = false;
@@ -273,6 +274,7 @@ int run_gpu(const BenchOptions& options) {
     shape.format = format_from_string(options.format);
     shape.rows = options.rows;
     shape.walk = options.walk;
+    shape.from = options.from;
   }
   if (wanted.shapes.empty()) {
     throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
@@ -294,6 +296,9 @@ int run_bench(const BenchOptions& options) {
   }
   if (options.walk != bench::Walk::offsets) {
     throw UsageError("--walk is about the gemm of a GPU: --device cuda");
+  }
+  if (options.from != bench::RoutingFrom::hidden) {
+    throw UsageError("--from is about the layer of a GPU: --device cuda");
   }
   const BenchPlan plan = make_plan(options);
   const Engine engine(options.device);
@@ -524,6 +529,17 @@ void add_bench(CLI::App& app, Action& action) {
           "gemm on a GPU: how rows of groups lie (default: offsets)")
       ->option_text("offsets|masked|dense")
       ->check(CLI::IsMember({"offsets", "masked", "dense"}));
+  command
+      ->add_option_function<std::string>(
+          "--from",
+          [options](const std::string& text) {
+            options->from = text == "logits" ? bench::RoutingFrom::logits
+                            : text == "ids"  ? bench::RoutingFrom::ids
+                                             : bench::RoutingFrom::hidden;
+          },
+          "layer on a GPU: what the routing begins with (default: hidden states)")
+      ->option_text("hidden|logits|ids")
+      ->check(CLI::IsMember({"hidden", "logits", "ids"}));
   command
       ->add_option("--tile", options->tile, "order on a GPU: rows of a padded tile (default: none)")
       ->option_text("N")

@@ -19,11 +19,21 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 struct Layers {
   Context context;
   std::vector<Layer> layers;  // in turn
-  Variants hidden, out, ids;
+  Variants hidden, out, ids, weights, logits;
   Buffer workspace;
-  void run(std::int64_t i) const {
-    layers[at(i) % layers.size()].forward({.hidden = hidden[i]}, {.output = out[i], .ids = ids[i]},
-                                          workspace);
+  bench::RoutingFrom from = bench::RoutingFrom::hidden;
+  // That puts out the ids that it chose, or is given them.
+  void run(std::int64_t i) const { run(i, from); }
+  void run(std::int64_t i, bench::RoutingFrom begin) const {
+    LayerInputs in{.hidden = hidden[i]};
+    LayerOutputs to{.output = out[i]};
+    if (begin == bench::RoutingFrom::ids) {
+      in.ids = ids[i], in.weights = weights[i];
+    } else {
+      if (begin == bench::RoutingFrom::logits) in.logits = logits[i];
+      to.ids = ids[i], to.weights = weights[i];
+    }
+    layers[at(i) % layers.size()].forward(in, to, workspace);
   }
 };
 
@@ -137,14 +147,22 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
   made->hidden = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
   made->out = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
   made->ids = Variants(context, DType::i32, {tokens, spec.route.top_k}, n);
+  made->weights = Variants(context, DType::f32, {tokens, spec.route.top_k}, n);
+  made->logits = Variants(context, shape.dtype, {tokens, spec.route.columns()}, n);
+  made->from = shape.from;
+  if (shape.from == bench::RoutingFrom::ids && spec.route.shared.count > 0) {
+    throw Error(Status::unsupported, "layer --from ids: the model's ids have shared slots");
+  }
   fill(context, made->hidden, 1, 7);
+  fill(context, made->logits, 1, 8);
   made->workspace = context.allocate(made->layers[0].workspace_bytes(tokens));
 
   // What is counted is what the layer chooses.
   Cost cost;
   const int computed = spec.route.experts - spec.zero_experts;
   for (std::int64_t i = 0; i < n; ++i) {
-    made->run(i);
+    const bool given = shape.from == bench::RoutingFrom::ids;
+    made->run(i, given ? bench::RoutingFrom::logits : shape.from);
     context.synchronize();
     const OnHost ids(context, made->ids[i]);
     std::vector<std::int32_t> chosen(ids.ints(), ids.ints() + ids.tensor.elements());
@@ -160,6 +178,8 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
   std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
                                   spec.experts.intermediate, computed, spec.route.top_k);
   if (packed) label += " " + to_string(shape.format);
+  if (shape.from == bench::RoutingFrom::logits) label += " from logits";
+  if (shape.from == bench::RoutingFrom::ids) label += " from ids";
   return {.op = "layer",
           .label = label,
           .dtype = shape.dtype,

@@ -755,6 +755,10 @@ typedef struct shunt_layer_inputs {
   const shunt_tensor* token_ids;    /* [T] i32 | i64; iff the router is hashed */
   const shunt_tensor* residual;     /* [T, H] float, optional: added to the output */
   const shunt_tensor* valid_tokens; /* [1] i32, optional: rows at or past it are written as 0 */
+  /* Where the caller routes, one of the two; the layer's router is not read then. */
+  const shunt_tensor* logits;  /* [T, C] float: of the router's product, the rest is the layer's */
+  const shunt_tensor* ids;     /* [T, S] i32, shared slots too; out of range: no expert */
+  const shunt_tensor* weights; /* [T, S] f32, with ids */
 } shunt_layer_inputs;
 
 typedef struct shunt_layer_outputs {
