@@ -2,11 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "activate/cpu_engine.hpp"
-#include "core/check.hpp"
+#include "cuda/trials.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fragment_prepare.hpp"
@@ -158,19 +156,6 @@ cuda_engine::FusedPlans mlp_both_plans(const Context& context, const PreparedWei
 
 namespace {
 
-// The environment variable SHUNT_CUDA_EXPERTS=one_launch: docs/notes/cuda-fused.md says why it has
-// to be asked for.
-bool one_launch_wanted() {
-  static const bool wanted = [] {
-    const char* const text = std::getenv("SHUNT_CUDA_EXPERTS");
-    if (text == nullptr || *text == 0) return false;
-    if (std::strcmp(text, "one_launch") == 0) return true;
-    fail(Status::invalid_argument, "SHUNT_CUDA_EXPERTS is '{}': must be one_launch, or not set",
-         text);
-  }();
-  return wanted;
-}
-
 cuda_engine::FusedPlan both_plan(const Context& context, const PreparedWeights& gate_up,
                                  const PreparedWeights& down, std::int64_t rows) {
   if constexpr (cuda_engine::built) {
@@ -184,7 +169,7 @@ cuda_engine::FusedPlan both_plan(const Context& context, const PreparedWeights& 
 bool mlp_takes_both(const Context& context, const PreparedWeights& gate_up,
                     const PreparedWeights& down, std::int64_t rows, bool whole_k) {
   if constexpr (cuda_engine::built) {
-    if (whole_k || !one_launch_wanted()) return false;
+    if (whole_k || !cuda_engine::tried("one_launch")) return false;
     const cuda_engine::FusedPlan plan = both_plan(context, gate_up, down, rows);
     return plan.blocks > 0 &&
            plan.us < mlp_us(context, gate_up, rows, false) + mlp_us(context, down, rows, false);

@@ -56,7 +56,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ExpertWeights>(), 10);
   EXPECT_EQ(members<LayerWeights>(), 14);
   EXPECT_EQ(members<LayerOptions>(), 5);
-  EXPECT_EQ(members<LayerInputs>(), 4);
+  EXPECT_EQ(members<LayerInputs>(), 7);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
 }

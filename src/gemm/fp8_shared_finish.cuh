@@ -1,0 +1,303 @@
+// The end of a tile of fp8 for many rows: a warp's 16 tokens by 128 rows of weights, scaled,
+// biased, activated, and written in f32, 16 bits, or fp8 with a scale for 128 columns.
+#pragma once
+
+#include "cuda/fp8.cuh"
+#include "gemm/finish.cuh"
+#include "gemm/packed_product.hpp"
+#include "gemm/store_map.hpp"
+#include "gemm/wgmma.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+constexpr int pitch = 144;  // bytes of a row that is turned
+
+// How a tile ends.
+enum class End {
+  any,      // as `args` says
+  plain16,  // 16 bits, neither bias nor activation, out at multiples of 16 bytes
+  pairs8,   // SiLU of pairs, no bias, then fp8
+};
+
+#if defined(SHUNT_SM_90A)
+
+// Out of line: a copy for each of a thread's elements would compile for minutes.
+__device__ __noinline__ float any_activation(const cpu_engine::ActivationRule& rule, float gate,
+                                             float up) {
+  return activated(rule, gate, up);
+}
+
+__device__ __forceinline__ float magnitude(float x) {
+  const float size = fabsf(x);
+  return size < __int_as_float(0x7f800000) ? size : 0;
+}
+
+// Where a warp's 16 tokens by 128 rows of weights end up.
+struct Where {
+  int group, row, count;  // `row`: of out, the warp's first; `count`: how many of 16 there are
+  std::int64_t first;     // of the weights' rows
+};
+
+// store_box() in two: several boxes, and one commit, which waits for hundreds of clocks.
+__device__ __forceinline__ void put_box(const void* map, std::uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void commit_boxes() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// A float to the same place of block `rank` of the cluster; its four bytes count at the barrier at
+// `barrier`'s place there, and who waits for them sees it.
+__device__ __forceinline__ void store_at_rank(const void* local, float value,
+                                              const std::uint64_t* barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 place, barrier;\nmapa.shared::cluster.u32 place, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [barrier];\n}" ::"r"(
+          shared_address(local)),
+      "r"(__float_as_uint(value)), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
+
+// Four 8x8 tiles of 16-bit numbers: lane l gives the address of 16 bytes, line l % 8 of tile l / 8.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t address, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// acc[4 j + e]: row lane / 4 + 8 (e / 2), weights' row 8 j + 2 (lane % 4) + e % 2.
+class WarpFinish {
+ public:
+  __device__ __forceinline__ WarpFinish(const PackedArgs& args, unsigned char* turn, int lane)
+      : args_(args), f_(args.finish), turn_(turn), lane_(lane), row_(lane / 4), pair_(lane % 4) {}
+
+  // The scales of rows and columns, where they are the format's.
+  __device__ __forceinline__ void scale(float (&acc)[64], const Where& at) const {
+    if (args_.block_scales) return;
+    const float* const columns = reinterpret_cast<const float*>(
+        args_.tiles + at.group * args_.group_bytes + args_.scales_at + at.first * 4);
+    const std::int64_t last = args_.walk.rows - 1;
+    const float row[2] = {
+        args_.row_scales[min(std::int64_t{at.row} + row_, last) * args_.row_scale_stride],
+        args_.row_scales[min(std::int64_t{at.row} + row_ + 8, last) * args_.row_scale_stride]};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc[4 * j + e] =
+            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
+      }
+    }
+  }
+
+  // The bias and the activation, in place: of pairs the first 32 numbers, acc[4 j + e] of column
+  // 8 j + 2 (lane % 4) + e % 2 of the pairs.
+  template <End end>
+  __device__ __forceinline__ void activate(float (&acc)[64], const Where& at) const {
+    if (end == End::any && f_.bias != nullptr) {
+      const std::int64_t last = f_.out_columns - 1, first = f_.paired ? at.first / 2 : at.first;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const std::int64_t column = first + (f_.paired ? j / 2 * 8 : j * 8) + 2 * pair_;
+        const std::int64_t side = f_.paired && j % 2 == 1 ? f_.out_columns : 0;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float bias = bias_of(f_, at.group, side + min(column + e, last));
+          acc[4 * j + e] = __fadd_rn(acc[4 * j + e], bias);
+          acc[4 * j + 2 + e] = __fadd_rn(acc[4 * j + 2 + e], bias);
+        }
+      }
+    }
+    if (end == End::pairs8 || f_.paired) {
+      if (end == End::pairs8 || f_.plain) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = fast_silu(f_.rule, acc[gate], acc[gate + 4]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = any_activation(f_.rule, acc[gate], acc[gate + 4]);
+        }
+      }
+    } else if (f_.activates) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) acc[i] = any_activation(f_.rule, 0, acc[i]);
+    }
+  }
+
+  // `columns` numbers of a row, a multiple of 64, from acc[from].
+  template <int columns>
+  __device__ __forceinline__ void write(const float (&acc)[64], const Where& at) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+    if (f_.out_dtype == DType::f32) {
+      write_f32<columns>(acc, at, first);
+    } else if (f_.out_dtype == DType::bf16) {
+      write_16<columns, true>(acc, at, first);
+    } else {
+      write_16<columns, false>(acc, at, first);
+    }
+  }
+
+  // 128 numbers of a row in 16 bits to two boxes of 64. `box`: shared address of 4 KB at a multiple
+  // of 1024.
+  template <bool bf16>
+  __device__ __forceinline__ void put_16(const float (&acc)[64], std::uint32_t box) const {
+    const int line = lane_ % 16;
+#pragma unroll
+    for (int j = 0; j < 16; j += 2) {
+      const float* const d = acc + 4 * j;
+      const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
+                                     pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
+      const int piece = (j % 8 + lane_ / 16) ^ (line % 8);
+      stmatrix_x4(box + static_cast<std::uint32_t>(j / 8 * 2048 + line * 128 + 16 * piece), four);
+    }
+  }
+  // What the warp has written before has left its boxes.
+  __device__ __forceinline__ void free_boxes() const {
+    if (lane_ == 0) wait_for_boxes_read<0>();
+    __syncwarp();
+  }
+  __device__ __forceinline__ void send_boxes(std::uint32_t box, const void* map,
+                                             const Where& at) const {
+    fence_for_async();
+    __syncwarp();
+    const int tokens = min(16, at.count);
+    if (lane_ != 0 || tokens <= 0) return;
+    const int x = static_cast<int>(at.first);
+    if (at.first < f_.out_columns) put_box(map, box, x, 16 - tokens, at.row + tokens);
+    if (at.first + 64 < f_.out_columns) {
+      put_box(map, box + 2048, x + 64, 16 - tokens, at.row + tokens);
+    }
+    commit_boxes();
+  }
+  __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],
+                                            bool with_scales, float (&factor)[2]) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const DeviceFp8Scale scale = device_fp8_scale(most[r], 0, false);
+      factor[r] = scale.factor;
+      if (with_scales && pair_ == 0 && row_ + 8 * r < at.count && first < f_.out_columns) {
+        args_.out_scales[(std::int64_t{at.row} + row_ + 8 * r) * args_.out_scale_stride +
+                         first / 128 * args_.out_scale_step] = scale.scale;
+      }
+    }
+  }
+
+  // Results in 16 bits, as they are before they become fp8; the largest magnitudes of the two rows.
+  template <int columns>
+  __device__ __forceinline__ void round(float (&acc)[64], DType between, const Where& at,
+                                        float (&most)[2]) const {
+    const std::int64_t first = (f_.paired ? at.first / 2 : at.first) + 2 * pair_;
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) {
+      acc[i] = between == DType::bf16  ? bf16_to_f32(f32_to_bf16(acc[i]))
+               : between == DType::f16 ? f16_to_f32(f32_to_f16(acc[i]))
+                                       : acc[i];
+      const bool inside = first + i / 4 * 8 + i % 2 < f_.out_columns;
+      most[i / 2 % 2] = fmaxf(most[i / 2 % 2], inside ? magnitude(acc[i]) : 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+    }
+  }
+  template <int columns>
+  __device__ __forceinline__ void write_fp8(const float (&acc)[64], const Where& at,
+                                            const float (&most)[2], bool with_scales) const {
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
+    float factor[2];
+    scales_of(at, most, with_scales, factor);
+#pragma unroll
+    for (int i = 0; i < columns / 2; i += 2) {
+      const int r = i / 2 % 2;
+      *reinterpret_cast<std::uint16_t*>(turn_ + (row_ + 8 * r) * pitch + i / 4 * 8 + 2 * pair_) =
+          static_cast<std::uint16_t>(
+              to_e4m3x2(__fmul_rn(acc[i], factor[r]), __fmul_rn(acc[i + 1], factor[r])));
+    }
+    store_lines<columns, 1>(at, first);
+  }
+
+ private:
+  template <int columns>
+  __device__ __forceinline__ void write_f32(const float (&acc)[64], const Where& at,
+                                            std::int64_t first) const {
+    auto* const out = static_cast<float*>(f_.out);
+    const bool pairs = f_.out_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(out) % 8 == 0;
+#pragma unroll
+    for (int i = 0; i < columns / 2; i += 2) {
+      const int r = row_ + 8 * (i / 2 % 2);
+      const std::int64_t column = first + i / 4 * 8 + 2 * pair_;
+      if (r >= at.count || column >= f_.out_columns) continue;
+      float* const to = out + (std::int64_t{at.row} + r) * f_.out_stride + column;
+      if (pairs && column + 1 < f_.out_columns) {
+        *reinterpret_cast<float2*>(to) = make_float2(acc[i], acc[i + 1]);
+      } else {
+        to[0] = acc[i];
+        if (column + 1 < f_.out_columns) to[1] = acc[i + 1];
+      }
+    }
+  }
+  template <int columns, bool bf16>
+  __device__ __forceinline__ void write_16(const float (&acc)[64], const Where& at,
+                                           std::int64_t first) const {
+#pragma unroll
+    for (int c = 0; c < columns / 64; ++c) {
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        *reinterpret_cast<std::uint32_t*>(turn_ + (row_ + 8 * (i / 2 % 2)) * pitch + i / 4 * 16 +
+                                          4 * pair_) =
+            pack<bf16>(acc[32 * c + i], acc[32 * c + i + 1]);
+      }
+      store_lines<64, 2>(at, first + 64 * c);
+    }
+  }
+  // What the warp has left in its 16 lines, of `columns` elements of `width` bytes.
+  template <int columns, int width>
+  __device__ __forceinline__ void store_lines(const Where& at, std::int64_t first) const {
+    constexpr int each = 16 / width, vectors = columns / each;  // of 16 bytes
+    __syncwarp();
+    char* const out = static_cast<char*>(f_.out);
+    const bool aligned = f_.out_stride * width % 16 == 0 && first * width % 16 == 0 &&
+                         reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
+#pragma unroll
+    for (int n = 0; n < vectors / 2; ++n) {
+      const int line = (lane_ + 32 * n) / vectors, v = (lane_ + 32 * n) % vectors;
+      const std::int64_t column = first + v * each, left = f_.out_columns - column;
+      if (line >= at.count || left <= 0) continue;
+      const unsigned char* const from = turn_ + line * pitch + 16 * v;
+      char* const to = out + ((std::int64_t{at.row} + line) * f_.out_stride + column) * width;
+      if (aligned && left >= each) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      } else {
+        for (int b = 0; b < min(left, std::int64_t{each}) * width; ++b) {
+          to[b] = static_cast<char>(from[b]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  const PackedArgs& args_;
+  const Finish& f_;
+  unsigned char* turn_;
+  int lane_, row_, pair_;
+};
+
+#endif
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine
