@@ -25,7 +25,8 @@ for key, value in {'VLLM_LOGGING_LEVEL': 'ERROR', 'VLLM_CONFIGURE_LOGGING': '0',
     os.environ.setdefault(key, value)
 for folder in filter(None, os.environ.get('PEERS_SITE', '').split(':')):
     sys.path.insert(0, folder)
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import packed  # noqa: E402  bench/peers/packed.py
 import table  # noqa: E402  bench/table.py
 
 import torch  # noqa: E402
@@ -62,10 +63,23 @@ class Weights:
         # Logits with the deviation of Gumbel's noise, so that a bias of log p draws by p.
         self.router = torch.empty(experts, hidden, device='cuda', dtype=BF16).normal_(0, 1.28 * hidden ** -0.5)
         self.zipf = (1 / torch.arange(1, experts + 1, device='cuda').float()).log()[torch.randperm(experts, device='cuda')].to(BF16)
-        self.w13, self.w2 = matrices(experts, 2 * inner, hidden), matrices(experts, hidden, inner)
+        if case.get('format'):
+            self.made13, self.made2 = packed.Matrix(case, experts, 2 * inner, hidden), packed.Matrix(case, experts, hidden, inner)
+            self.w13, self.w2 = self.made13.plain, self.made2.plain
+        else:
+            self.w13, self.w2 = matrices(experts, 2 * inner, hidden), matrices(experts, hidden, inner)
         self.shared13 = self.shared2 = None
         if case.get('shared'):
             self.shared13, self.shared2 = matrices(1, 2 * case['shared'], hidden)[0], matrices(1, hidden, case['shared'])[0]
+
+
+def activated(case, h):
+    gate, up = h[:case['I']], h[case['I']:]
+    rule = case.get('activation')
+    if rule is None:
+        return F.silu(gate) * up
+    gate = gate.clamp(max=rule['limit'])
+    return gate * torch.sigmoid(rule['alpha'] * gate) * (up.clamp(-rule['limit'], rule['limit']) + rule['up_offset'])
 
 
 class Batch:
@@ -92,7 +106,7 @@ class Batch:
             x = self.x[t].float()
             for e, gate in zip(self.ids[t].tolist(), self.gates[t].tolist()):
                 h = w.w13[e].float() @ (x * gate if case.get('on_input') else x)
-                y = w.w2[e].float() @ (F.silu(h[:case['I']]) * h[case['I']:])
+                y = w.w2[e].float() @ activated(case, h)
                 out[r] += y if case.get('on_input') else gate * y
             if w.shared13 is not None:
                 h = w.shared13.float() @ x
@@ -106,7 +120,7 @@ def floor(batches, tokens, limits):
     hit = sum(len(batch.ids.unique()) for batch in batches) / len(batches)
     matrices = 3 * case['H'] * case['I']
     shared = 3 * case['H'] * case.get('shared', 0)
-    moved = 2 * (hit * matrices + shared + case['E'] * case['H'] + 2 * tokens * case['H'])
+    moved = hit * matrices * case.get('bits', 16) / 8 + 2 * (shared + case['E'] * case['H'] + 2 * tokens * case['H'])
     done = 2 * tokens * (case['k'] * matrices + shared + case['E'] * case['H'])
     us = max(limits['read_start_us'] + moved / limits['read_GBps'] / 1e3, done / limits['bf16_TFLOPs'] / 1e6)
     return us, moved, done
@@ -167,7 +181,7 @@ def struct(name, *fields):
 
 
 CudaOptions = struct('CudaOptions', '*stream', '#index', '#dependent_launch')
-LayerOptions = struct('LayerOptions', '#dtype', '#reserved')
+LayerOptions = struct('LayerOptions', '#dtype', '#in_place', '#batch_invariant', '#rows', '*format')
 ExpertWeights = struct('ExpertWeights', '#count', '#reserved', 'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias')
 LayerWeights = struct('LayerWeights', 'router', 'router_bias', 'selection_bias', 'per_expert_scale', 'hash_table', '*experts', '*shared', 'shared_gate',
                       'latent_down', 'latent_up', 'output_bias', 'router_norm', 'input_norm', 'output_norm')
@@ -211,7 +225,8 @@ class Shunt(Way):
             keep.append(made)
             return ctypes.cast(ctypes.pointer(made), ctypes.c_void_p)
 
-        swiglu = {'kind': 'silu', 'gated': True}
+        swiglu = case.get('activation', {'kind': 'silu', 'gated': True})
+        kind = case['format'].encode() if case.get('format') else None
         spec = {'hidden': case['H'],
                 'route': {'experts': case['E'], 'top_k': case['k'], 'score': 'sigmoid' if case.get('on_input') else 'softmax',
                           'renormalize': not case.get('on_input'), 'router_bias': zipf, 'weight_on_input': bool(case.get('on_input'))},
@@ -225,7 +240,8 @@ class Shunt(Way):
         layer = ctypes.c_void_p()
         torch.cuda.synchronize()  # the weights are there
         self.done(self.api.shunt_layer_create(self.context, json.dumps(spec).encode(), ctypes.byref(LayerWeights(**given)),
-                                              ctypes.byref(LayerOptions(dtype=2)), ctypes.byref(layer)))
+                                              ctypes.byref(LayerOptions(dtype=2, format=ctypes.cast(kind, ctypes.c_void_p))),
+                                              ctypes.byref(layer)))
         return layer
 
     def layer(self, batch):
@@ -425,6 +441,24 @@ class SGLang(Vllm):
                                            apply_router_weight_on_input=bool(self.case.get('on_input'))))
 
 
+class Marlin(Vllm):
+    """vLLM's choice, packed weights through Marlin."""
+
+    def __init__(self, case, copies, stream):
+        super().__init__(case, copies, stream)
+        self.name, self.call = 'vllm marlin', packed.Marlin(self, case, copies).call
+
+
+class TritonKernels(Way):
+    """OpenAI's triton_kernels, routing and all, as the wheel of SGLang's kernels carries it."""
+    name, packages = 'triton_kernels', ('sglang-kernel',)
+
+    def __init__(self, case, copies, stream):
+        super().__init__(case, copies, stream)
+        self.call = packed.TritonKernels(case, copies).call
+
+
+PACKED_WAYS = {'shunt': Shunt, 'marlin': Marlin, 'triton_kernels': TritonKernels}
 WAYS = {'shunt': Shunt, 'torch': Torch, 'vllm': Vllm, 'vllm_tiles': VllmTiles, 'deepgemm': DeepGemm, 'flashinfer': FlashInfer, 'sglang': SGLang}
 
 
@@ -482,7 +516,7 @@ def check(out, batch):
     want = batch.reference(rows)
     errors = ((out[rows].float() - want).norm(dim=1) / want.norm(dim=1)).sort()[0]
     middle = errors[len(errors) // 2].item()
-    if not middle < 0.02:
+    if not middle < batch.case.get('tolerance', 0.02):
         raise AssertionError(f'relative error {middle:.3g}')
 
 
@@ -494,7 +528,7 @@ def time_case(case, name, ways, copies, stream, options, report):
     batches = [Batch(case, copies[i % len(copies)], tokens, zipf) for i in range(32 if tokens <= 64 else 8 if tokens <= 1024 else 4)]
     us, moved, done = floor(batches, tokens, report['ceilings'])
     label = f'{case["name"]} T{tokens}' + (' Zipf' if zipf else '')
-    row = {'op': 'layer', 'case': label, 'dtype': 'bf16', 'device': 'cuda', 'us': None, 'floor_us': us, 'share': None, 'bytes': moved, 'flops': done,
+    row = {'op': 'layer', 'case': label, 'dtype': case.get('format', 'bf16'), 'device': 'cuda', 'us': None, 'floor_us': us, 'share': None, 'bytes': moved, 'flops': done,
            'workspace_bytes': None, 'peers': {}, 'peer_workspace_bytes': {}, 'samples': {}}
     timed, eager = {}, {}
     for way in ways:
@@ -529,7 +563,7 @@ def time_case(case, name, ways, copies, stream, options, report):
             row['peers'][name] = way.median()
     row['peers'].update(eager)
     if row['us'] is not None:
-        report['rows'] = [other for other in report['rows'] if other['case'] != label] + [row]
+        report['rows'] = [other for other in report['rows'] if (other['case'], other['dtype']) != (label, row['dtype'])] + [row]
     words = ', '.join(f'{name} {table.microseconds(us)}' for name, us in row['peers'].items())
     print(f'{label}: shunt {table.microseconds(row["us"])} (floor {table.microseconds(row["floor_us"])}); {words}', flush=True)
 
@@ -560,9 +594,9 @@ def main():
     parser.add_argument('--library', default='build/shared/libshunt.so', help='the library, shared and with CUDA')
     parser.add_argument('--shunt', default='build/cuda/bin/shunt', help='the command, for the ceilings (default: build/cuda/bin/shunt)')
     parser.add_argument('--json', required=True, help='where the report goes; added to where it is there')
-    parser.add_argument('--cases', default=','.join(CASES), help=f'of {", ".join(CASES)}')
+    parser.add_argument('--cases', default=','.join(CASES), help=f'of {", ".join([*CASES, *packed.CASES])}')
     parser.add_argument('--tokens', default='', help='only these numbers of tokens, with commas between; 8192z: Zipf')
-    parser.add_argument('--ways', default=','.join(WAYS), help=f'of {", ".join(WAYS)}')
+    parser.add_argument('--ways', default='', help=f'of {", ".join(WAYS)}; packed cases: of {", ".join(PACKED_WAYS)} (default: all)')
     parser.add_argument('--rounds', type=int, default=7, help='samples of each (default: 7)')
     parser.add_argument('--no-eager', dest='eager', action='store_false', help='no launches one by one')
     parser.add_argument('--budget', type=float, default=math.inf, help='seconds after which no further case is begun')
@@ -573,17 +607,18 @@ def main():
     Shunt.library = os.path.abspath(options.library)
     stream = torch.cuda.Stream()
     for key in options.cases.split(','):
-        case = dict(CASES[key])
+        case = dict({**CASES, **packed.CASES}[key])
+        known = PACKED_WAYS if case.get('format') else WAYS
         case['wanted'] = [t for t in case['tokens'] if not options.tokens or t in options.tokens.split(',')]
         if not case['wanted'] or time.monotonic() - began > options.budget:
             continue
         torch.manual_seed(1)
-        size = 6 * case['E'] * case['H'] * case['I']
+        size = 3 * case['E'] * case['H'] * case['I'] * case.get('bits', 16) / 8
         copies = [Weights(case) for _ in range(max(1, min(4, math.ceil(2e9 / size))))]
         ways = []
-        for name in options.ways.split(','):
+        for name in options.ways.split(',') if options.ways else known:
             try:
-                ways.append(WAYS[name](case, copies, stream))
+                ways.append(known[name](case, copies, stream))
                 report['peer_versions'].update({package: version(package) for package in ways[-1].packages})
             except NotForThis:
                 pass
