@@ -65,7 +65,7 @@ TEST(CApi, PackedWeightsOnDiskAreRefused) {
   const std::string file = "capi_packed.prepared";
   const Context host = cpu({.threads = 1});
   const FormatSpec format{Format::int8};
-  std::vector<float> values(2 * 16, 0.5F);
+  std::vector<float> values(32, 0.5F);
   const Buffer packed = host.allocate(packed_bytes(format, 2, 16));
   const Buffer memory = host.allocate(prepared_bytes(host, f32, format, 1, 2, 16));
   save_prepared(
