@@ -9,6 +9,8 @@
 //             p ^ (r % 8)), so that the 8 rows of a fragment lie in different banks
 //   weights   in the order of fragments, so that a warp reads 512 bytes in a row: straight to
 //             registers, a stage ahead
+// Sparse weights: half as many steps of twice the k, a word of positions a lane with each, and half
+// the rows' scales.
 // A barrier a stage: all rows have come, and the stage before may be overwritten.
 // Then the sums go through shared memory to bias, activation and out, each times the row's scale
 // and its matrix's.
@@ -36,8 +38,8 @@ namespace {
 
 constexpr int threads = 128, warps = 4;
 constexpr int tile_weights = 64, tile_rows = 32;
-constexpr int stage_k = 256, stage_steps = 4, stages = 4;
-constexpr int code_bytes = tile_rows * stage_k / 2, scale_bytes = tile_rows * stage_k / 16;
+constexpr int stage_k = 256, stages = 4;
+constexpr int code_bytes = tile_rows * stage_k / 2;
 constexpr int pitch = tile_weights + 4;  // floats of a row's sums
 
 #if defined(SHUNT_SM_120A)
@@ -60,11 +62,28 @@ __device__ __forceinline__ void mma_fp4(float (&d)[4], const std::uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(a_scales),
         "r"(b_scales), "h"(zero));
 }
+// The same with half of `a` left out; every lane hands over positions of its own.
+__device__ __forceinline__ void mma_sparse_fp4(float (&d)[4], const std::uint32_t (&a)[4],
+                                               std::uint32_t positions, const std::uint32_t (&b)[4],
+                                               std::uint32_t a_scales, std::uint32_t b_scales) {
+  const std::uint16_t zero = 0;
+  asm volatile(
+      "mma.sp::ordered_metadata.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k128"
+      ".row.col.f32.e2m1.e2m1.f32.ue4m3 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, "
+      "{%0, %1, %2, %3}, %12, 0x0, {%13}, {%15, %15}, {%14}, {%15, %15};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+        "r"(positions), "r"(a_scales), "r"(b_scales), "h"(zero));
+}
 
 #endif
 
+template <bool sparse>
 __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
 #if defined(SHUNT_SM_120A)
+  constexpr int step_k = sparse ? 128 : 64, scaled_k = step_k / 4, stage_steps = stage_k / step_k;
+  constexpr int row_scales = stage_k / scaled_k, scale_bytes = tile_rows * row_scales;
+  constexpr int b_registers = step_k / 32;
   __shared__ alignas(128) unsigned char codes[stages][code_bytes];
   __shared__ alignas(128) unsigned char scales[stages][scale_bytes];
   __shared__ float sums[tile_rows][pitch];
@@ -95,16 +114,16 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
                     there ? static_cast<int>(min(left, std::int64_t{16})) : 0);
       }
       for (int i = thread; i < scale_bytes / 4; i += threads) {
-        const int line = i / 4, word = i % 4;
-        const std::int64_t row = at.row + line, from = turn * (stage_k / 16) + word * 4;
-        const std::int64_t left = (p.layout.k + 15) / 16 - from;
+        const int line = i / (row_scales / 4), word = i % (row_scales / 4);
+        const std::int64_t row = at.row + line, from = turn * row_scales + word * 4;
+        const std::int64_t left = (p.layout.k + scaled_k - 1) / scaled_k - from;
         const bool there = row < at.end && left > 0;
-        cp_async_4(shared_address(&scales[slot][line * 16 + word * 4]),
+        cp_async_4(shared_address(&scales[slot][line * row_scales + word * 4]),
                    there ? p.scales + row * p.scale_stride + from : p.scales,
                    there ? static_cast<int>(min(left, std::int64_t{4})) : 0);
       }
     };
-    std::uint32_t next[stage_steps][4], next_scales[stage_steps];
+    std::uint32_t next[stage_steps][4], next_scales[stage_steps], next_positions[stage_steps];
     const auto load_weights = [&](std::int64_t turn) {
 #pragma unroll
       for (int s = 0; s < stage_steps; ++s) {
@@ -121,6 +140,11 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
                                            group + p.layout.scales_at() + f * 64) +
                                        fp4_weight_scale_row(lane))
                                : 0;
+        // 0 is no position: two equal ones. Of nothing 0 and 1.
+        next_positions[s] = sparse && there ? __ldg(reinterpret_cast<const std::uint32_t*>(
+                                                        group + p.layout.positions_at() + f * 128) +
+                                                    lane)
+                                            : 0x44444444;
       }
     };
 
@@ -136,10 +160,11 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
       __syncthreads();
       if (turn + stages - 1 < turns) load_rows(turn + stages - 1);
       cp_async_commit();
-      std::uint32_t a[stage_steps][4], a_scales[stage_steps];
+      std::uint32_t a[stage_steps][4], a_scales[stage_steps], positions[stage_steps];
 #pragma unroll
       for (int s = 0; s < stage_steps; ++s) {
         a_scales[s] = next_scales[s];
+        positions[s] = next_positions[s];
 #pragma unroll
         for (int r = 0; r < 4; ++r) a[s][r] = next[s][r];
       }
@@ -150,16 +175,20 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
 #pragma unroll
         for (int j = 0; j < tile_rows / 8; ++j) {
           const int line = 8 * j + fp4_row_place(lane, 0, 0).row;
-          std::uint32_t b[2];
+          std::uint32_t b[b_registers];
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int byte = (64 * s + fp4_row_place(lane, r, 0).k) / 2;
+          for (int r = 0; r < b_registers; ++r) {
+            const int byte = (step_k * s + fp4_row_place(lane, r, 0).k) / 2;
             b[r] = *reinterpret_cast<const std::uint32_t*>(
                 &codes[slot][line * 128 + (byte / 16 ^ line % 8) * 16 + byte % 16]);
           }
           const std::uint32_t b_scales = *reinterpret_cast<const std::uint32_t*>(
-              &scales[slot][(8 * j + fp4_row_scale_row(lane)) * 16 + 4 * s]);
-          mma_fp4(d[j], a[s], b, a_scales[s], b_scales);
+              &scales[slot][(8 * j + fp4_row_scale_row(lane)) * row_scales + 4 * s]);
+          if constexpr (sparse) {
+            mma_sparse_fp4(d[j], a[s], positions[s], b, a_scales[s], b_scales);
+          } else {
+            mma_fp4(d[j], a[s], b, a_scales[s], b_scales);
+          }
         }
       }
     }
@@ -216,7 +245,7 @@ bool multiply_fp4(const Gpu& gpu, const Fp4Product& p) {
   launch(
       "grouped_gemm", gpu,
       {.grid = dim3(static_cast<unsigned>(tiles < slots ? tiles : slots)), .block = dim3(threads)},
-      multiply_nvfp4, p);
+      p.layout.sparse ? multiply_nvfp4<true> : multiply_nvfp4<false>, p);
   return true;
 }
 

@@ -10,6 +10,12 @@
 //
 // Rows are packed each as a matrix [1, k] of its own (format.hpp): e2m1, an e4m3 scale for 16 of k,
 // and one f32 scale a row.
+//
+// Sparse weights (`mma.sp`) are read in another way than Hopper reads sparse_nvfp4: of every eight
+// along k two of the four aligned pairs are kept, and one e4m3 is for 32 of k, on both sides. A
+// sparse_nvfp4 matrix can be laid out where it happens to be so, exactly (fp4_pairs_support);
+// pack_in_pairs() makes such matrices. A fragment is then 16 rows by 128 along k, its 512 bytes the
+// kept codes; between codes and scales lie the positions, a word a lane.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +23,7 @@
 #include "activate/kernels.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/cuda_layout.hpp"
+#include "shunt/error.hpp"
 #include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
@@ -31,6 +38,16 @@ SHUNT_BOTH inline Fp4Place fp4_weight_place(int lane, int r, int i) {
 }
 SHUNT_BOTH inline Fp4Place fp4_row_place(int lane, int r, int i) {
   return {lane / 4, lane % 4 * 8 + r * 32 + i};
+}
+// m16n8k128 of sparse weights: the eight of k, from `k` on, of whose four kept codes a lane holds
+// number i % 4 in nibble `i` of register `r`.
+SHUNT_BOTH inline Fp4Place fp4_kept_place(int lane, int r, int i) {
+  return {lane / 4 + r % 2 * 8, lane % 4 * 16 + r / 2 * 64 + i / 4 * 8};
+}
+// The eight of k whose two pairs a lane's word of positions names in bits 4 i .. 4 i + 3, the lower
+// pair in the lower two.
+SHUNT_BOTH inline Fp4Place fp4_positions_place(int lane, int i) {
+  return {lane / 4 + lane % 2 * 8, lane / 2 % 2 * 64 + i * 8};
 }
 // Sum `i` of a lane: of which row of weights, and of which row.
 struct Fp4Sum {
@@ -48,21 +65,38 @@ struct Fp4Layout {
   std::int64_t n = 0;  // gate and up together when paired
   std::int64_t k = 0;
   bool paired = false;
-  static constexpr std::int64_t fragment_rows = 16, fragment_k = 64, fragment_bytes = 512;
+  bool sparse = false;
+  static constexpr std::int64_t fragment_rows = 16, fragment_bytes = 512;
 
+  SHUNT_BOTH std::int64_t fragment_k() const { return sparse ? 128 : 64; }
+  SHUNT_BOTH std::int64_t scaled_k() const { return fragment_k() / 4; }  // a scale is for so many
   SHUNT_BOTH RowLayout order() const { return {DType::bf16, n, k, paired}; }
   SHUNT_BOTH std::int64_t rows() const { return order().rows(); }
   SHUNT_BOTH std::int64_t out_columns() const { return order().out_columns(); }
-  SHUNT_BOTH std::int64_t steps() const { return (k + fragment_k - 1) / fragment_k; }
+  SHUNT_BOTH std::int64_t steps() const { return (k + fragment_k() - 1) / fragment_k(); }
   SHUNT_BOTH std::int64_t fragments() const {
     return (rows() + fragment_rows - 1) / fragment_rows * steps();
   }
-  SHUNT_BOTH std::int64_t scales_at() const { return fragments() * fragment_bytes; }
+  SHUNT_BOTH std::int64_t positions_at() const { return fragments() * fragment_bytes; }
+  SHUNT_BOTH std::int64_t scales_at() const {
+    return positions_at() + (sparse ? fragments() * 128 : 0);
+  }
   SHUNT_BOTH std::int64_t globals_at() const { return scales_at() + fragments() * 64; }
   SHUNT_BOTH std::int64_t group_bytes() const { return globals_at() + 128; }
 };
 
-// One group from its NVFP4 matrix, or its two where the layout is paired; group_bytes at `to`.
+// Rounds values [n, k] f32 as pack() does, but with one e4m3 for 32 of k (in both of the format's
+// scales for 16): to nvfp4, as rows for sparse weights are; or to sparse_nvfp4 of which every four
+// along k keep the aligned pair of the larger sum of squares, of equal ones the first. What comes
+// is a matrix of that format like any other. `memory`: packed_bytes({format}, n, k) on the host.
+PackedMatrix pack_in_pairs(Format format, const float* values, std::int64_t n, std::int64_t k,
+                           Workspace memory, float global_amax = 0);
+// Whether a sparse_nvfp4 matrix can be laid out sparse, exactly; `reason` names the first place
+// where it cannot.
+Support fp4_pairs_support(const PackedMatrix& matrix);
+
+// One group from its NVFP4 matrix (layout.sparse: sparse_nvfp4 that fp4_pairs_support takes), or
+// its two where the layout is paired; group_bytes at `to`.
 void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const PackedMatrix* up,
                  char* to);
 
@@ -76,7 +110,7 @@ struct Fp4Product {
   std::int64_t rows = 0;
   const std::uint8_t* codes = nullptr;   // [rows, code_stride], k / 2 of each used
   std::int64_t code_stride = 0;          // in bytes, a multiple of 16; the codes too
-  const std::uint8_t* scales = nullptr;  // [rows, scale_stride], ceil(k / 16) of each used
+  const std::uint8_t* scales = nullptr;  // [rows, scale_stride], ceil(k / scaled_k()) of each used
   std::int64_t scale_stride = 0;         // in bytes, a multiple of 4; the scales too
   const float* row_scales = nullptr;     // [rows]
 

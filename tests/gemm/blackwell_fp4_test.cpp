@@ -1,11 +1,13 @@
-// The NVFP4 product of Blackwell without one: registers loaded as the kernel loads them, and an MMA
-// by what PTX says of its fragments, against the numbers that the formats hold.
+// The NVFP4 products of Blackwell without one: registers loaded as the kernel loads them, and an
+// MMA by what PTX says of its fragments, against the numbers that the formats hold.
 #include <gtest/gtest.h>
 
 #if SHUNT_CUDA_BUILT
 
 #include <cmath>
 #include <cstring>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/convert.hpp"
@@ -21,25 +23,33 @@ struct Matrix {
   std::vector<double> exact;
   Buffer memory;
   PackedMatrix packed;
-  Matrix(std::int64_t n, std::int64_t k, unsigned seed) {
+  Matrix(std::int64_t n, std::int64_t k, unsigned seed, Format format = Format::nvfp4,
+         bool in_pairs = false) {
     std::vector<float> plain(static_cast<std::size_t>(n * k));
     for (float& x : plain) {
       seed = seed * 1664525U + 1013904223U;
       x = static_cast<float>(static_cast<int>(seed >> 16) - 32768) / 8192;
     }
-    const FormatSpec spec{Format::nvfp4};
-    memory = cpu({.threads = 1}).allocate(packed_bytes(spec, n, k));
-    packed = pack(spec, view(plain.data(), {n, k}), memory);
+    memory = cpu({.threads = 1}).allocate(packed_bytes({format}, n, k));
+    packed = in_pairs ? pack_in_pairs(format, plain.data(), n, k, memory)
+                      : pack({format}, view(plain.data(), {n, k}), memory);
     std::vector<float> back(plain.size());
     unpack(packed, view(back.data(), {n, k}));
     exact.assign(back.begin(), back.end());
   }
 };
 
-// What a warp hands to mma.m16n8k64 with scale_vec::4X and selectors 0.
+// What a warp hands to mma.m16n8k64, or to mma.sp.m16n8k128, with scale_vec::4X and selectors 0.
 struct Registers {
-  std::uint32_t a[32][4], b[32][2], a_scales[32], b_scales[32];
+  std::uint32_t a[32][4], b[32][4], a_scales[32], b_scales[32], positions[32];
 };
+
+double nibble(std::uint32_t word, int i) {
+  return static_cast<double>(e2m1_values[word >> 4 * i & 15]);
+}
+double scale(std::uint32_t word, int i) {
+  return static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(word >> 8 * i & 0xff)));
+}
 
 // PTX ISA, fragments of mma.m16n8k64 with 4-bit types: groupID = lane / 4, threadID = lane % 4. A:
 // row groupID (registers 0 and 2) or groupID + 8 (1 and 3), column threadID * 8 + nibble, + 32 in
@@ -51,26 +61,58 @@ void multiply(const Registers& in, double (&d)[16][8]) {
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, thread = lane % 4;
     for (int i = 0; i < 8; ++i) {
-      const auto nibble = [i](std::uint32_t word) {
-        return static_cast<double>(e2m1_values[word >> 4 * i & 15]);
-      };
-      a[group][thread * 8 + i] = nibble(in.a[lane][0]);
-      a[group + 8][thread * 8 + i] = nibble(in.a[lane][1]);
-      a[group][thread * 8 + i + 32] = nibble(in.a[lane][2]);
-      a[group + 8][thread * 8 + i + 32] = nibble(in.a[lane][3]);
-      b[thread * 8 + i][group] = nibble(in.b[lane][0]);
-      b[thread * 8 + i + 32][group] = nibble(in.b[lane][1]);
+      a[group][thread * 8 + i] = nibble(in.a[lane][0], i);
+      a[group + 8][thread * 8 + i] = nibble(in.a[lane][1], i);
+      a[group][thread * 8 + i + 32] = nibble(in.a[lane][2], i);
+      a[group + 8][thread * 8 + i + 32] = nibble(in.a[lane][3], i);
+      b[thread * 8 + i][group] = nibble(in.b[lane][0], i);
+      b[thread * 8 + i + 32][group] = nibble(in.b[lane][1], i);
     }
   }
-  const auto scale = [](std::uint32_t word, int k) {
-    return static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(word >> 8 * (k / 16) & 0xff)));
-  };
   for (int row = 0; row < 16; ++row) {
     for (int column = 0; column < 8; ++column) {
       d[row][column] = 0;
       for (int k = 0; k < 64; ++k) {
-        d[row][column] += a[row][k] * scale(in.a_scales[row % 8 * 4 + row / 8], k) * b[k][column] *
-                          scale(in.b_scales[column * 4], k);
+        d[row][column] += a[row][k] * scale(in.a_scales[row % 8 * 4 + row / 8], k / 16) *
+                          b[k][column] * scale(in.b_scales[column * 4], k / 16);
+      }
+    }
+  }
+}
+
+// PTX ISA, sparse m16n8k128 with e2m1: A's registers 0 and 1 hold what is kept of columns threadID
+// * 16 to threadID * 16 + 15, registers 2 and 3 of those 64 further, rows as above: of each eight
+// columns two pairs of neighbours, whose numbers, ascending, are two bits each. Positions: of row
+// groupID, columns 0 to 63 in threadID 0 and 64 to 127 in 2, of row groupID + 8 in 1 and 3; four
+// bits for eight columns, ascending. B: as above, + 32 a register. Byte i of the scales belongs to
+// columns 32 i to 32 i + 31.
+void multiply_sparse(const Registers& in, double (&d)[16][8]) {
+  double a[16][128] = {}, b[128][8];
+  for (int row = 0; row < 16; ++row) {
+    for (int eight = 0; eight < 16; ++eight) {
+      const int holder = row % 8 * 4 + row / 8 + eight / 8 * 2;
+      const std::uint32_t places = in.positions[holder] >> eight % 8 * 4 & 15;
+      EXPECT_LT(places & 3, places >> 2);
+      const std::uint32_t codes = in.a[row % 8 * 4 + eight / 2 % 4][row / 8 + eight / 8 * 2];
+      for (int i = 0; i < 4; ++i) {
+        const auto pair = static_cast<int>(places >> i / 2 * 2 & 3);
+        a[row][eight * 8 + pair * 2 + i % 2] = nibble(codes, eight % 2 * 4 + i);
+      }
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int r = 0; r < 4; ++r) {
+      for (int i = 0; i < 8; ++i) {
+        b[lane % 4 * 8 + i + 32 * r][lane / 4] = nibble(in.b[lane][r], i);
+      }
+    }
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 8; ++column) {
+      d[row][column] = 0;
+      for (int k = 0; k < 128; ++k) {
+        d[row][column] += a[row][k] * scale(in.a_scales[row % 8 * 4 + row / 8], k / 32) *
+                          b[k][column] * scale(in.b_scales[column * 4], k / 32);
       }
     }
   }
@@ -85,12 +127,15 @@ std::uint32_t word_of(const std::uint8_t* from, std::int64_t byte, std::int64_t 
   return word;
 }
 
-void check(std::int64_t n, std::int64_t k, bool paired) {
-  SCOPED_TRACE("n " + std::to_string(n) + ", k " + std::to_string(k) + (paired ? ", paired" : ""));
-  const Matrix gate(n, k, 1), up(n, k, 2);
+void check(const Matrix& gate, const Matrix* up_or_null, bool sparse) {
+  const bool paired = up_or_null != nullptr;
+  const Matrix& up = paired ? *up_or_null : gate;
+  const std::int64_t n = gate.packed.n, k = gate.packed.k;
+  SCOPED_TRACE("n " + std::to_string(n) + ", k " + std::to_string(k) + (paired ? ", paired" : "") +
+               (sparse ? ", sparse" : ""));
   std::vector<Matrix> rows;
-  for (unsigned t = 0; t < 8; ++t) rows.emplace_back(1, k, 10 + t);
-  const Fp4Layout layout{paired ? 2 * n : n, k, paired};
+  for (unsigned t = 0; t < 8; ++t) rows.emplace_back(1, k, 10 + t, Format::nvfp4, sparse);
+  const Fp4Layout layout{paired ? 2 * n : n, k, paired, sparse};
   std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
   lay_out_fp4(layout, gate.packed, paired ? &up.packed : nullptr, group.data());
   float globals[2];
@@ -100,22 +145,31 @@ void check(std::int64_t n, std::int64_t k, bool paired) {
     double sums[16][8] = {};
     for (std::int64_t step = 0; step < layout.steps(); ++step) {
       const std::int64_t f = band * layout.steps() + step;
-      Registers in;
+      Registers in{};
       for (int lane = 0; lane < 32; ++lane) {
         std::memcpy(in.a[lane], group.data() + f * Fp4Layout::fragment_bytes + 16 * lane, 16);
         std::memcpy(&in.a_scales[lane],
                     group.data() + layout.scales_at() + f * 64 + 4 * fp4_weight_scale_row(lane), 4);
         const PackedMatrix& row =
             rows[static_cast<std::size_t>(fp4_row_place(lane, 0, 0).row)].packed;
-        for (int r = 0; r < 2; ++r) {
-          in.b[lane][r] = word_of(row.values.as<std::uint8_t>(),
-                                  (64 * step + fp4_row_place(lane, r, 0).k) / 2, (k + 1) / 2);
+        for (int r = 0; r < (sparse ? 4 : 2); ++r) {
+          const std::int64_t at = step * layout.fragment_k() + fp4_row_place(lane, r, 0).k;
+          in.b[lane][r] = word_of(row.values.as<std::uint8_t>(), at / 2, (k + 1) / 2);
         }
         const PackedMatrix& scaled = rows[static_cast<std::size_t>(fp4_row_scale_row(lane))].packed;
-        in.b_scales[lane] = word_of(scaled.scales.as<std::uint8_t>(), 4 * step, (k + 15) / 16);
+        // One for 32 stands twice in the matrix, and once in what the product is given.
+        std::vector<std::uint8_t> row_scales;
+        for (std::int64_t at = 0; at < k; at += layout.scaled_k()) {
+          row_scales.push_back(scaled.scales.as<std::uint8_t>()[at / 16]);
+        }
+        in.b_scales[lane] =
+            word_of(row_scales.data(), 4 * step, static_cast<std::int64_t>(row_scales.size()));
+        if (!sparse) continue;
+        std::memcpy(&in.positions[lane],
+                    group.data() + layout.positions_at() + f * 128 + std::size_t{4} * lane, 4);
       }
       double d[16][8];
-      multiply(in, d);
+      sparse ? multiply_sparse(in, d) : multiply(in, d);
       for (int i = 0; i < 16; ++i) {
         for (int t = 0; t < 8; ++t) sums[i][t] += d[i][t];
       }
@@ -150,15 +204,79 @@ void check(std::int64_t n, std::int64_t k, bool paired) {
 }
 
 TEST(BlackwellFp4, FragmentsMultiplyAsTheFormatSays) {
-  check(16, 64, false);
-  check(48, 256, false);
-  check(37, 209, false);
-  check(24, 96, true);
-  check(19, 33, true);
+  for (const auto& [n, k, paired] : {std::tuple{16, 64, false},
+                                     {48, 256, false},
+                                     {37, 209, false},
+                                     {24, 96, true},
+                                     {19, 33, true}}) {
+    const Matrix gate(n, k, 1), up(n, k, 2);
+    check(gate, paired ? &up : nullptr, false);
+  }
+}
+
+TEST(BlackwellFp4, SparseFragmentsMultiplyAsTheFormatSays) {
+  for (const auto& [n, k, paired] : {std::tuple{16, 128, false},
+                                     {48, 512, false},
+                                     {37, 209, false},
+                                     {24, 160, true},
+                                     {19, 33, true}}) {
+    const Matrix gate(n, k, 1, Format::sparse_nvfp4, true), up(n, k, 2, Format::sparse_nvfp4, true);
+    EXPECT_EQ(fp4_pairs_support(gate.packed).reason, "");
+    check(gate, paired ? &up : nullptr, true);
+  }
+}
+
+TEST(BlackwellFp4, PackingInPairsKeepsTheLargerPair) {
+  const std::vector<float> values = {6, 0,  4, 4, 3, 1,  2, 2, -1, 1,
+                                     1, -1, 0, 0, 0, -2, 0, 0, 0,  0.5F};
+  const std::vector<float> expected = {6, 0, 0, 0, 3, 1,  0, 0, -1, 1,
+                                       0, 0, 0, 0, 0, -2, 0, 0, 0,  0.5F};
+  const auto k = static_cast<std::int64_t>(values.size());
+  const Buffer memory = cpu({.threads = 1}).allocate(packed_bytes({Format::sparse_nvfp4}, 1, k));
+  const PackedMatrix packed =
+      pack_in_pairs(Format::sparse_nvfp4, values.data(), 1, k, memory, 6 * 448);
+  check_packed("packed", packed, Device{});
+  EXPECT_EQ(packed.global_scale, 1);
+  std::vector<float> back(values.size());
+  unpack(packed, view(back.data(), {1, k}));
+  EXPECT_EQ(back, expected);
+}
+
+// The four that a sparse_nvfp4 matrix keeps of eight need not be pairs.
+TEST(BlackwellFp4, SparseWeightsThatAreNoPairsAreRefusedByName) {
+  const Matrix any(4, 64, 1, Format::sparse_nvfp4);
+  EXPECT_EQ(fp4_pairs_support(any.packed)
+                .reason.rfind("sparse_nvfp4 as mma.sp of Blackwell: row 0, k ", 0),
+            0U);
+  EXPECT_FALSE(fp4_pairs_support(Matrix(4, 64, 1).packed));
+
+  const auto of = [](std::vector<float> row, const char* reason) {
+    Matrix m(1, 64, 1, Format::sparse_nvfp4);
+    row.resize(64);
+    m.packed = pack({Format::sparse_nvfp4}, view(row.data(), {1, 64}), m.memory, 6 * 448);
+    unpack(m.packed, view(row.data(), {1, 64}));
+    m.exact.assign(row.begin(), row.end());
+    EXPECT_EQ(fp4_pairs_support(m.packed).reason, reason);
+    if (*reason == 0) check(m, nullptr, true);
+  };
+  // Two pairs of the first four and none of the second; a block of zeros has any scale.
+  of({0, 6, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2}, "");
+  std::vector<float> late(64);
+  late[33] = 24, late[37] = 3, late[60] = 6;
+  of(late, "sparse_nvfp4 as mma.sp of Blackwell: row 0, k 32 to 63: two scales where one is taken");
+  late[33] = 6;
+  of(late, "");
+  late[33] = late[37] = 0, late[60] = 3;
+  of(late, "");
+  late[53] = 3, late[54] = 2, late[50] = 1;
+  of(late,
+     "sparse_nvfp4 as mma.sp of Blackwell: row 0, k 48 to 55: values in more than two of its four "
+     "aligned pairs");
 }
 
 TEST(BlackwellFp4, EveryNibbleHasOnePlace) {
-  bool weights[16][64] = {}, rows[8][64] = {}, sums[16][8] = {};
+  bool weights[16][64] = {}, rows[8][64] = {}, sums[16][8] = {}, positions[16][16] = {};
+  int kept[16][16] = {};
   for (int lane = 0; lane < 32; ++lane) {
     for (int i = 0; i < 8; ++i) {
       for (int r = 0; r < 4; ++r) {
@@ -170,6 +288,15 @@ TEST(BlackwellFp4, EveryNibbleHasOnePlace) {
         const Fp4Place at = fp4_row_place(lane, r, i);
         EXPECT_FALSE(rows[at.row][at.k]);
         rows[at.row][at.k] = true;
+      }
+    }
+    for (int i = 0; i < 8; ++i) {
+      const Fp4Place at = fp4_positions_place(lane, i);
+      EXPECT_FALSE(positions[at.row][at.k / 8]);
+      positions[at.row][at.k / 8] = true;
+      for (int r = 0; r < 4; ++r) {
+        const Fp4Place eight = fp4_kept_place(lane, r, i);
+        EXPECT_EQ(kept[eight.row][eight.k / 8]++, i % 4);
       }
     }
     for (int i = 0; i < 4; ++i) {
