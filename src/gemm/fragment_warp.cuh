@@ -1,5 +1,4 @@
-// What the kernels for few rows of packed weights share: a warp's sums of a step, by mma.sync, and
-// barriers by their addresses.
+// What the kernels for few rows of packed weights share: a warp's sums of a step, by mma.sync.
 #pragma once
 
 #include "cuda/hopper.cuh"
@@ -128,22 +127,6 @@ struct WarpSums {
     }
   }
 };
-
-// As mbarrier_wait and mbarrier_arrive, of barriers by their addresses: made once, not every step.
-__device__ __forceinline__ void wait_at(std::uint32_t barrier, unsigned parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra leave;\n"
-      "bra again;\n"
-      "leave:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 
 }  // namespace
 
