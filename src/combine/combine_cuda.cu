@@ -8,12 +8,16 @@
 // one FMA, as the CPU engine's vectors do: its bits, but for NaN payloads and for the sigmoid of a
 // shared gate, whose exp is the GPU's.
 //
+// On trial (cuda/trials.hpp): where the terms are the rows of 2, 4 or 8 slots and nothing else, a
+// thread reads its token's rows and weights itself, and there is no barrier (combine_slots_kernel).
+//
 // Bytes: every row read once, every output written once; inverse and weights again for each span.
 // Time predicted: two dependent reads, 2.2 us, and from some MB on bytes / copy bandwidth.
 //
 // out may be hidden, shared or residual: an element is read by the thread that writes it, before.
 #include "combine/engine.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/trials.hpp"
 #include "cuda/vectors.cuh"
 
 namespace shunt {
@@ -66,6 +70,18 @@ __device__ Term term(const CombineCall& call, std::int64_t token, int i) {
     return {call.residual.data + token * call.residual.row_bytes, 1, call.residual.form};
   }
   return {};
+}
+
+// Volatile, and never left out: else the compiler loads a row, waits and adds it before it loads
+// the next.
+template <int bytes>
+__device__ __forceinline__ Raw<bytes> load_row(const char* from) {
+  static_assert(bytes == 16);
+  Raw<bytes> raw;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.word[0]), "=r"(raw.word[1]), "=r"(raw.word[2]), "=r"(raw.word[3])
+               : "l"(from));
+  return raw;
 }
 
 // form: of every row that is read; n: elements of a vector; together: terms whose loads are in
@@ -129,11 +145,69 @@ __global__ void __launch_bounds__(256) combine_kernel(CombineCall call) {
   }
 }
 
-template <Form form, int n, int together>
-void launch_combine(const Gpu& gpu, CombineCall call) {
-  call.terms = (call.terms + together - 1) / together * together;
-  // Narrow rows share a block; wide ones are cut into equal spans, more of them where tokens alone
-  // would leave multiprocessors idle.
+template <class T, int count>
+struct alignas(count < 4 ? count * sizeof(T) : 16) Several {
+  T of[count];
+};
+
+// `slots` terms: rows, each times a weight or 1. Blocks as those of combine_kernel.
+template <Form form, int n, int slots>
+__global__ void __launch_bounds__(256, 2) combine_slots_kernel(CombineCall call) {
+  constexpr int raw_bytes = n * form_bytes(form);
+  wait_for_predecessor();
+  let_successor_start();
+  const std::int64_t valid = call.valid_tokens != nullptr
+                                 ? min(std::int64_t{*call.valid_tokens}, call.tokens)
+                                 : call.tokens;
+  const int width = static_cast<int>(gridDim.x * blockDim.x) * n;
+  for (std::int64_t token = std::int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
+       token < call.tokens; token += std::int64_t{gridDim.y} * blockDim.y) {
+    Several<std::int32_t, slots> row;
+    Several<float, slots> weight;
+#pragma unroll
+    for (int j = 0; j < slots; ++j) row.of[j] = -1, weight.of[j] = 1;
+    if (token < valid) {
+      row = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token];
+      if (call.weighted) {
+        weight = reinterpret_cast<const Several<float, slots>*>(call.weights)[token];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < slots; ++j) {
+      if (row.of[j] >= call.row_count) row.of[j] = -1;
+    }
+    for (std::int64_t h = std::int64_t{blockIdx.x * blockDim.x + threadIdx.x} * n; h < call.width;
+         h += width) {
+      Raw<raw_bytes> raw[slots];
+#pragma unroll
+      for (int j = 0; j < slots; ++j) {
+        // Of a row that is not there, the first.
+        raw[j] = load_row<raw_bytes>(call.rows.data + max(row.of[j], 0) * call.rows.row_bytes +
+                                     h * form_bytes(form));
+      }
+      float sum[n] = {};
+#pragma unroll
+      for (int j = 0; j < slots; ++j) {
+        float x[n];
+        widen<n, form>(raw[j], x);
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+          const float added = __fmaf_rn(weight.of[j], x[i], sum[i]);
+          sum[i] = row.of[j] >= 0 ? added : sum[i];
+        }
+      }
+      store_row<n>(call.out.data + token * call.out.row_bytes, call.out.form, h, sum);
+    }
+  }
+}
+
+struct Blocks {
+  dim3 grid, block;
+};
+
+// Narrow rows share a block; wide ones are cut into equal spans, more of them where tokens alone
+// would leave multiprocessors idle.
+Blocks blocks_of(const Gpu& gpu, const CombineCall& call, int n) {
   const std::int64_t vectors = call.width / n;
   const std::int64_t most = call.tokens < gpu.multiprocessors ? 64 : 256;
   const std::int64_t spans = (vectors + most - 1) / most;
@@ -141,12 +215,45 @@ void launch_combine(const Gpu& gpu, CombineCall call) {
   const std::int64_t down =
       std::min(std::max<std::int64_t>(1, 128 / across), std::min<std::int64_t>(8, call.tokens));
   const std::int64_t groups = (call.tokens + down - 1) / down;
+  return {{static_cast<unsigned>(std::min<std::int64_t>(spans, 1 << 30)),
+           static_cast<unsigned>(std::min<std::int64_t>(groups, 65535))},
+          {static_cast<unsigned>(across), static_cast<unsigned>(down)}};
+}
+
+template <Form form, int n, int together>
+void launch_combine(const Gpu& gpu, CombineCall call) {
+  call.terms = (call.terms + together - 1) / together * together;
+  const Blocks blocks = blocks_of(gpu, call, n);
   launch("combine", gpu,
-         {.grid = {static_cast<unsigned>(std::min<std::int64_t>(spans, 1 << 30)),
-                   static_cast<unsigned>(std::min<std::int64_t>(groups, 65535))},
-          .block = {static_cast<unsigned>(across), static_cast<unsigned>(down)},
-          .shared = static_cast<std::size_t>(down * call.terms) * sizeof(Term)},
+         {.grid = blocks.grid,
+          .block = blocks.block,
+          .shared = blocks.block.y * static_cast<std::size_t>(call.terms) * sizeof(Term)},
          combine_kernel<form, n, together>, call);
+}
+
+// Returns false where combine_slots_kernel is not for it.
+template <Form form, int n>
+bool run_slots(const Gpu& gpu, const CombineCall& call) {
+  const auto aligned = reinterpret_cast<std::uintptr_t>(call.inverse) |
+                       reinterpret_cast<std::uintptr_t>(call.weights);
+  if (call.terms != call.slots || call.ids != nullptr || aligned % 16 != 0 || call.row_count == 0) {
+    return false;
+  }
+  const Blocks blocks = blocks_of(gpu, call, n);
+  const auto go = [&](auto* kernel) {
+    launch("combine", gpu, {.grid = blocks.grid, .block = blocks.block}, kernel, call);
+    return true;
+  };
+  switch (call.slots) {
+    case 2:
+      return go(combine_slots_kernel<form, n, 2>);
+    case 4:
+      return go(combine_slots_kernel<form, n, 4>);
+    case 8:
+      return go(combine_slots_kernel<form, n, 8>);
+    default:
+      return false;
+  }
 }
 
 template <Form form, int n>
@@ -158,6 +265,7 @@ bool run(const Gpu& gpu, const CombineCall& call) {
     if (!view->aligned(n * form_bytes(view->form))) return false;
   }
   if constexpr (form != Form::any) {
+    if (tried("combine_slots") && run_slots<form, n>(gpu, call)) return true;
     if (call.terms > 8) return launch_combine<form, n, 12>(gpu, call), true;
   }
   launch_combine<form, n, 8>(gpu, call);
