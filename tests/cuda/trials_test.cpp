@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "shunt/error.hpp"
+
 namespace shunt::cuda_engine {
 namespace {
 
