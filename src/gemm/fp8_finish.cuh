@@ -18,7 +18,7 @@ constexpr int pitch = 144;  // bytes of a row that is turned
 enum class End {
   any,      // as `args` says
   plain16,  // 16 bits, neither bias nor activation, out at multiples of 16 bytes
-  pairs8,   // SiLU of pairs, no bias, then fp8; out at multiples of 16 bytes
+  pairs8,   // SiLU of pairs, no bias, then fp8
 };
 
 #if defined(SHUNT_SM_90A)
@@ -39,6 +39,31 @@ struct Where {
   int group, row, count;  // `row`: of out, the warp's first; `count`: how many of 16 there are
   std::int64_t first;     // of the weights' rows
 };
+
+// store_box() in two: several boxes, and one commit, which waits for hundreds of clocks.
+__device__ __forceinline__ void put_box(const void* map, std::uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void commit_boxes() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// A float to the same place of block `rank` of the cluster; its four bytes count at the barrier at
+// `barrier`'s place there, and who waits for them sees it.
+__device__ __forceinline__ void store_at_rank(const void* local, float value,
+                                              const std::uint64_t* barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 place, barrier;\nmapa.shared::cluster.u32 place, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [barrier];\n}" ::"r"(
+          shared_address(local)),
+      "r"(__float_as_uint(value)), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
 
 // Four 8x8 tiles of 16-bit numbers: lane l gives the address of 16 bytes, line l % 8 of tile l / 8.
 __device__ __forceinline__ void stmatrix_x4(std::uint32_t address, const std::uint32_t (&r)[4]) {
@@ -132,7 +157,7 @@ class WarpFinish {
     const int line = lane_ % 16;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      free_box();
+      free_boxes();
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         const float* const d = acc + 32 * c + 4 * j;
@@ -155,10 +180,38 @@ class WarpFinish {
               to_e4m3x2(__fmul_rn(acc[i], factor[r]), __fmul_rn(acc[i + 1], factor[r])));
     }
   }
-  // What the warp has written before has left its box.
-  __device__ __forceinline__ void free_box() const {
+  // 128 numbers of a row in 16 bits to two boxes of 64. `box`: shared address of 4 KB at a multiple
+  // of 1024.
+  template <bool bf16>
+  __device__ __forceinline__ void put_16(const float (&acc)[64], std::uint32_t box) const {
+    const int line = lane_ % 16;
+#pragma unroll
+    for (int j = 0; j < 16; j += 2) {
+      const float* const d = acc + 4 * j;
+      const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
+                                     pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
+      const int piece = (j % 8 + lane_ / 16) ^ (line % 8);
+      stmatrix_x4(box + static_cast<std::uint32_t>(j / 8 * 2048 + line * 128 + 16 * piece), four);
+    }
+  }
+  // What the warp has written before has left its boxes.
+  __device__ __forceinline__ void free_boxes() const {
     if (lane_ == 0) wait_for_boxes_read<0>();
     __syncwarp();
+  }
+  // Both boxes of put_16().
+  __device__ __forceinline__ void send_boxes(std::uint32_t box, const void* map,
+                                             const Where& at) const {
+    fence_for_async();
+    __syncwarp();
+    const int tokens = min(16, at.count);
+    if (lane_ != 0 || tokens <= 0) return;
+    const int x = static_cast<int>(at.first);
+    if (at.first < f_.out_columns) put_box(map, box, x, 16 - tokens, at.row + tokens);
+    if (at.first + 64 < f_.out_columns) {
+      put_box(map, box + 2048, x + 64, 16 - tokens, at.row + tokens);
+    }
+    commit_boxes();
   }
   // The box to column `x` of the map, of `width` columns.
   __device__ __forceinline__ void send_box(std::uint32_t box, const void* map, int x,

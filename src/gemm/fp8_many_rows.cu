@@ -339,13 +339,13 @@ __global__ void __launch_bounds__(threads, 1)
         where.first = std::int64_t{128} * tile_at;
         float factor[2];
         finish.scales_of(where, most, true, factor);
-        finish.free_box();
+        finish.free_boxes();
         finish.put_fp8(acc[0], factor, turn, 0);
         finish.put_fp8(acc[1], factor, turn, 1);
         finish.send_box(box_address, &results, static_cast<int>(where.first / 4),
                         (args.finish.out_columns + 1) / 2, where);
       } else if (fp8 && paired) {
-        if (end == End::pairs8) finish.free_box();
+        if (end == End::pairs8) finish.free_boxes();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (h < halves) {

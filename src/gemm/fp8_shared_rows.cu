@@ -36,7 +36,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "gemm/fp8_mma.cuh"
-#include "gemm/fp8_shared_finish.cuh"
+#include "gemm/fp8_finish.cuh"
 #include "gemm/packed_product.hpp"
 #include "gemm/store_map.hpp"
 #include "gemm/tile_list.cuh"
