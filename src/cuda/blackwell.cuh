@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cuda/hopper.cuh"
+#include "cuda/tcgen05_words.hpp"
 
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL)
 #define SHUNT_SM_100A 1
@@ -59,6 +60,19 @@ __device__ __forceinline__ void tcgen05_fence_after() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
 
+// ---- copies
+// --------------------------------------------------------------------------------------
+
+// `bytes` as they lie, a multiple of 16, as are both addresses; they count at `barrier`.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
+                                           std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // ---- products -----------------------------------------------------------------------------------
 
 // Of a whole warp, the same one thread at each call.
@@ -71,27 +85,6 @@ __device__ __forceinline__ bool elect_one() {
   return chosen != 0;
 }
 
-// Of an operand in shared memory: rows of 64 16-bit elements (128 bytes) along K, 16-byte pieces
-// swizzled by the row, as a tensor map with the 128-byte swizzle leaves them; `address` a multiple
-// of 1024 bytes. 16 elements further along K: add 2.
-__device__ __forceinline__ std::uint64_t tcgen05_descriptor(std::uint32_t address) {
-  return std::uint64_t{(address & 0x3ffff) >> 4} |  // 0..13: address / 16
-         std::uint64_t{1} << 16 |          // 16..29: offset along K; not read with this swizzle
-         std::uint64_t{1024 >> 4} << 32 |  // 32..45: from 8 rows to the next 8, / 16
-         std::uint64_t{1} << 46 |          // 46..48: the form of descriptor that tcgen05 takes
-         std::uint64_t{2} << 61;           // 61..63: swizzled within 128 bytes
-}
-// Of a product of 128 rows (M) by `columns` (N), a multiple of 16 up to 256. Both operands K-major,
-// dense, as they are: zeros in the bits for majorness (15, 16), sparsity (0..2), negation (13, 14).
-__device__ __forceinline__ constexpr std::uint32_t tcgen05_instruction(bool bf16,
-                                                                       unsigned columns) {
-  const std::uint32_t type = bf16 ? 1 : 0;
-  return 1U << 4 |            // 4..5: f32 sums
-         type << 7 |          // 7..9: type of A
-         type << 10 |         // 10..12: type of B
-         columns / 8 << 17 |  // 17..22: N / 8
-         128 / 16 << 24;      // 24..28: M / 16
-}
 // One thread: sums = a b, or sums + a b with `add`; 16 elements along K. Row i is lane i of tensor
 // memory, column j is column j from `sums` on. Under way until tcgen05_commit's barrier says so.
 __device__ __forceinline__ void tcgen05_mma(std::uint32_t sums, std::uint64_t a, std::uint64_t b,
@@ -102,6 +95,26 @@ __device__ __forceinline__ void tcgen05_mma(std::uint32_t sums, std::uint64_t a,
       "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, add;\n}" ::"r"(sums),
       "l"(a), "l"(b), "r"(instruction), "r"(static_cast<unsigned>(add))
       : "memory");
+}
+// The same in e2m1 with e4m3 for every 16 of k, 64 elements along K. Scales lie in tensor memory:
+// row r's (of weights, and of rows) four in lane r % 32 of each warp's 32, column r / 32.
+__device__ __forceinline__ void tcgen05_mma_fp4(std::uint32_t sums, std::uint64_t a,
+                                                std::uint64_t b, std::uint32_t instruction,
+                                                std::uint32_t a_scales, std::uint32_t b_scales,
+                                                bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\n"
+      "setp.ne.b32 add, %4, 0;\n"
+      "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X "
+      "[%0], %1, %2, %3, [%5], [%6], add;\n}" ::"r"(sums),
+      "l"(a), "l"(b), "r"(instruction), "r"(static_cast<unsigned>(add)), "r"(a_scales),
+      "r"(b_scales)
+      : "memory");
+}
+// One thread: 32 rows of 16 bytes of shared memory to as many lanes of each warp's 32, four columns
+// from `to` on. In order with the products that the same thread begins.
+__device__ __forceinline__ void tcgen05_copy_scales(std::uint32_t to, std::uint64_t from) {
+  asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
 }
 // Arrives once at `barrier` when all products that this thread has begun are done: operands read,
 // sums written.

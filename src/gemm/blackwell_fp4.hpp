@@ -101,18 +101,20 @@ void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const Packed
                  char* to);
 
 // Every pointer is the device's.
-struct Fp4Product {
-  Fp4Layout layout;
+template <class Layout>
+struct Fp4ProductOf {
+  Layout layout;
   int groups = 0;
   const char* prepared = nullptr;
   const std::int32_t* offsets = nullptr;  // [groups + 1]
 
   std::int64_t rows = 0;
-  const std::uint8_t* codes = nullptr;   // [rows, code_stride], k / 2 of each used
-  std::int64_t code_stride = 0;          // in bytes, a multiple of 16; the codes too
-  const std::uint8_t* scales = nullptr;  // [rows, scale_stride], ceil(k / scaled_k()) of each used
-  std::int64_t scale_stride = 0;         // in bytes, a multiple of 4; the scales too
-  const float* row_scales = nullptr;     // [rows]
+  const std::uint8_t* codes = nullptr;  // [rows, code_stride], k / 2 of each used
+  std::int64_t code_stride = 0;         // in bytes, a multiple of 16; the codes too
+  const std::uint8_t* scales =
+      nullptr;                    // [rows, scale_stride], one for each 16 of k (sparse: 32) used
+  std::int64_t scale_stride = 0;  // in bytes, a multiple of 4; the scales too
+  const float* row_scales = nullptr;  // [rows]
 
   const float* bias = nullptr;  // [groups, n]; null: none
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
@@ -121,6 +123,7 @@ struct Fp4Product {
   DType out_dtype = DType::f32;
   std::int64_t out_stride = 0;
 };
+using Fp4Product = Fp4ProductOf<Fp4Layout>;
 
 // Enqueues the product. False, and nothing is enqueued: not a GPU of compute capability 12.0, not
 // built for it, k = 0, or sizes past 2^31 tiles.

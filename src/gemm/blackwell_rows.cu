@@ -55,15 +55,6 @@ std::size_t shared_bytes(int groups) {
 
 #if defined(SHUNT_SM_100A)
 
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
-                                           std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
 struct Ring {
   int stage = 0;
   unsigned parity = 0;
