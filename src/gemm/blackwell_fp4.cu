@@ -36,13 +36,14 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-constexpr int threads = 128, warps = 4;
+constexpr int threads = 128;
 constexpr int tile_weights = 64, tile_rows = 32;
+
+#if defined(SHUNT_SM_120A)
+
 constexpr int stage_k = 256, stages = 4;
 constexpr int code_bytes = tile_rows * stage_k / 2;
 constexpr int pitch = tile_weights + 4;  // floats of a row's sums
-
-#if defined(SHUNT_SM_120A)
 
 // The first `bytes` of 4 bytes, and zeros.
 __device__ __forceinline__ void cp_async_4(std::uint32_t to, const void* from, int bytes) {

@@ -47,7 +47,6 @@ namespace {
 constexpr int threads = 256;
 constexpr int unit = Fp4Stage::unit, most_units = Fp4Stage::most_units;
 constexpr int stages = 4;
-constexpr unsigned weight_bytes = Fp4Stage::weight_bytes, unit_bytes = Fp4Stage::unit_bytes;
 constexpr unsigned stage_bytes = Fp4Stage::bytes;
 
 using Tiles = TileList<unit, most_units>;
@@ -166,19 +165,21 @@ __global__ void __launch_bounds__(threads, 1)
       if (lane == 0) {
         const int units = (at.count + unit - 1) / unit;
         const char* const from = p.prepared + at.group * p.layout.group_bytes() +
-                                 std::int64_t{at.column} * steps * weight_bytes;
+                                 std::int64_t{at.column} * steps * Fp4Stage::weight_bytes;
 #pragma unroll 1
         for (int i = 0; i < steps; ++i) {
           if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
           unsigned char* const stage = ring_memory + ring.stage * stage_bytes;
           std::uint64_t* const barrier = &full[ring.stage];
-          mbarrier_arrive_expect(barrier, weight_bytes + static_cast<unsigned>(units) * unit_bytes);
-          copy_bytes(stage, from + std::int64_t{i} * weight_bytes, weight_bytes, barrier);
+          mbarrier_arrive_expect(barrier, Fp4Stage::weight_bytes +
+                                              static_cast<unsigned>(units) * Fp4Stage::unit_bytes);
+          copy_bytes(stage, from + std::int64_t{i} * Fp4Stage::weight_bytes, Fp4Stage::weight_bytes,
+                     barrier);
 #pragma unroll 1
           for (int u = 0; u < units; ++u) {
             // The map counts 16 bits at a time.
-            copy_box(stage + weight_bytes + u * unit_bytes, &codes, barrier, 64 * i,
-                     at.row + unit * u);
+            copy_box(stage + Fp4Stage::weight_bytes + u * Fp4Stage::unit_bytes, &codes, barrier,
+                     64 * i, at.row + unit * u);
           }
           ring.next();
           again = again || ring.stage == 0;
