@@ -29,7 +29,7 @@ bool decoded(const PreparedWeights& weights) {
   return weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype;
 }
 
-Tensor bias_of(const PreparedWeights& weights, const float* bias) {
+[[maybe_unused]] Tensor bias_of(const PreparedWeights& weights, const float* bias) {
   return bias != nullptr ? view(bias, {weights.groups, weights.n}) : Tensor{};
 }
 
@@ -53,7 +53,7 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
           .activation = activation,
           .out = out};
 }
-cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
+[[maybe_unused]] cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
   return {weights.dtype, weights.n, weights.k, weights.paired};
 }
 

@@ -537,7 +537,7 @@ void add_bench(CLI::App& app, Action& action) {
                             : text == "ids"  ? bench::RoutingFrom::ids
                                              : bench::RoutingFrom::hidden;
           },
-          "layer on a GPU: what the routing begins with (default: hidden states)")
+          "layer on a GPU: where its routing begins (default: hidden)")
       ->option_text("hidden|logits|ids")
       ->check(CLI::IsMember({"hidden", "logits", "ids"}));
   command
