@@ -60,18 +60,17 @@ __device__ __forceinline__ void tcgen05_fence_after() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
 
-// ---- copies
-// --------------------------------------------------------------------------------------
+// ---- a ring of stages
+// -----------------------------------------------------------------------------
 
-// `bytes` as they lie, a multiple of 16, as are both addresses; they count at `barrier`.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
-                                           std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
+template <int stages>
+struct StageRing {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
 
 // ---- products -----------------------------------------------------------------------------------
 

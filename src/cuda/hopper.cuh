@@ -56,6 +56,18 @@ __device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// ---- bulk copies --------------------------------------------------------------------------------
+
+// `bytes` as they lie, a multiple of 16, as are both addresses; they count at `barrier`.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
+                                           std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // ---- bulk tensor copies -------------------------------------------------------------------------
 
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
@@ -102,6 +114,13 @@ __device__ __forceinline__ std::uint32_t address_of_rank(const void* local, unsi
 __device__ __forceinline__ void mbarrier_free_at(std::uint32_t remote) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
+// Two floats, aligned to 8 bytes.
+__device__ __forceinline__ void load_at(std::uint32_t remote, float (&to)[2]) {
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(to[0]), "=f"(to[1])
+               : "r"(remote)
+               : "memory");
+}
 // Four floats, aligned to 16 bytes.
 __device__ __forceinline__ void load_at(std::uint32_t remote, float (&to)[4]) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -146,6 +165,19 @@ __device__ __forceinline__ void wgmma_wait() {
 #define SHUNT_D8(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SHUNT_WGMMA_16(type)                                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
+               " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;" \
+               : SHUNT_D8(0)                                               \
+               : "l"(a), "l"(b))
+__device__ __forceinline__ void wgmma(__nv_bfloat16, float (&d)[8], std::uint64_t a,
+                                      std::uint64_t b) {
+  SHUNT_WGMMA_16("bf16");
+}
+__device__ __forceinline__ void wgmma(__half, float (&d)[8], std::uint64_t a, std::uint64_t b) {
+  SHUNT_WGMMA_16("f16");
+}
+#undef SHUNT_WGMMA_16
 #define SHUNT_WGMMA_32(type)                                                             \
   asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type               \
                " {"                                                                      \

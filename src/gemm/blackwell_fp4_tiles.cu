@@ -57,13 +57,7 @@ std::size_t shared_bytes(int groups) {
 
 #if defined(SHUNT_SM_100A)
 
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
+using Ring = StageRing<stages>;
 
 // Out of line: a copy for each of 32 columns would compile for a minute. `gate` and `up` times what
 // their matrix and the row are scaled by.

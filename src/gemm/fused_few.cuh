@@ -93,6 +93,18 @@ __global__ void __launch_bounds__(FusedShape::threads, 1)
     return unit;
   };
 
+  // A unit's steps into the ring, each to the stage that it finds empty: copy(step, stage, full).
+  FusedPlace filled;
+  const auto fill = [&](int steps, const auto& copy) {
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      const auto stage = static_cast<unsigned>(filled.stage);
+      if (filled.round > 0) wait_at(empty_at + 8 * stage, filled.parity ^ 1);
+      copy(i, ring_at + stage * stage_bytes, full_at + 8 * stage);
+      filled.go(1, stages);
+    }
+  };
+
   if (warp == 0) {
     int claimed = 0;
     const auto claim = [&] {
@@ -161,36 +173,25 @@ __global__ void __launch_bounds__(FusedShape::threads, 1)
       }
     }
   } else if (warp == 1) {
-    FusedPlace at;
-    bool again = false;
     const BulkCopies bulk;
     for (;;) {
       const FusedUnit unit = next_unit();
       if (unit.phase == 2) break;
       const FusedPart& part = args.part[unit.phase];
-      const int steps = part.of.steps;
       if (lane == 0) {
         const typename Units::Source source(part, unit);
-#pragma unroll 1
-        for (int i = 0; i < steps; ++i) {
-          const auto stage = static_cast<unsigned>(at.stage);
-          if (again) wait_at(empty_at + 8 * stage, at.parity ^ 1);
-          source.copy(i, ring_at + stage * stage_bytes + S::token_bytes, full_at + 8 * stage, bulk);
-          at.go(1, stages);
-          again = again || at.stage == 0;
-        }
+        fill(part.of.steps, [&](int i, std::uint32_t to, std::uint32_t barrier) {
+          source.copy(i, to + S::token_bytes, barrier, bulk);
+        });
       }
       __syncwarp();
     }
   } else if (warp == 2) {
-    FusedPlace at;
-    bool again = false;
     const BulkCopies bulk;
     for (;;) {
       const FusedUnit unit = next_unit();
       if (unit.phase == 2) break;
       const FusedPart& part = args.part[unit.phase];
-      const int steps = part.of.steps;
       if (unit.phase == 1) {
         const auto all = static_cast<std::uint32_t>(args.part[0].units);
         while (load_acquire(args.counters + 1 + unit.tile) < all) {
@@ -198,14 +199,9 @@ __global__ void __launch_bounds__(FusedShape::threads, 1)
         fence_for_async_global();
       }
       const UnitRows<Units::bf16> rows(part.of, unit, lane);
-#pragma unroll 1
-      for (int i = 0; i < steps; ++i) {
-        const auto stage = static_cast<unsigned>(at.stage);
-        if (again) wait_at(empty_at + 8 * stage, at.parity ^ 1);
-        rows.copy(i, ring_at + stage * stage_bytes, full_at + 8 * stage, bulk);
-        at.go(1, stages);
-        again = again || at.stage == 0;
-      }
+      fill(part.of.steps, [&](int i, std::uint32_t to, std::uint32_t barrier) {
+        rows.copy(i, to, barrier, bulk);
+      });
     }
   } else if (warp < S::finishing_from) {
     const int mine = warp - S::multiplying_from;

@@ -56,16 +56,7 @@ __device__ __forceinline__ void fence_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// `bytes` bytes, a multiple of 16 like both addresses, that count at `barrier`; the second leaves
-// the L2 first.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
-                                           std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
+// As copy_bytes(); what comes leaves the L2 first.
 __device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsigned bytes,
                                                 std::uint64_t* barrier) {
   std::uint64_t policy;

@@ -23,7 +23,7 @@
 // the gate follows.
 //
 // Bytes and times: router_plan.cpp, which chooses by them.
-#include "cuda/hopper_few.cuh"
+#include "cuda/hopper.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "route/cuda.hpp"

@@ -10,6 +10,7 @@ namespace {
 
 TEST(Trials, AreNamedOneByOne) {
   EXPECT_FALSE(tried("", "one_launch"));
+  EXPECT_TRUE(tried("one_launch,", "one_launch"));  // a comma at the end names nothing
   EXPECT_TRUE(tried("one_launch", "one_launch"));
   EXPECT_FALSE(tried("one_launch", "fp8_shared_rows"));
   EXPECT_TRUE(tried("one_launch,fp8_shared_rows", "one_launch"));
@@ -17,18 +18,12 @@ TEST(Trials, AreNamedOneByOne) {
 }
 
 TEST(Trials, RefuseWhatThereIsNot) {
-  for (const char* list :
-       {"one-launch", "one_launch,", "one_launch,,fp8_shared_rows", ",", "all"}) {
-    if (std::string_view(list) == "one_launch,") {
-      EXPECT_TRUE(tried(list, "one_launch"));  // a comma at the end names nothing
-      continue;
-    }
+  for (const char* list : {"one-launch", "one_launch,,fp8_shared_rows", ",", "all"}) {
     try {
       (void)tried(list, "one_launch");
       ADD_FAILURE() << list;
     } catch (const Error& error) {
-      EXPECT_EQ(error.status(), Status::invalid_argument);
-      EXPECT_NE(std::string_view(error.what()).find("SHUNT_CUDA_TRY"), std::string_view::npos);
+      EXPECT_EQ(error.status(), Status::invalid_argument) << list;
     }
   }
 }
