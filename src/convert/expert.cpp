@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "format/codes.hpp"
+#include "format/pairs.hpp"
 #include "format/rules.hpp"
 
 namespace shunt {
@@ -96,7 +97,11 @@ void round_to(const ConversionSpec& spec, float global_amax, const std::vector<f
     }
   } else {
     matrix.memory = cpu({.threads = 1}).allocate(packed_bytes(spec.format, matrix.n, matrix.k));
-    matrix.packed = pack(spec.format, matrix.view(), matrix.memory, global_amax);
+    const bool in_pairs = spec.prune && spec.pruning.pattern == PrunePattern::pairs &&
+                          has_blocks_of_16(spec.format.format);
+    matrix.packed = in_pairs ? pack_in_pairs(spec.format.format, matrix.values.data(), matrix.n,
+                                             matrix.k, matrix.memory, global_amax)
+                             : pack(spec.format, matrix.view(), matrix.memory, global_amax);
     if (!rounding.scales.empty()) pack_rounded(rounding, matrix);
     unpack(matrix.packed, matrix.view());
   }
@@ -113,7 +118,8 @@ void round_to(const ConversionSpec& spec, float global_amax, const std::vector<f
 std::string to_string(const ConversionSpec& spec) {
   std::string text =
       spec.format.format == Format::plain ? to_string(spec.dtype) : to_string(spec.format);
-  if (spec.prune) text += ", 2:4 by " + to_string(spec.pruning.method);
+  if (spec.prune)
+    text += ", " + to_string(spec.pruning.pattern) + " by " + to_string(spec.pruning.method);
   return text;
 }
 

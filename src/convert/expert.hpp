@@ -17,7 +17,7 @@ namespace shunt {
 struct ConversionSpec {
   FormatSpec format{};        // plain: `dtype`
   DType dtype = DType::bf16;  // f32 | bf16 | f16; of a plain format
-  bool prune = false;         // to 2:4
+  bool prune = false;         // to 2:4; in pairs, nvfp4 and sparse_nvfp4 have a scale for 32
   PruneSpec pruning{};
   bool operator==(const ConversionSpec&) const = default;
 };

@@ -14,8 +14,8 @@
 // Sparse weights (`mma.sp`) are read in another way than Hopper reads sparse_nvfp4: of every eight
 // along k two of the four aligned pairs are kept, and one e4m3 is for 32 of k, on both sides. A
 // sparse_nvfp4 matrix can be laid out where it happens to be so, exactly (fp4_pairs_support);
-// pack_in_pairs() makes such matrices. A fragment is then 16 rows by 128 along k, its 512 bytes the
-// kept codes; between codes and scales lie the positions, a word a lane.
+// pack_in_pairs() of format/pairs.hpp makes such matrices. A fragment is then 16 rows by 128 along
+// k, its 512 bytes the kept codes; between codes and scales lie the positions, a word a lane.
 #pragma once
 
 #include <cstdint>
@@ -85,12 +85,6 @@ struct Fp4Layout {
   SHUNT_BOTH std::int64_t group_bytes() const { return globals_at() + 128; }
 };
 
-// Rounds values [n, k] f32 as pack() does, but with one e4m3 for 32 of k (in both of the format's
-// scales for 16): to nvfp4, as rows for sparse weights are; or to sparse_nvfp4 of which every four
-// along k keep the aligned pair of the larger sum of squares, of equal ones the first. What comes
-// is a matrix of that format like any other. `memory`: packed_bytes({format}, n, k) on the host.
-PackedMatrix pack_in_pairs(Format format, const float* values, std::int64_t n, std::int64_t k,
-                           Workspace memory, float global_amax = 0);
 // Whether a sparse_nvfp4 matrix can be laid out sparse, exactly; `reason` names the first place
 // where it cannot.
 Support fp4_pairs_support(const PackedMatrix& matrix);

@@ -18,8 +18,10 @@ namespace {
 // Rows that share one reading of the factor, and columns whose errors are applied together.
 constexpr std::int64_t rows_at_once = 16;
 constexpr std::int64_t columns_at_once = 128;
-constexpr std::int64_t block = 16;  // of columns that share a scale
-static_assert(columns_at_once % block == 0 && block % 4 == 0);
+constexpr std::int64_t block = 16;  // of columns that have a scale
+static_assert(columns_at_once % (2 * block) == 0 && block % 4 == 0);
+
+double square(double x) { return x * x; }
 
 // Which of up to four scores stay: bits. Two at most, of equal ones the first.
 unsigned two_largest(const double* scores, std::int64_t count) {
@@ -35,10 +37,15 @@ unsigned two_largest(const double* scores, std::int64_t count) {
   return kept;
 }
 
+// The same of two pairs, of which `count` may cut the second short.
+unsigned larger_pair(double first, double second, std::int64_t count) {
+  return count <= 2 || first >= second ? 3u & ((1u << count) - 1) : 12u & ((1u << count) - 1);
+}
+
 // score(row, k) of every weight; zeroes what does not stay.
 template <class Score>
-void prune_by_score(const Context& context, float* w, std::int64_t n, std::int64_t k,
-                    const Score& score) {
+void prune_by_score(const Context& context, PrunePattern pattern, float* w, std::int64_t n,
+                    std::int64_t k, const Score& score) {
   context.pool().split(n, 16, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       float* const values = w + row * k;
@@ -49,7 +56,10 @@ void prune_by_score(const Context& context, float* w, std::int64_t n, std::int64
           scores[static_cast<std::size_t>(i)] =
               score(static_cast<double>(values[first + i]), first + i);
         }
-        const unsigned kept = two_largest(scores.data(), count);
+        const unsigned kept = pattern == PrunePattern::pairs
+                                  ? larger_pair(square(scores[0]) + square(scores[1]),
+                                                square(scores[2]) + square(scores[3]), count)
+                                  : two_largest(scores.data(), count);
         for (std::int64_t i = 0; i < count; ++i) {
           if ((kept >> i & 1) == 0) values[first + i] = 0;
         }
@@ -61,8 +71,10 @@ void prune_by_score(const Context& context, float* w, std::int64_t n, std::int64
 // Rows [0, rows) of w, `width` wide, through all columns. u: the upper factor of H^-1. w_F's
 // inverse is u_F^T u_F, so that [H_F^-1]_k,F / [H_F^-1]_kk is u_k,F / u_kk, and [H_F^-1]_kk of the
 // first column of F is u_kk^2.
-void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, std::int64_t width,
-                    float global, std::uint8_t* scales) {
+void prune_rows_obs(const std::vector<double>& u, PrunePattern pattern, float* w, std::int64_t rows,
+                    std::int64_t width, float global, std::uint8_t* scales) {
+  const bool pairs = pattern == PrunePattern::pairs;
+  const std::int64_t scaled = pairs ? 2 * block : block;  // columns under one scale
   std::vector<double> values(static_cast<std::size_t>(rows * width));
   std::copy_n(w, rows * width, values.begin());
   std::vector<double> errors(static_cast<std::size_t>(rows * columns_at_once));
@@ -73,22 +85,29 @@ void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, s
     const std::int64_t count = std::min<std::int64_t>(4, width - c);
     std::array<double, 4> scores{};
     for (std::int64_t i = 0; i < count; ++i) {
-      const double root = row[c + i] / u[static_cast<std::size_t>((c + i) * (width + 1))];
-      scores[static_cast<std::size_t>(i)] = root * root;
+      const double* const factor = u.data() + (c + i) * (width + 1);
+      double value = row[c + i];
+      // What zeroing the first of a pair would have left of the second.
+      if (pairs && i % 2 == 1) value -= row[c + i - 1] / factor[-width - 1] * factor[-width];
+      scores[static_cast<std::size_t>(i)] = square(value / *factor);
     }
+    if (pairs) return larger_pair(scores[0] + scores[1], scores[2] + scores[3], count);
     return two_largest(scores.data(), count);
   };
   const auto block_unit = [&](std::int64_t r, std::int64_t c) {
     const double* const row = values.data() + r * width;
     double most = 0;
-    for (std::int64_t four = c; four < std::min(c + block, width); four += 4) {
+    for (std::int64_t four = c; four < std::min(c + scaled, width); four += 4) {
       const unsigned stay = kept_of(row, four);
       for (std::int64_t i = 0; i < std::min<std::int64_t>(4, width - four); ++i) {
         if ((stay >> i & 1) != 0) most = std::max(most, std::fabs(row[four + i]));
       }
     }
-    std::uint8_t& scale = scales[r * ((width + block - 1) / block) + c / block];
-    scale = nvfp4_block_scale(static_cast<float>(most), global);
+    const std::int64_t blocks = (width + block - 1) / block;
+    const std::uint8_t scale = nvfp4_block_scale(static_cast<float>(most), global);
+    for (std::int64_t at = c; at < std::min(c + scaled, width); at += block) {
+      scales[r * blocks + at / block] = scale;
+    }
     return static_cast<double>(e4m3_to_f32(scale)) * static_cast<double>(global);
   };
   for (std::int64_t begin = 0; begin < width; begin += columns_at_once) {
@@ -98,7 +117,7 @@ void prune_rows_obs(const std::vector<double>& u, float* w, std::int64_t rows, s
       for (std::int64_t r = 0; r < rows; ++r) {
         double* const row = values.data() + r * width;
         const auto at = static_cast<std::size_t>(r);
-        if (scales != nullptr && c % block == 0) units[at] = block_unit(r, c);
+        if (scales != nullptr && c % scaled == 0) units[at] = block_unit(r, c);
         if (c % 4 == 0) kept[at] = kept_of(row, c);
         double stays = row[c];
         if ((kept[at] >> (c % 4) & 1) == 0) {
@@ -158,6 +177,17 @@ PruneMethod prune_method_from_string(const std::string& text) {
   fail(Status::invalid_argument, "pruning method is '{}': must be magnitude, wanda or obs", text);
 }
 
+std::string to_string(PrunePattern pattern) {
+  return pattern == PrunePattern::pairs ? "2:4-pairs" : "2:4";
+}
+
+PrunePattern prune_pattern_from_string(const std::string& text) {
+  for (const PrunePattern pattern : {PrunePattern::two_of_four, PrunePattern::pairs}) {
+    if (to_string(pattern) == text) return pattern;
+  }
+  fail(Status::invalid_argument, "pruning pattern is '{}': must be 2:4 or 2:4-pairs", text);
+}
+
 PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
                          std::int64_t k, const InputStatistics* statistics,
                          PruneRounding* rounding) {
@@ -184,7 +214,7 @@ PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w
         const std::int64_t tasks = (n + rows_at_once - 1) / rows_at_once;
         team.for_each(static_cast<std::size_t>(tasks), [&](std::size_t task) {
           const std::int64_t first = static_cast<std::int64_t>(task) * rows_at_once;
-          prune_rows_obs(u, w + first * k, std::min(rows_at_once, n - first), k,
+          prune_rows_obs(u, spec.pattern, w + first * k, std::min(rows_at_once, n - first), k,
                          rounding != nullptr ? rounding->global : 1,
                          rounding != nullptr ? rounding->scales.data() + first * blocks : nullptr);
         });
@@ -195,11 +225,12 @@ PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w
   if (method == PruneMethod::wanda) {
     std::vector<double> norms(static_cast<std::size_t>(k));
     for (std::size_t i = 0; i < norms.size(); ++i) norms[i] = std::sqrt(statistics->squares()[i]);
-    prune_by_score(context, w, n, k, [&](double value, std::int64_t column) {
+    prune_by_score(context, spec.pattern, w, n, k, [&](double value, std::int64_t column) {
       return std::fabs(value) * norms[static_cast<std::size_t>(column)];
     });
   } else {
-    prune_by_score(context, w, n, k, [](double value, std::int64_t) { return std::fabs(value); });
+    prune_by_score(context, spec.pattern, w, n, k,
+                   [](double value, std::int64_t) { return std::fabs(value); });
   }
   return method;
 }

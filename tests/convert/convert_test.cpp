@@ -30,10 +30,12 @@ std::string golden(const std::string& family) {
 ConversionOptions to(const std::string& format) {
   return {.spec = conversion_from_string(format), .calibrate = {}};
 }
-ConversionOptions pruned(const std::string& format, PruneMethod method) {
+ConversionOptions pruned(const std::string& format, PruneMethod method,
+                         PrunePattern pattern = PrunePattern::two_of_four) {
   ConversionOptions options = to(format);
   options.spec.prune = true;
   options.spec.pruning.method = method;
+  options.spec.pruning.pattern = pattern;
   if (method != PruneMethod::magnitude) options.calibrate = tiny + "/activations.safetensors";
   return options;
 }
@@ -408,13 +410,39 @@ TEST(Convert, SparseFormatKeepsWhatPruningKept) {
   }
 }
 
+// In pairs: what Blackwell's sparse tensor cores take, whichever method chose.
+TEST(Convert, PairsAreAlignedAndShareAScale) {
+  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+    const TemporaryFolder folder;
+    convert_checkpoint(cpu(), tiny, folder / "out",
+                       pruned("sparse_nvfp4", method, PrunePattern::pairs));
+    const Checkpoint after = Checkpoint::open(folder / "out");
+    const LayerWeights weights = after.weights(2);
+    for (const auto list :
+         {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
+      for (const PackedMatrix& m : weights.experts.*list) {
+        const auto* const places = m.positions.as<const std::uint8_t>();
+        for (std::int64_t i = 0; i < m.positions.elements(); ++i) {
+          for (const int four : {places[i] & 15, places[i] >> 4}) {
+            ASSERT_TRUE(four == 0b0100 || four == 0b1110) << to_string(method) << " " << four;
+          }
+        }
+        const auto* const scales = m.scales.as<const std::uint8_t>();
+        for (std::int64_t i = 0; i < m.scales.elements(); i += 2) {
+          ASSERT_EQ(scales[i], scales[i + 1]) << to_string(method);
+        }
+      }
+    }
+  }
+}
+
 // What obs has rounded on the way is stored as it is, dense or sparse: one and the same weights.
-TEST(Convert, ObsStoresTheCodesThatItChose) {
+void check_codes_of_obs(PrunePattern pattern) {
   const TemporaryFolder folder;
   const std::string in = golden("qwen3_moe");
   const auto make = [&](const std::string& format) {
-    ConversionOptions options = pruned(format, PruneMethod::obs);
-    options.calibrate = in + "/golden.safetensors";
+    ConversionOptions options = pruned(format, PruneMethod::obs, pattern);
+    options.calibrate = golden("qwen3_moe/golden.safetensors");
     return convert_checkpoint(cpu(), in, folder / format, options);
   };
   const ConversionReport sparse = make("sparse_nvfp4"), dense = make("nvfp4");
@@ -437,6 +465,9 @@ TEST(Convert, ObsStoresTheCodesThatItChose) {
     EXPECT_EQ(sparse.experts[i].errors[0].relative(), dense.experts[i].errors[0].relative());
   }
 }
+
+TEST(Convert, ObsStoresTheCodesThatItChose) { check_codes_of_obs(PrunePattern::two_of_four); }
+TEST(Convert, ObsStoresTheCodesThatItChoseInPairs) { check_codes_of_obs(PrunePattern::pairs); }
 
 TEST(Convert, AnInterruptedConversionGoesOnAndGivesTheSameBytes) {
   const TemporaryFolder folder;

@@ -12,6 +12,7 @@
 
 #include "core/convert.hpp"
 #include "format/codes.hpp"
+#include "format/pairs.hpp"
 #include "gemm/blackwell_fp4.hpp"
 #include "shunt/context.hpp"
 #include "shunt/format.hpp"

@@ -104,8 +104,16 @@ std::vector<std::size_t> largest_two(const Doubles& scores) {
   return order;
 }
 
+// What zeroing the first `count` (1 | 2) of the columns that `inverse` [m, m] is of costs.
+double obs_cost(const Doubles& inverse, std::size_t m, const double* w, std::size_t count) {
+  if (count == 1) return w[0] * w[0] / inverse[0];
+  const double a = inverse[0], b = inverse[1], d = inverse[m + 1];
+  return (d * w[0] * w[0] - 2 * b * w[0] * w[1] + a * w[1] * w[1]) / (a * d - b * b);
+}
+
 // By the definition: every column with the inverse of what is left, made anew.
-Doubles obs_reference(const std::vector<float>& w, std::size_t k, const Doubles& h) {
+Doubles obs_reference(const std::vector<float>& w, std::size_t k, const Doubles& h,
+                      bool pairs = false) {
   Doubles result(w.begin(), w.end());
   const std::size_t n = w.size() / k;
   std::vector<std::vector<std::size_t>> kept(n);
@@ -114,7 +122,15 @@ Doubles obs_reference(const std::vector<float>& w, std::size_t k, const Doubles&
     const std::size_t m = k - c;
     for (std::size_t r = 0; r < n; ++r) {
       double* row = result.data() + r * k;
-      if (c % 4 == 0) {
+      if (c % 4 == 0 && pairs) {
+        const auto cost = [&](std::size_t at) {
+          if (at >= m) return -1.0;
+          return obs_cost(inverse_from(h, k, c + at), m - at, row + c + at,
+                          std::min<std::size_t>(2, m - at));
+        };
+        kept[r] =
+            cost(0) >= cost(2) ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{2, 3};
+      } else if (c % 4 == 0) {
         Doubles scores;
         for (std::size_t i = 0; i < std::min<std::size_t>(4, m); ++i) {
           scores.push_back(row[c + i] * row[c + i] / inverse_from(h, k, c + i)[0]);
@@ -152,6 +168,19 @@ void expect_two_of_four(const std::vector<float>& w, std::size_t k) {
       int kept = 0;
       for (std::size_t i = first; i < std::min(first + 4, k); ++i) kept += w[r * k + i] != 0;
       ASSERT_LE(kept, 2) << "row " << r << " column " << first;
+    }
+  }
+}
+
+// Of every four at most one aligned pair, too.
+void expect_pairs(const std::vector<float>& w, std::size_t k) {
+  for (std::size_t r = 0; r < w.size() / k; ++r) {
+    for (std::size_t first = 0; first < k; first += 4) {
+      bool kept[2] = {};
+      for (std::size_t i = first; i < std::min(first + 4, k); ++i) {
+        kept[i % 4 / 2] = kept[i % 4 / 2] || w[r * k + i] != 0;
+      }
+      ASSERT_FALSE(kept[0] && kept[1]) << "row " << r << " column " << first;
     }
   }
 }
@@ -209,6 +238,64 @@ TEST(Prune, WandaOfEqualInputsIsMagnitude) {
     prune_2_of_4(context, {}, a.data(), 9, k);
     prune_2_of_4(context, {.method = PruneMethod::wanda}, b.data(), 9, k, &statistics);
     EXPECT_EQ(a, b) << k;
+  }
+}
+
+TEST(Prune, PairsStayByTheSumOfTheirSquares) {
+  const Context context = cpu({.threads = 2});
+  const PruneSpec pairs{.pattern = PrunePattern::pairs};
+  for (const std::int64_t k : widths) {
+    const std::int64_t n = 37;
+    const std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 21);
+    const std::vector<float> x = correlated_rows(5, k, 22);
+    const InputStatistics statistics = statistics_of(context, x, k, false);
+    for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda}) {
+      PruneSpec spec = pairs;
+      spec.method = method;
+      std::vector<float> pruned = w;
+      EXPECT_EQ(prune_2_of_4(context, spec, pruned.data(), n, k, &statistics), method);
+      for (std::int64_t r = 0; r < n; ++r) {
+        for (std::int64_t first = 0; first < k; first += 4) {
+          double sums[2] = {0, -1};
+          for (std::int64_t i = first; i < std::min(first + 4, k); ++i) {
+            const double value = static_cast<double>(w[static_cast<std::size_t>(r * k + i)]);
+            double& sum = sums[i % 4 / 2];
+            if (sum < 0) sum = 0;
+            sum += value * value *
+                   (method == PruneMethod::wanda ? statistics.squares()[static_cast<std::size_t>(i)]
+                                                 : 1);
+          }
+          for (std::int64_t i = first; i < std::min(first + 4, k); ++i) {
+            const auto at = static_cast<std::size_t>(r * k + i);
+            const bool stays = (i % 4 / 2 == 0) == (sums[0] >= sums[1]);
+            EXPECT_EQ(pruned[at], stays ? w[at] : 0.0f) << "k " << k << " at " << i;
+          }
+        }
+      }
+    }
+  }
+  std::vector<float> equal = {1, -2, 2, -1, 0, 0, 0, 0, 3, 4, 0, 5, 0, 0, 0, 1e-30F};
+  prune_2_of_4(context, pairs, equal.data(), 1, 16);
+  EXPECT_EQ(equal, (std::vector<float>{1, -2, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 1e-30F}));
+}
+
+TEST(Prune, ObsInPairsIsItsDefinition) {
+  const Context context = cpu({.threads = 2});
+  for (const std::int64_t k : {1, 2, 3, 4, 5, 6, 7, 8, 12, 30}) {
+    const std::int64_t n = 19;
+    const std::vector<float> x = correlated_rows(64, k, 3);
+    const std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 23);
+    const Doubles expected = obs_reference(w, static_cast<std::size_t>(k),
+                                           hessian(x, static_cast<std::size_t>(k), 0.01), true);
+    const InputStatistics statistics = statistics_of(context, x, k);
+    std::vector<float> pruned = w;
+    const PruneSpec spec{.method = PruneMethod::obs, .pattern = PrunePattern::pairs};
+    EXPECT_EQ(prune_2_of_4(context, spec, pruned.data(), n, k, &statistics), PruneMethod::obs);
+    if (k > 2) expect_pairs(pruned, static_cast<std::size_t>(k));
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      EXPECT_NEAR(static_cast<double>(pruned[i]), expected[i], 1e-6 * (1 + std::fabs(expected[i])))
+          << "k " << k << " at " << i;
+    }
   }
 }
 
@@ -300,31 +387,40 @@ struct Related {
 // What the methods are for: the error at the output.
 TEST(Prune, EachMethodIsBetterThanTheOneBeforeAtTheOutput) {
   const Related on(96);
-  double before = INFINITY;
-  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
-    std::vector<float> pruned = on.w;
-    EXPECT_EQ(
-        prune_2_of_4(on.context, {.method = method}, pruned.data(), on.n, on.k, &on.statistics),
-        method);
-    expect_two_of_four(pruned, static_cast<std::size_t>(on.k));
-    const double error = on.error(pruned);
-    EXPECT_LT(error, 0.95 * before) << to_string(method);
-    before = error;
+  for (const PrunePattern pattern : {PrunePattern::two_of_four, PrunePattern::pairs}) {
+    double before = INFINITY;
+    for (const PruneMethod method :
+         {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+      std::vector<float> pruned = on.w;
+      EXPECT_EQ(prune_2_of_4(on.context, {.method = method, .pattern = pattern}, pruned.data(),
+                             on.n, on.k, &on.statistics),
+                method);
+      expect_two_of_four(pruned, static_cast<std::size_t>(on.k));
+      if (pattern == PrunePattern::pairs) expect_pairs(pruned, static_cast<std::size_t>(on.k));
+      const double error = on.error(pruned);
+      EXPECT_LT(error, 0.95 * before) << to_string(pattern) << " " << to_string(method);
+      before = error;
+    }
   }
 }
 
 // Rounded on the way, weights are codes, and the error at the output is less than that of rounding
 // afterwards.
-TEST(Prune, ObsMakesUpForRoundingToo) {
+void check_rounding(PrunePattern pattern) {
   const Related on(90);
-  const std::int64_t n = on.n, k = on.k;
+  const std::int64_t n = on.n, k = on.k, scaled = pattern == PrunePattern::pairs ? 32 : 16;
   std::vector<float> together = on.w, apart = on.w;
   PruneRounding rounding{.global = 1e-3F};
-  const PruneSpec obs{.method = PruneMethod::obs};
+  const PruneSpec obs{.method = PruneMethod::obs, .pattern = pattern};
   EXPECT_EQ(prune_2_of_4(on.context, obs, together.data(), n, k, &on.statistics, &rounding),
             obs.method);
   expect_two_of_four(together, static_cast<std::size_t>(k));
   ASSERT_EQ(rounding.scales.size(), static_cast<std::size_t>(n * 6));
+  for (std::size_t i = 0; i < rounding.scales.size(); i += 2) {
+    if (scaled == 32) {
+      EXPECT_EQ(rounding.scales[i], rounding.scales[i + 1]);
+    }
+  }
   const auto rounded = [&](const std::vector<float>& values, const std::uint8_t* scales,
                            std::vector<float>& to) {
     for (std::int64_t i = 0; i < n * k; ++i) {
@@ -342,29 +438,34 @@ TEST(Prune, ObsMakesUpForRoundingToo) {
   std::vector<std::uint8_t> scales(rounding.scales.size());
   for (std::int64_t r = 0; r < n; ++r) {
     for (std::int64_t b = 0; b < 6; ++b) {
+      const std::int64_t first = b * 16 / scaled * scaled;
       scales[static_cast<std::size_t>(r * 6 + b)] = nvfp4_block_scale(
-          largest(apart.data() + r * k + b * 16, std::min<std::int64_t>(16, k - b * 16)),
-          rounding.global);
+          largest(apart.data() + r * k + first, std::min(scaled, k - first)), rounding.global);
     }
   }
   rounded(apart, scales.data(), apart);
   EXPECT_LT(on.error(together), 0.95 * on.error(apart));
 }
 
+TEST(Prune, ObsMakesUpForRoundingToo) { check_rounding(PrunePattern::two_of_four); }
+TEST(Prune, ObsMakesUpForRoundingInPairs) { check_rounding(PrunePattern::pairs); }
+
 TEST(Prune, BitsDoNotDependOnThreads) {
   const std::int64_t n = 50, k = 260;
   const std::vector<float> x = correlated_rows(400, k, 9);
-  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+  for (const PruneSpec& spec :
+       {PruneSpec{}, PruneSpec{PruneMethod::wanda}, PruneSpec{PruneMethod::obs},
+        PruneSpec{PruneMethod::obs, PrunePattern::pairs}}) {
     std::vector<float> first;
     for (const int threads : {1, 2, 5}) {
       const Context context = cpu({.threads = threads});
       const InputStatistics statistics = statistics_of(context, x, k);
       std::vector<float> w = random_floats(static_cast<std::size_t>(n * k), 10);
       PruneRounding rounding{.global = 1e-3F};
-      prune_2_of_4(context, {.method = method}, w.data(), n, k, &statistics, &rounding);
-      EXPECT_EQ(rounding.scales.empty(), method != PruneMethod::obs);
+      prune_2_of_4(context, spec, w.data(), n, k, &statistics, &rounding);
+      EXPECT_EQ(rounding.scales.empty(), spec.method != PruneMethod::obs);
       if (first.empty()) first = w;
-      EXPECT_EQ(w, first) << to_string(method) << threads;
+      EXPECT_EQ(w, first) << to_string(spec.method) << threads;
     }
   }
 }
@@ -376,7 +477,7 @@ TEST(Prune, ObsTakesSingularInputs) {
   std::vector<float> x = correlated_rows(3, 16, 11);
   for (std::size_t r = 0; r < 3; ++r) x[r * 16 + 5] = 0;
   const InputStatistics statistics = statistics_of(context, x, 16);
-  std::vector<float> w = random_floats(4 * 16, 12);
+  std::vector<float> w = random_floats(64, 12);
   EXPECT_EQ(prune_2_of_4(context, {.method = PruneMethod::obs}, w.data(), 4, 16, &statistics),
             PruneMethod::obs);
   for (const float value : w) EXPECT_TRUE(std::isfinite(value));
@@ -418,6 +519,10 @@ TEST(Prune, RefusesWhatItCannotUse) {
   EXPECT_NE(error_of([] { prune_method_from_string("best"); }).find("'best'"), std::string::npos);
   for (const char* name : {"magnitude", "wanda", "obs"}) {
     EXPECT_EQ(to_string(prune_method_from_string(name)), name);
+  }
+  EXPECT_NE(error_of([] { prune_pattern_from_string("1:4"); }).find("'1:4'"), std::string::npos);
+  for (const char* name : {"2:4", "2:4-pairs"}) {
+    EXPECT_EQ(to_string(prune_pattern_from_string(name)), name);
   }
 }
 

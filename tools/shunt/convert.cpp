@@ -30,8 +30,11 @@ ConversionOptions parse(const ConvertOptions& options) {
   try {
     result.spec = conversion_from_string(options.to);
     result.spec.pruning.method = prune_method_from_string(options.method);
+    if (!options.prune.empty()) {
+      result.spec.pruning.pattern = prune_pattern_from_string(options.prune);
+    }
   } catch (const Error& error) {
-    throw UsageError(fmt::format("--to, --method: {}", error.what()));
+    throw UsageError(fmt::format("--to, --prune, --method: {}", error.what()));
   }
   result.spec.pruning.damping = options.damping;
   result.spec.prune = !options.prune.empty();
@@ -175,14 +178,10 @@ void add_convert(CLI::App& app, Action& action) {
   command->add_option("--to", options->to, "format of the experts")
       ->option_text("FORMAT")
       ->required();
-  command->add_option("--prune", options->prune, "to two of every four weights, before rounding")
-      ->option_text("2:4")
-      ->check(CLI::Validator(
-          [](std::string& text) -> std::string {
-            if (text == "2:4") return {};
-            return fmt::format("'{}' is not 2:4", text);
-          },
-          ""));
+  command
+      ->add_option("--prune", options->prune,
+                   "to two of every four weights before rounding, or 2:4-pairs")
+      ->option_text("2:4");
   command->add_option("--method", options->method, "what stays: magnitude (default), wanda or obs")
       ->option_text("NAME");
   command
@@ -200,6 +199,9 @@ void add_convert(CLI::App& app, Action& action) {
   command->footer(
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
       "int4[:GROUP], dense3, sparse_nvfp4. An interrupted call, repeated, goes on where it was.\n"
+      "2:4-pairs keeps weights 0 and 1 or 2 and 3, as Blackwell multiplies sparse NVFP4; nvfp4 "
+      "and\n"
+      "sparse_nvfp4 then have one scale for 32.\n"
       "Examples:\n"
       "  shunt convert models/tiny-moe tiny-nvfp4 --to nvfp4\n"
       "  shunt convert models/tiny-moe tiny-sparse --to sparse_nvfp4 --prune 2:4 --method obs \\\n"

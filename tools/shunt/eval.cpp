@@ -39,6 +39,7 @@ struct EvalOptions {
 };
 
 constexpr std::size_t most_text = 1u << 30;
+constexpr std::string_view in_pairs = ":pairs";
 
 // What --speed times: tokens at once, tokens of one sample when they come alone, and samples, of
 // which the median counts. Tokens that come alone find their experts in memory, as those of a large
@@ -48,7 +49,7 @@ constexpr std::int64_t speed_batch = 512;
 constexpr std::int64_t speed_alone = 128;
 constexpr int speed_samples = 15;
 
-// "nvfp4", or "nvfp4/obs": pruned to 2:4 by that method before.
+// "nvfp4", or "nvfp4/obs": pruned to 2:4 by that method before; "nvfp4/obs:pairs" in pairs.
 ConversionSpec parse_format(const std::string& text) {
   const std::size_t slash = text.find('/');
   ConversionSpec spec;
@@ -56,7 +57,12 @@ ConversionSpec parse_format(const std::string& text) {
     spec = conversion_from_string(text.substr(0, slash));
     if (slash != std::string::npos) {
       spec.prune = true;
-      spec.pruning.method = prune_method_from_string(text.substr(slash + 1));
+      std::string method = text.substr(slash + 1);
+      if (method.ends_with(in_pairs)) {
+        method.resize(method.size() - in_pairs.size());
+        spec.pruning.pattern = PrunePattern::pairs;
+      }
+      spec.pruning.method = prune_method_from_string(method);
     }
   } catch (const Error& error) {
     throw UsageError(fmt::format("--format: {}", error.what()));
@@ -526,7 +532,8 @@ void add_eval(CLI::App& app, Action& action) {
       "bytes before it. What is around the MoE layers is computed in f32, on the CPU.\n"
       "On a GPU (--device cuda) only formats that it multiplies as they are packed, in 16 bits.\n"
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
-      "int4[:GROUP], dense3, sparse_nvfp4. METHOD: magnitude, wanda, obs.\n"
+      "int4[:GROUP], dense3, sparse_nvfp4. METHOD: magnitude, wanda, obs; with :pairs behind\n"
+      "it one aligned pair of every two stays, and NVFP4 has one scale for 32.\n"
       "Examples:\n"
       "  shunt eval models/tiny-moe\n"
       "  shunt eval models/tiny-moe --format nvfp4 int4:64 sparse_nvfp4/magnitude\n"
