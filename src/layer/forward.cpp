@@ -168,7 +168,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);
   };
   if (spec.shared.intermediate > 0) {
-    shared_rows = at(s.shared, f32, {tokens, spec.hidden});
+    shared_rows = at(s.shared, rows_dtype(), {tokens, spec.hidden});
     if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
   }
   if constexpr (cuda_engine::built) {
@@ -332,7 +332,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "shared", [&] { shared_expert(context, stage); },
         [&] {
-          return shared_cost(spec, options.dtype, tokens, x.dtype) +
+          return shared_cost(spec, options.dtype, rows_dtype(), tokens, x.dtype) +
                  packed_cost(shared.gate_up, 1) + packed_cost(shared.down, 1);
         });
   }

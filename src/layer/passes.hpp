@@ -24,7 +24,7 @@ void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, fl
 // Any part may be absent.
 struct Finish {
   float* wide = nullptr;                 // [T, W] f32, dense; overwritten
-  Tensor shared{};                       // [T, W] f32, dense
+  Tensor shared{};                       // [T, W] dense, f32; on a GPU bf16 or f16 too
   const float* shared_logits = nullptr;  // [T]; null: g = shared_scale
   float shared_scale = 1;
   Tensor bias{};  // [W]

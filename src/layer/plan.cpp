@@ -47,7 +47,7 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
                                       fp8_bytes(spec.experts.hidden)));
   if (spec.shared.intermediate > 0) {
     s.shared_h = carver.take<char>(tokens * spec.shared.intermediate * width);
-    s.shared = carver.take<float>(tokens * spec.hidden);
+    s.shared = carver.take<char>(tokens * spec.hidden * element(rows));
     if (spec.shared.sigmoid_gate) s.shared_logits = carver.take<float>(tokens);
   }
   if (spec.output_bias || spec.output_norm.enabled || spec.latent > 0) {
@@ -117,10 +117,12 @@ StageCost down_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::i
           2 * rows * e.intermediate * e.hidden};
 }
 
-StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden) {
+StageCost shared_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t tokens,
+                      DType hidden) {
   const std::int64_t matrices =
       gate_up_columns(spec.shared.activation, spec.shared.intermediate) + spec.shared.intermediate;
-  return {matrices * spec.hidden * element(dtype) + tokens * spec.hidden * (element(hidden) + 4),
+  return {matrices * spec.hidden * element(dtype) +
+              tokens * spec.hidden * (element(hidden) + element(rows_dtype)),
           2 * tokens * matrices * spec.hidden};
 }
 
@@ -137,7 +139,8 @@ StageCost packed_cost(const PreparedWeights& weights, int hit) {
 
 StageCost combine_cost(const LayerSpec& spec, DType rows_dtype, std::int64_t tokens,
                        std::int64_t rows, DType output) {
-  const std::int64_t shared = spec.shared.intermediate > 0 ? tokens * spec.hidden * 4 : 0;
+  const std::int64_t shared =
+      spec.shared.intermediate > 0 ? tokens * spec.hidden * element(rows_dtype) : 0;
   return {rows * spec.experts.hidden * element(rows_dtype) + shared +
               tokens * spec.hidden * element(output),
           2 * rows * spec.experts.hidden};

@@ -30,7 +30,7 @@ struct LayerScratch {
   void* rows = nullptr;                 // [N, experts.hidden] of Layer::Impl::rows_dtype()
   float* inner = nullptr;               // [T, experts.hidden], latent only
   void* shared_h = nullptr;             // [T, shared I] of the layer's dtype
-  float* shared = nullptr;              // [T, H], shared expert only
+  void* shared = nullptr;               // [T, H] of rows_dtype(), shared expert only
   float* shared_logits = nullptr;       // [T], sigmoid gate only
   float* wide = nullptr;                // [T, H]: output bias, norm or latent only
   void* stage = nullptr;                // what a stage asks for, one after the other
@@ -111,7 +111,8 @@ StageCost gate_up_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, 
                        int hit, DType hidden);
 StageCost down_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t rows,
                     int hit);
-StageCost shared_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens, DType hidden);
+StageCost shared_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t tokens,
+                      DType hidden);
 StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens);
 // By how many bytes `hit` groups of packed weights cost less than plain ones: a negative number.
 StageCost packed_cost(const PreparedWeights& weights, int hit);
