@@ -1,5 +1,6 @@
 // shunt bench: a stage or the whole layer over a grid of token counts.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,6 @@
 // shunt convert: a checkpoint with its experts in another format.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <map>

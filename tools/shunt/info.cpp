@@ -1,5 +1,6 @@
 // shunt info: this machine and this build.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <CLI/Version.hpp>
 
 #include <memory>

@@ -1,5 +1,6 @@
 // shunt inspect: what a checkpoint holds.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <map>
 #include <memory>

@@ -1,7 +1,6 @@
 // What the subcommands share on the command line, and how they fail.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +10,12 @@
 
 #include "shunt/context.hpp"
 #include "shunt/tensor.hpp"
+
+// CLI11's headers are large: only what registers options reads them.
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
 
 namespace shunt::cuda_engine {
 class Stream;

@@ -1,5 +1,6 @@
 // shunt run: the MoE layers of a checkpoint over recorded or given hidden states.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
