@@ -54,6 +54,14 @@ inline bool is_softmax_of_top(const DeviceRoute& r) {
          r.per_expert_scale.data == nullptr && r.replay.data == nullptr;
 }
 
+// DeepSeek-V3's rule and nothing else, likewise: k = 8 of 256 experts, 4 of 8 groups.
+inline bool is_deepseek_v3(const DeviceRoute& r) {
+  return r.fast.in_groups && r.rule.top_k == 8 && r.rule.experts == 256 && r.rule.keep == 4 &&
+         r.rule.weigh == Weigh::sigmoid && r.rule.scores_rank && r.rule.rank_by_two_best &&
+         r.rule.renormalize && !r.rule.epsilon_is_floor && r.router_bias.data == nullptr &&
+         r.per_expert_scale.data == nullptr && r.replay.data == nullptr;
+}
+
 // How fast_rows.cuh serves the rule. `many`: tokens enough to fill the GPU with more than one to a
 // warp.
 FastPlan fast_plan(const DeviceRoute& r, bool many);

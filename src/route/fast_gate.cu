@@ -15,7 +15,8 @@ namespace {
 
 constexpr int block_warps = 4;
 
-template <class S>
+// `usual`: is_deepseek_v3(), of f32 in whole runs, the bias aligned.
+template <class S, bool usual>
 __global__ void __launch_bounds__(32 * block_warps)
     fast_gate(const __grid_constant__ DeviceRoute r, const Logits logits) {
   __shared__ FastScratch<S> scratch[block_warps * S::tokens];
@@ -27,23 +28,32 @@ __global__ void __launch_bounds__(32 * block_warps)
   const std::int64_t valid = valid_tokens(r);
   if (first >= r.tokens) return;
   const bool there = t < valid;
-  const RowsOfWarp rows(logits, first);
+  RowsOfWarp rows(logits, first);
+  if constexpr (usual) rows.form = Form::f32;
   const LogitRow row = rows.row(there ? lane / S::lanes : 0);
   const int q = lane & (S::lanes - 1);
   float v[S::held];
-  switch (row.form) {
-    case Form::bf16:
-      load_row<__nv_bfloat16, S>(static_cast<const __nv_bfloat16*>(row.data), logits.runs,
-                                 r.rule.experts, q, v);
-      break;
-    case Form::f16:
-      load_row<__half, S>(static_cast<const __half*>(row.data), logits.runs, r.rule.experts, q, v);
-      break;
-    default:
-      load_row<float, S>(static_cast<const float*>(row.data), logits.runs, r.rule.experts, q, v);
-      break;
+  const auto load = [&]<class T>(T) {
+    load_row<T, S>(static_cast<const T*>(row.data), usual || logits.runs, r.rule.experts, q, v);
+  };
+  if constexpr (usual) {
+    __builtin_assume(reinterpret_cast<std::uintptr_t>(r.selection_bias.data) % 16 == 0);
+    load(float{});
+    route_fast<S>(as_deepseek_v3(r), r, rows, v, scratch + warp * S::tokens, t, there, lane);
+  } else {
+    switch (row.form) {
+      case Form::bf16:
+        load(__nv_bfloat16{});
+        break;
+      case Form::f16:
+        load(__half{});
+        break;
+      default:
+        load(float{});
+        break;
+    }
+    route_fast<S>(r, r, rows, v, scratch + warp * S::tokens, t, there, lane);
   }
-  route_fast<S>(r, rows, v, scratch + warp * S::tokens, t, there, lane);
   if (__all_sync(every_lane, there || t >= r.tokens)) return;
   for (int i = 0; i < S::tokens; ++i) {
     if (first + i >= valid && first + i < r.tokens) clear_row(r, first + i, lane);
@@ -58,6 +68,16 @@ struct Launch {
 
   template <class S>
   void go() const {
+    if constexpr (S::ranked == Ranked::score_in_groups) {
+      const bool aligned = reinterpret_cast<std::uintptr_t>(r.selection_bias.data) % 16 == 0;
+      if (logits.form == Form::f32 && logits.runs && aligned && is_deepseek_v3(r)) {
+        return go<S, true>();
+      }
+    }
+    go<S, false>();
+  }
+  template <class S, bool usual>
+  void go() const {
     const std::int64_t each = block_warps * S::tokens;
     // One warp starts a little sooner than four.
     const auto warps = static_cast<unsigned>(
@@ -65,7 +85,7 @@ struct Launch {
     cuda_engine::launch("route: gate", gpu,
                         {.grid = {static_cast<unsigned>((r.tokens + each - 1) / each), 1, 1},
                          .block = {32 * warps, 1, 1}},
-                        fast_gate<S>, r, logits);
+                        fast_gate<S, usual>, r, logits);
   }
 
   template <int lanes, int best, int blocks>

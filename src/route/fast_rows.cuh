@@ -355,13 +355,16 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
 
 // ---- rows --------------------------------------------------------------------------------------
 
-// All 32 lanes call it together; `t` and `there` are those of the lane's token. `v`: the raw logits
-// of the lane's experts, anything past E; spoilt. source(i, e): the raw logit of expert e of the
-// warp's token i again. `of_warp`: a scratch for each token of the warp.
+// All 32 lanes call it together; `t` and `there` are those of the lane's token. `whole`: `r` in
+// memory, for functions that are not inlined; `r` itself may have fields that are known when this
+// is compiled. `v`: the raw logits of the lane's experts, anything past E; spoilt. source(i, e): the
+// raw logit of expert e of the warp's token i again. `of_warp`: a scratch for each token of the
+// warp.
 template <class S, class Source>
-__device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source source,
-                                           float (&v)[S::held], FastScratch<S>* of_warp,
-                                           std::int64_t t, bool there, int lane) {
+__device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRoute& whole,
+                                           const Source source, float (&v)[S::held],
+                                           FastScratch<S>* of_warp, std::int64_t t, bool there,
+                                           int lane) {
   static_assert(S::held <= 32 && S::best <= S::lanes && S::width == 32);
   const Rule& rule = r.rule;
   const int token = lane / S::lanes;
@@ -424,7 +427,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     if (unsure != 0) [[unlikely]] {
       for (int i = 0; i < S::tokens; ++i) {
         if ((unsure >> (i * S::lanes) & 1) == 0) continue;
-        const std::uint32_t exact = keep_groups_exactly<S>(r, source, i, lane);
+        const std::uint32_t exact = keep_groups_exactly<S>(whole, source, i, lane);
         if (i == token) kept_groups = exact;
       }
     }
@@ -527,7 +530,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const Source so
     for (int i = 0; i < S::tokens; ++i) {
       if ((uncertain >> (i * S::lanes) & 1) != 0) {
         const std::uint32_t groups = __shfl_sync(every_lane, kept_groups, i * S::lanes);
-        select_slowly<S>(r, source, i, groups, of_warp[i], lane);
+        select_slowly<S>(whole, source, i, groups, of_warp[i], lane);
       }
     }
   }

@@ -50,7 +50,7 @@ __device__ __noinline__ void route_shared_fast(const DeviceRoute& r, const float
 #pragma unroll
       for (int n = 0; n < S::held; ++n) v[n] = row[min(S::expert(n, q), experts - 1)];
     }
-    route_fast<S>(r, SharedRowsOfWarp{logits + i * stride, stride}, v,
+    route_fast<S>(r, r, SharedRowsOfWarp{logits + i * stride, stride}, v,
                   reinterpret_cast<FastScratch<S>*>(scratch[warp].of), t, there, lane);
     if (first_token + i + S::tokens <= valid) continue;
     for (int token = i; token < rows && token < i + S::tokens; ++token) {

@@ -52,7 +52,7 @@ __device__ __noinline__ void route_left(const DeviceRoute& r, const Logits logit
 #pragma unroll 1
   for (int n = 0; n < S::held; ++n) v[n] = rows(0, min(S::expert(n, lane), r.rule.experts - 1));
   route_fast<S>(
-      r, [&rows](int, int e) { return rows(0, e); }, v, scratch, t, true, lane);
+      r, r, [&rows](int, int e) { return rows(0, e); }, v, scratch, t, true, lane);
 }
 
 // What a warp's tokens may be.

@@ -10,7 +10,15 @@ namespace shunt::routing {
 
 namespace {
 
-// `usual`: is_softmax_of_top(), of bf16.
+// Of a token past the valid ones. Not inlined, so as not to lie in the way of the others.
+__device__ __noinline__ void clear_slot(const TokenRoute& r, std::int64_t t, int slot) {
+  if (slot >= r.rule.top_k) return;
+  if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + slot] = -1;
+  if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + slot] = 0;
+  if (r.replay.data != nullptr) r.replay.data[t * r.replay.stride + slot] = -1;
+}
+
+// `usual`: is_softmax_of_top(), of bf16, or is_deepseek_v3(), of f32.
 template <class S, bool usual>
 __global__ void __launch_bounds__(32 * S::warps)
     token_gate(const void* logits, const std::int64_t bytes, const Form form,
@@ -21,16 +29,16 @@ __global__ void __launch_bounds__(32 * S::warps)
   const int e = static_cast<int>(threadIdx.x);
   const std::int64_t t = blockIdx.x;
   const std::int64_t valid = valid_tokens(r);
-  const LogitRow row{static_cast<const char*>(logits) + t * bytes, usual ? Form::bf16 : form};
+  const LogitRow row{static_cast<const char*>(logits) + t * bytes, !usual         ? form
+                                                                   : S::in_groups ? Form::f32
+                                                                                  : Form::bf16};
   const float raw = row(min(e, r.rule.experts - 1));
-  if (t >= valid) {
-    if (e >= r.rule.top_k) return;
-    if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + e] = -1;
-    if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + e] = 0;
-    if (r.replay.data != nullptr) r.replay.data[t * r.replay.stride + e] = -1;
-    return;
+  if (t >= valid) return clear_slot(r, t, e);
+  if constexpr (usual && S::in_groups) {
+    route_token<S, false>(as_deepseek_v3(r), raw, scratch, t, e >> 5, e & 31);
+  } else {
+    route_token<S, usual>(r, raw, scratch, t, e >> 5, e & 31);
   }
-  route_token<S, usual>(r, raw, scratch, t, e >> 5, e & 31);
 }
 
 struct Launch {
@@ -42,6 +50,9 @@ struct Launch {
   void go() const {
     if constexpr (S::ranked == Ranked::logit) {
       if (logits.dtype == DType::bf16 && is_softmax_of_top(r)) return go<S, true>();
+    }
+    if constexpr (S::in_groups) {
+      if (logits.dtype == DType::f32 && is_deepseek_v3(r)) return go<S, true>();
     }
     go<S, false>();
   }
@@ -74,9 +85,10 @@ struct Launch {
 }  // namespace
 
 bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  // Up to here it is ahead of several tokens a warp.
-  const std::int64_t blocks = r.plain_best != 0 && logits.dtype != DType::f32 ? 1 : 4;
-  const std::int64_t limit = gpu.multiprocessors * blocks;
+  // Up to here it is ahead of a token a warp, or several.
+  const bool plain = r.plain_best != 0 && logits.dtype != DType::f32;
+  const bool usual = logits.dtype == DType::f32 && is_deepseek_v3(r);
+  const std::int64_t limit = gpu.multiprocessors * std::int64_t{plain ? 1 : usual ? 3 : 4};
   if (r.fast.lanes == 0 || r.rule.top_k > 8 || r.fast.blocks > 16 || r.tokens > limit) {
     return false;
   }

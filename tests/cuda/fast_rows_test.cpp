@@ -101,8 +101,9 @@ void expect_same_bits(const RouteSpec& spec, const std::vector<float>& bias = {}
         v[n] = logits[static_cast<std::size_t>(
             t * experts + std::min(S::expert(n, lane % S::lanes), experts - 1))];
       }
-      routing::route_fast<S>(routed.call, Rows{logits.data() + first * experts, experts}, v,
-                             scratch.data(), t, true, lane);
+      routing::route_fast<S>(routed.call, routed.call,
+                             Rows{logits.data() + first * experts, experts}, v, scratch.data(), t,
+                             true, lane);
     }
   });
   routed.expect_same_bits();
@@ -452,6 +453,8 @@ TEST(TokenRows, BiasedScores) {
   spec.experts = 256, spec.top_k = 8;
   spec.groups = {8, 4, GroupRank::sum_of_top_2};
   using InGroups = TokenShape<8, 8, Ranked::score_in_groups>;
+  expect_same_bits_by_block<InGroups>(spec, bias_of(256));
+  spec.groups.keep = 6;
   expect_same_bits_by_block<InGroups>(spec, bias_of(256));
   spec.groups.rank_by = GroupRank::max, spec.groups.keep = 1;
   expect_same_bits_by_block<InGroups>(spec, bias_of(256));
