@@ -1,8 +1,12 @@
-// The shuffles on a GPU: one kernel where few segments are dense, two otherwise.
+// The shuffles on a GPU: one kernel where pairs of a rank and an expert are few and dense, two
+// otherwise.
 //
-// few_segments: each block finds all segments, in shared memory (two sums over the block's threads,
-//   a barrier in each and one after each), and moves its rows. Counts are made legal by sums that
-//   stop at `rows`.
+// move_few_pairs, up to 128 pairs: a block moves one or two rows, a thread a vector of each; which
+//   rows they come from its first warp finds (few_pairs.cuh; barrier: they are there).
+// few_segments, up to 1024 pairs: each block finds all segments, in shared memory (two sums over
+// the
+//   block's threads, a barrier in each and one after each), and moves its rows. Counts are made
+//   legal by sums that stop at `rows`.
 // segments_kernel, one block of 1024 threads: which rows each (rank, expert) pair has in either
 //   order. First a warp a rank: the rank's counts, made legal (barrier: the totals are there; then
 //   one thread adds them up: where each rank starts); again a warp a rank: running sums over its
@@ -12,10 +16,12 @@
 //   memory.
 // move_rows: an item is a row to write; a binary search over the segments says which row to read.
 //
-// Bytes: 16 EP E for the segments; every row that is moved read once and written once. Predicted: 1
-// us for few segments, 3 for others, then 90 % of a copy.
+// Bytes: 16 EP E for the segments; every row that is moved read once and written once. 512, 4096
+// and 32768 rows of 4 kB of 128 pairs: 3.7, 11.4 and 68.2 us (docs/notes/cuda-move.md); predicted
+// for other segments 3 us, then 90 % of a copy.
 #include "cuda/move_rows.cuh"
 #include "shuffle/engine.hpp"
+#include "shuffle/few_pairs.cuh"
 
 namespace shunt {
 
@@ -165,6 +171,66 @@ struct ShuffleMap {
     return {zero_fill ? -2 : -1, row};
   }
 };
+
+// ---- few pairs ---------------------------------------------------------------------------------
+
+// A block has `across` vectors of rows side by side, and `each` times as many rows as fit; all
+// loads of a thread are in flight before its first store.
+template <int bytes, int each>
+__global__ void __launch_bounds__(256, 8)
+    move_few_pairs(const __grid_constant__ FewPairs call, const RowsView from, const RowsView to,
+                   const int across, const int down, const int vectors) {
+  __shared__ PairTables tables;
+  wait_for_predecessor();
+  let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rows = down * each;
+  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * rows;
+  if (thread < 32) find_rows(call, tables, first, rows, thread);
+  __syncthreads();
+  const int of_block = thread / across;
+  const int column = static_cast<int>(blockIdx.y) * across + thread - of_block * across;
+  if (column < vectors && of_block < down) {
+    const std::int64_t at = std::int64_t{column} * bytes;
+    Raw<bytes> raw[each] = {};
+    std::int32_t row[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) row[i] = tables.from[of_block + i * down];
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      if (row[i] >= 0) raw[i] = load_raw<bytes>(from.data + row[i] * from.row_bytes + at);
+    }
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const std::int64_t written = first + of_block + i * down;
+      if (row[i] != -1) store_raw(to.data + written * to.row_bytes + at, raw[i]);
+    }
+  }
+  if (call.counts != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && thread < 32) {
+    store_counts(call, tables, thread);
+  }
+}
+
+template <int bytes>
+void launch_few_pairs(const char* what, const Gpu& gpu, const FewPairs& call, const RowsView& from,
+                      const RowsView& to, std::int64_t row_bytes) {
+  const std::int64_t vectors = row_bytes / bytes, spans = (vectors + 255) / 256;
+  const std::int64_t across = (vectors + spans - 1) / spans;
+  const auto go = [&]<int each>() {
+    const std::int64_t down = std::min<std::int64_t>(256 / across, most_found_rows / each);
+    const std::int64_t groups = (call.rows + down * each - 1) / (down * each);
+    launch(what, gpu,
+           {.grid = {static_cast<unsigned>(groups), static_cast<unsigned>(spans)},
+            .block = {static_cast<unsigned>(std::max<std::int64_t>(across * down, 32))}},
+           move_few_pairs<bytes, each>, call, from, to, static_cast<int>(across),
+           static_cast<int>(down), static_cast<int>(vectors));
+  };
+  // Two rows a thread where blocks come and go.
+  const std::int64_t down = std::min<std::int64_t>(256 / across, most_found_rows);
+  const bool at_once =
+      (call.rows + down - 1) / down * spans <= 8 * std::int64_t{gpu.multiprocessors};
+  at_once ? go.template operator()<1>() : go.template operator()<2>();
+}
 
 // ---- few segments ------------------------------------------------------------------------------
 
@@ -351,6 +417,25 @@ void shuffle_cuda(const Context& context, const ShuffleCall& call) {
   const std::int64_t rows = call.from.shape[0];
   const RowsView from(call.from), to(call.to);
   const std::int64_t row_bytes = bytes(call.to.dtype, call.to.shape[1]);
+  if (!spec.padded && rows > 0 && rows <= most_few_rows && row_bytes > 0 &&
+      spec.ranks * spec.experts <= most_few_pairs) {
+    with_widest_copy(row_bytes, from, to, [&]<int n>() {
+      launch_few_pairs<n>(what, on,
+                          FewPairs{.token_counts = call.token_counts,
+                                   .counts = call.counts,
+                                   .ranks = spec.ranks,
+                                   .experts = spec.experts,
+                                   .first = spec.first_expert,
+                                   .end = spec.end(),
+                                   .rows = static_cast<std::int32_t>(rows),
+                                   .by_rank = pair_reciprocal(spec.ranks),
+                                   .by_expert = pair_reciprocal(spec.experts),
+                                   .combines = call.combines,
+                                   .zero_fill = spec.zero_fill && !call.combines},
+                          from, to, row_bytes);
+    });
+    return;
+  }
   if (!spec.padded && rows > 0 && row_bytes > 0 && spec.ranks * spec.experts <= most_few) {
     with_widest_copy(row_bytes, from, to, [&]<int n>() {
       launch_few<n>(what, on,

@@ -43,6 +43,20 @@ struct HostWarp {
     return value;
   }
 
+  // Every lane says `value`; then fold(sum, value) of all of them, from lane 0's on.
+  template <class T, class Sum, class Fold>
+  static Sum hear_all(T value, Sum sum, const Fold& fold) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof value <= 8);
+    std::memcpy(&own->said[lane], &value, sizeof value);
+    own->meeting.arrive_and_wait();
+    for (const std::uint64_t& said : own->said) {
+      std::memcpy(&value, &said, sizeof value);
+      sum = fold(sum, value);
+    }
+    own->meeting.arrive_and_wait();
+    return sum;
+  }
+
   // Runs body(warp, lane) on each thread of a block.
   template <class Body>
   static void run_block(int warps, const Body& body) {
@@ -93,26 +107,19 @@ T __shfl_down_sync(unsigned, T value, int by) {
   const int lane = shunt::test::HostWarp::lane;
   return shunt::test::HostWarp::hear(value, lane + by > 31 ? lane : lane + by);
 }
-inline unsigned __ballot_sync(unsigned, bool vote) {
-  unsigned votes = 0;
-  for (int i = 0; i < 32; ++i) {
-    votes |= static_cast<unsigned>(shunt::test::HostWarp::hear<int>(vote, i)) << i;
-  }
-  return votes;
+inline unsigned __ballot_sync(unsigned, bool vote) {  // the last lane's is the highest bit
+  return shunt::test::HostWarp::hear_all(
+      vote, 0U, [](unsigned votes, bool one) { return votes >> 1 | (one ? 1U << 31 : 0U); });
 }
 inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == ~0U; }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 template <class T>
 T __reduce_max_sync(unsigned, T value) {
-  T best = value;
-  for (int i = 0; i < 32; ++i) best = std::max(best, shunt::test::HostWarp::hear(value, i));
-  return best;
+  return shunt::test::HostWarp::hear_all(value, value, [](T a, T b) { return std::max(a, b); });
 }
 template <class T>
 T __reduce_min_sync(unsigned, T value) {
-  T best = value;
-  for (int i = 0; i < 32; ++i) best = std::min(best, shunt::test::HostWarp::hear(value, i));
-  return best;
+  return shunt::test::HostWarp::hear_all(value, value, [](T a, T b) { return std::min(a, b); });
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
