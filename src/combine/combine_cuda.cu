@@ -72,8 +72,7 @@ __device__ Term term(const CombineCall& call, std::int64_t token, int i) {
   return {};
 }
 
-// Volatile, and never left out: else the compiler loads a row, waits and adds it before it loads
-// the next.
+// Volatile: else the compiler loads a row, waits and adds it before it loads the next.
 template <int bytes>
 __device__ __forceinline__ Raw<bytes> load_row(const char* from) {
   static_assert(bytes == 16);
@@ -150,55 +149,62 @@ struct alignas(count < 4 ? count * sizeof(T) : 16) Several {
   T of[count];
 };
 
-// `slots` terms: rows, each times a weight or 1. Blocks as those of combine_kernel.
+// `slots` terms: rows, each times a weight or 1. A thread has one vector of a token. blockIdx.x:
+// tokens, blockIdx.y: spans of columns. Registers for eight blocks' rows are few: 64, so that 1024
+// threads are on a multiprocessor, each with all its rows on their way.
 template <Form form, int n, int slots>
-__global__ void __launch_bounds__(256, 2) combine_slots_kernel(CombineCall call) {
+__global__ void __launch_bounds__(256, 4)
+    combine_slots_kernel(const __grid_constant__ CombineCall call) {
   constexpr int raw_bytes = n * form_bytes(form);
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t valid = call.valid_tokens != nullptr
-                                 ? min(std::int64_t{*call.valid_tokens}, call.tokens)
-                                 : call.tokens;
-  const int width = static_cast<int>(gridDim.x * blockDim.x) * n;
-  for (std::int64_t token = std::int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
-       token < call.tokens; token += std::int64_t{gridDim.y} * blockDim.y) {
-    Several<std::int32_t, slots> row;
-    Several<float, slots> weight;
+  const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const unsigned h = (blockIdx.y * blockDim.x + threadIdx.x) * n;
+  if (token >= call.tokens || h >= call.width) return;
+  const auto rows = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token];
+  Several<float, slots> weight;
 #pragma unroll
-    for (int j = 0; j < slots; ++j) row.of[j] = -1, weight.of[j] = 1;
-    if (token < valid) {
-      row = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token];
-      if (call.weighted) {
-        weight = reinterpret_cast<const Several<float, slots>*>(call.weights)[token];
+  for (int j = 0; j < slots; ++j) weight.of[j] = 1;
+  if (call.weighted) {
+    weight = reinterpret_cast<const Several<float, slots>*>(call.weights)[token];
+  }
+  const bool valid = call.valid_tokens == nullptr || token < *call.valid_tokens;
+  const auto count = static_cast<std::uint32_t>(call.row_count);
+  const auto row_bytes = static_cast<std::uint32_t>(call.rows.row_bytes);
+  const char* const column = call.rows.data + h * form_bytes(form);
+  const auto row = [&](int j) { return static_cast<std::uint32_t>(rows.of[j]); };
+  const auto at = [&](int j) { return column + std::uint64_t{row(j)} * row_bytes; };
+  std::uint32_t last = 0;
+#pragma unroll
+  for (int j = 0; j < slots; ++j) last = max(last, row(j));
+  float sum[n] = {};
+  Raw<raw_bytes> raw[slots];
+  const auto add = [&](int j) {
+    float x[n];
+    widen<n, form>(raw[j], x);
+#pragma unroll
+    for (int i = 0; i < n; ++i) sum[i] = __fmaf_rn(weight.of[j], x[i], sum[i]);
+  };
+  if (last < count && valid) {  // the same for all threads of a token
+#pragma unroll
+    for (int j = 0; j < slots; ++j) raw[j] = load_row<raw_bytes>(at(j));
+#pragma unroll
+    for (int j = 0; j < slots; ++j) add(j);
+  } else if (valid) {  // some are missing; four at a time take the registers of those
+    constexpr int together = slots < 4 ? slots : 4;
+#pragma unroll
+    for (int first = 0; first < slots; first += together) {
+#pragma unroll
+      for (int j = first; j < first + together; ++j) {
+        if (row(j) < count) raw[j] = load_row<raw_bytes>(at(j));
       }
-    }
 #pragma unroll
-    for (int j = 0; j < slots; ++j) {
-      if (row.of[j] >= call.row_count) row.of[j] = -1;
-    }
-    for (std::int64_t h = std::int64_t{blockIdx.x * blockDim.x + threadIdx.x} * n; h < call.width;
-         h += width) {
-      Raw<raw_bytes> raw[slots];
-#pragma unroll
-      for (int j = 0; j < slots; ++j) {
-        // Of a row that is not there, the first.
-        raw[j] = load_row<raw_bytes>(call.rows.data + max(row.of[j], 0) * call.rows.row_bytes +
-                                     h * form_bytes(form));
+      for (int j = first; j < first + together; ++j) {
+        if (row(j) < count) add(j);
       }
-      float sum[n] = {};
-#pragma unroll
-      for (int j = 0; j < slots; ++j) {
-        float x[n];
-        widen<n, form>(raw[j], x);
-#pragma unroll
-        for (int i = 0; i < n; ++i) {
-          const float added = __fmaf_rn(weight.of[j], x[i], sum[i]);
-          sum[i] = row.of[j] >= 0 ? added : sum[i];
-        }
-      }
-      store_row<n>(call.out.data + token * call.out.row_bytes, call.out.form, h, sum);
     }
   }
+  store_row<n>(call.out.data + token * call.out.row_bytes, call.out.form, h, sum);
 }
 
 struct Blocks {
@@ -236,12 +242,16 @@ template <Form form, int n>
 bool run_slots(const Gpu& gpu, const CombineCall& call) {
   const auto aligned = reinterpret_cast<std::uintptr_t>(call.inverse) |
                        reinterpret_cast<std::uintptr_t>(call.weights);
-  if (call.terms != call.slots || call.ids != nullptr || aligned % 16 != 0 || call.row_count == 0) {
+  if (call.terms != call.slots || call.ids != nullptr || aligned % 16 != 0 ||
+      call.row_count > INT32_MAX || call.rows.row_bytes > INT32_MAX || call.width > (1 << 23)) {
     return false;
   }
   const Blocks blocks = blocks_of(gpu, call, n);
+  const auto groups = (call.tokens + blocks.block.y - 1) / blocks.block.y;
   const auto go = [&](auto* kernel) {
-    launch("combine", gpu, {.grid = blocks.grid, .block = blocks.block}, kernel, call);
+    launch("combine", gpu,
+           {.grid = {static_cast<unsigned>(groups), blocks.grid.x}, .block = blocks.block}, kernel,
+           call);
     return true;
   };
   switch (call.slots) {
