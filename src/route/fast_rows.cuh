@@ -357,8 +357,8 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
 
 // All 32 lanes call it together; `t` and `there` are those of the lane's token. `whole`: `r` in
 // memory, for functions that are not inlined; `r` itself may have fields that are known when this
-// is compiled. `v`: the raw logits of the lane's experts, anything past E; spoilt. source(i, e): the
-// raw logit of expert e of the warp's token i again. `of_warp`: a scratch for each token of the
+// is compiled. `v`: the raw logits of the lane's experts, anything past E; spoilt. source(i, e):
+// the raw logit of expert e of the warp's token i again. `of_warp`: a scratch for each token of the
 // warp.
 template <class S, class Source>
 __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRoute& whole,

@@ -147,9 +147,9 @@ __device__ __forceinline__ void store_counts(const FewPairs& call, const PairTab
                                              int lane) {
   const int locals = call.end - call.first;
   for (int e = lane; e < locals; e += 32) {
-    const std::int32_t end =
-        e + 1 == locals ? tables.all_sorted : tables.sorted[(e + 1) * call.ranks];
-    call.counts[e] = end - tables.sorted[e * call.ranks];
+    const int begin = e * call.ranks, next = begin + call.ranks;
+    const std::int32_t end = e + 1 == locals ? tables.all_sorted : tables.sorted[next];
+    call.counts[e] = end - tables.sorted[begin];
   }
   if (lane == 0) call.counts[locals] = tables.all_sorted;
 }
