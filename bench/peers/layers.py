@@ -26,6 +26,7 @@ for key, value in {'VLLM_LOGGING_LEVEL': 'ERROR', 'VLLM_CONFIGURE_LOGGING': '0',
 for folder in filter(None, os.environ.get('PEERS_SITE', '').split(':')):
     sys.path.insert(0, folder)
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import fp8  # noqa: E402  bench/peers/fp8.py
 import packed  # noqa: E402  bench/peers/packed.py
 import table  # noqa: E402  bench/table.py
 
@@ -63,7 +64,10 @@ class Weights:
         # Logits with the deviation of Gumbel's noise, so that a bias of log p draws by p.
         self.router = torch.empty(experts, hidden, device='cuda', dtype=BF16).normal_(0, 1.28 * hidden ** -0.5)
         self.zipf = (1 / torch.arange(1, experts + 1, device='cuda').float()).log()[torch.randperm(experts, device='cuda')].to(BF16)
-        if case.get('format'):
+        if case.get('format') == 'fp8_block':
+            self.made13, self.made2 = fp8.Matrix(experts, 2 * inner, hidden), fp8.Matrix(experts, hidden, inner)
+            self.w13, self.w2 = self.made13.plain, self.made2.plain
+        elif case.get('format'):
             self.made13, self.made2 = packed.Matrix(case, experts, 2 * inner, hidden), packed.Matrix(case, experts, hidden, inner)
             self.w13, self.w2 = self.made13.plain, self.made2.plain
         else:
@@ -92,11 +96,15 @@ class Batch:
         logits = self.x.float() @ weights.router.float().T
         if zipf:
             logits += self.bias.float()
+        self.given = None  # where a layer begins with the logits
+        if case['from'] == 'logits':
+            self.given = F.linear(self.x, weights.router, self.bias)
+            logits = self.given.float()
         values, self.ids = logits.topk(case['k'], -1)
         self.gates = values.sigmoid() if case.get('on_input') else values.softmax(-1)
 
     def logits(self):
-        return F.linear(self.x, self.weights.router, self.bias)
+        return F.linear(self.x, self.weights.router, self.bias) if self.given is None else self.given
 
     def reference(self, rows):
         """The layer in f32 for some rows."""
@@ -122,7 +130,8 @@ def floor(batches, tokens, limits):
     shared = 3 * case['H'] * case.get('shared', 0)
     moved = hit * matrices * case.get('bits', 16) / 8 + 2 * (shared + case['E'] * case['H'] + 2 * tokens * case['H'])
     done = 2 * tokens * (case['k'] * matrices + shared + case['E'] * case['H'])
-    us = max(limits['read_start_us'] + moved / limits['read_GBps'] / 1e3, done / limits['bf16_TFLOPs'] / 1e6)
+    rate = limits['bf16_TFLOPs'] * (2 if case.get('rows') else 1)  # fp8 rows: twice as many a clock
+    us = max(limits['read_start_us'] + moved / limits['read_GBps'] / 1e3, done / rate / 1e6)
     return us, moved, done
 
 
@@ -240,7 +249,7 @@ class Shunt(Way):
         layer = ctypes.c_void_p()
         torch.cuda.synchronize()  # the weights are there
         self.done(self.api.shunt_layer_create(self.context, json.dumps(spec).encode(), ctypes.byref(LayerWeights(**given)),
-                                              ctypes.byref(LayerOptions(dtype=2, format=ctypes.cast(kind, ctypes.c_void_p))),
+                                              ctypes.byref(LayerOptions(dtype=2, rows=case.get('rows', 0), format=ctypes.cast(kind, ctypes.c_void_p))),
                                               ctypes.byref(layer)))
         return layer
 
@@ -257,7 +266,8 @@ class Shunt(Way):
     def call(self, batch):
         out = torch.empty_like(batch.x)
         x, y = CTensor.of(batch.x), CTensor.of(out)
-        self.done(self.api.shunt_layer_forward(self.layer(batch), ctypes.byref(Inputs(hidden=ctypes.pointer(x))),
+        given = {} if batch.given is None else {'logits': ctypes.pointer(CTensor.of(batch.given))}
+        self.done(self.api.shunt_layer_forward(self.layer(batch), ctypes.byref(Inputs(hidden=ctypes.pointer(x), **given)),
                                                ctypes.byref(Outputs(output=ctypes.pointer(y))), ctypes.c_void_p(self.at), ctypes.c_size_t(self.room)))
         return out
 
@@ -458,7 +468,31 @@ class TritonKernels(Way):
         self.call = packed.TritonKernels(case, copies).call
 
 
+class VllmFp8(Vllm):
+    """vLLM's choice, and one of the ways of fp8.py."""
+    kind = fp8.Triton
+
+    def __init__(self, case, copies, stream):
+        super().__init__(case, copies, stream)
+        made = self.kind(self, case, copies)
+        self.name, self.call = made.name, made.call
+
+
+class DeepGemmFp8(VllmFp8):
+    kind = fp8.DeepGemm
+
+
+class SGLangFp8(Way):
+    packages = ('sglang-kernel',)
+
+    def __init__(self, case, copies, stream):
+        super().__init__(case, copies, stream)
+        made = fp8.SGLang(self, case, copies)
+        self.name, self.call = made.name, made.call
+
+
 PACKED_WAYS = {'shunt': Shunt, 'marlin': Marlin, 'triton_kernels': TritonKernels}
+FP8_WAYS = {'shunt': Shunt, 'vllm': VllmFp8, 'deepgemm': DeepGemmFp8, 'sglang': SGLangFp8}
 WAYS = {'shunt': Shunt, 'torch': Torch, 'vllm': Vllm, 'vllm_tiles': VllmTiles, 'deepgemm': DeepGemm, 'flashinfer': FlashInfer, 'sglang': SGLang}
 
 
@@ -594,9 +628,10 @@ def main():
     parser.add_argument('--library', default='build/shared/libshunt.so', help='the library, shared and with CUDA')
     parser.add_argument('--shunt', default='build/cuda/bin/shunt', help='the command, for the ceilings (default: build/cuda/bin/shunt)')
     parser.add_argument('--json', required=True, help='where the report goes; added to where it is there')
-    parser.add_argument('--cases', default=','.join(CASES), help=f'of {", ".join([*CASES, *packed.CASES])}')
+    parser.add_argument('--cases', default=','.join(CASES), help=f'of {", ".join([*CASES, *packed.CASES, *fp8.CASES])}')
     parser.add_argument('--tokens', default='', help='only these numbers of tokens, with commas between; 8192z: Zipf')
-    parser.add_argument('--ways', default='', help=f'of {", ".join(WAYS)}; packed cases: of {", ".join(PACKED_WAYS)} (default: all)')
+    parser.add_argument('--ways', default='', help=f'of {", ".join(WAYS)}; packed cases: of {", ".join(PACKED_WAYS)}; fp8: of {", ".join(FP8_WAYS)} (default: all)')
+    parser.add_argument('--from', dest='begin', choices=['hidden', 'logits'], default='hidden', help='where a layer begins (default: hidden states)')
     parser.add_argument('--rounds', type=int, default=7, help='samples of each (default: 7)')
     parser.add_argument('--no-eager', dest='eager', action='store_false', help='no launches one by one')
     parser.add_argument('--budget', type=float, default=math.inf, help='seconds after which no further case is begun')
@@ -607,8 +642,9 @@ def main():
     Shunt.library = os.path.abspath(options.library)
     stream = torch.cuda.Stream()
     for key in options.cases.split(','):
-        case = dict({**CASES, **packed.CASES}[key])
-        known = PACKED_WAYS if case.get('format') else WAYS
+        case = dict({**CASES, **packed.CASES, **fp8.CASES}[key])
+        known = FP8_WAYS if case.get('format') == 'fp8_block' else PACKED_WAYS if case.get('format') else WAYS
+        case['from'] = options.begin
         case['wanted'] = [t for t in case['tokens'] if not options.tokens or t in options.tokens.split(',')]
         if not case['wanted'] or time.monotonic() - began > options.budget:
             continue

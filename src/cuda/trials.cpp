@@ -14,8 +14,7 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-constexpr std::array<std::string_view, 3> trials = {"combine_slots", "one_launch",
-                                                    "fp8_shared_rows"};
+constexpr std::array<std::string_view, 2> trials = {"combine_slots", "one_launch"};
 
 }  // namespace
 

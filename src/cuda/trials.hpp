@@ -8,7 +8,6 @@ namespace shunt::cuda_engine {
 
 //   combine_slots    tokens' rows without a barrier (combine/combine_cuda.cu)
 //   one_launch       both products of few rows (gemm/fused_few.cuh)
-//   fp8_shared_rows  many rows in fp8, blocks that share rows (gemm/fp8_shared_rows.cu)
 // Throws Error{invalid_argument} where the variable has any other name.
 bool tried(std::string_view name);
 // Whether `list`, of names with commas in between, has `name`. Throws likewise.

@@ -149,37 +149,6 @@ class WarpFinish {
     }
   }
 
-  // 128 numbers of a row in 16 bits, by two boxes of 64. `box`: shared address of 2 KB at a
-  // multiple of 1024.
-  template <bool bf16>
-  __device__ __forceinline__ void store_16(const float (&acc)[64], const Where& at,
-                                           std::uint32_t box, const void* map) const {
-    const int line = lane_ % 16;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      free_boxes();
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        const float* const d = acc + 32 * c + 4 * j;
-        const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
-                                       pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
-        const int piece = (j + lane_ / 16) ^ (line % 8);
-        stmatrix_x4(box + static_cast<std::uint32_t>(line * 128 + 16 * piece), four);
-      }
-      send_box(box, map, static_cast<int>(at.first) + 64 * c, f_.out_columns, at);
-    }
-  }
-  // 64 numbers of a row of pairs, after round(), to half `half` of a box of 128 bytes a row.
-  __device__ __forceinline__ void put_fp8(const float (&acc)[64], const float (&factor)[2],
-                                          unsigned char* box, int half) const {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const int r = i / 2 % 2, line = row_ + 8 * r, at = 64 * half + i / 4 * 8 + 2 * pair_;
-      *reinterpret_cast<std::uint16_t*>(box + line * 128 + (at / 16 ^ row_) * 16 + at % 16) =
-          static_cast<std::uint16_t>(
-              to_e4m3x2(__fmul_rn(acc[i], factor[r]), __fmul_rn(acc[i + 1], factor[r])));
-    }
-  }
   // 128 numbers of a row in 16 bits to two boxes of 64. `box`: shared address of 4 KB at a multiple
   // of 1024.
   template <bool bf16>
@@ -212,16 +181,6 @@ class WarpFinish {
       put_box(map, box + 2048, x + 64, 16 - tokens, at.row + tokens);
     }
     commit_boxes();
-  }
-  // The box to column `x` of the map, of `width` columns.
-  __device__ __forceinline__ void send_box(std::uint32_t box, const void* map, int x,
-                                           std::int64_t width, const Where& at) const {
-    fence_for_async();
-    __syncwarp();
-    const int tokens = min(16, at.count);
-    if (lane_ == 0 && tokens > 0 && x < width) {
-      store_box(map, box, x, 16 - tokens, at.row + tokens);
-    }
   }
   __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],
                                             bool with_scales, float (&factor)[2]) const {

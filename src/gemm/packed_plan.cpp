@@ -15,8 +15,8 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr double many_start_us = 6;
-constexpr double tall_step_clocks = 1930, flat_step_clocks = 1290;  // of many_rows
-constexpr double tile_end_clocks = 3200;
+constexpr double tall_step_clocks = 1950, low_step_clocks = 1250;  // of many_rows
+constexpr double tile_end_clocks = 1800;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
@@ -29,7 +29,7 @@ struct Model : PackedModel {
         std::ceil(static_cast<double>(hit * wide) * down / static_cast<double>(clusters));
     // Groups are of different sizes: tiles become tall little by little.
     const double tall = std::clamp((mean - 96) / 64, 0.0, 1.0);
-    const double step = flat_step_clocks + tall * (tall_step_clocks - flat_step_clocks);
+    const double step = low_step_clocks + tall * (tall_step_clocks - low_step_clocks);
     const double tiles_us = rounds * us(static_cast<double>(steps) * step + tile_end_clocks);
     plan.us =
         many_start_us + std::max(memory_us(), tiles_us) + 0.1 * std::min(memory_us(), tiles_us);

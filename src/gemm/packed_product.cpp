@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "core/check.hpp"
-#include "cuda/trials.hpp"
 #include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
@@ -96,8 +95,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
     args.finish.bias_group_stride = p.bias.strides[0];
     args.finish.bias_stride = p.bias.strides[1];
   }
-  const auto many_rows = tried("fp8_shared_rows") ? fp8_shared_rows : fp8_many_rows;
-  return (plan.kernel == PackedPlan::many_rows ? many_rows : fp8_few_rows)(gpu, plan, p, args);
+  return (plan.kernel == PackedPlan::many_rows ? fp8_many_rows : fp8_few_rows)(gpu, plan, p, args);
 }
 
 void multiply_packed(const Gpu& gpu, const PackedProduct& p) {

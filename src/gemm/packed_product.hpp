@@ -86,9 +86,6 @@ std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups
 
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
                    PackedArgs args);
-// The same by clusters that share rows; on trial (cuda/trials.hpp).
-bool fp8_shared_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
-                     PackedArgs args);
 bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
                   PackedArgs args);
 

@@ -12,13 +12,13 @@ TEST(Trials, AreNamedOneByOne) {
   EXPECT_FALSE(tried("", "one_launch"));
   EXPECT_TRUE(tried("one_launch,", "one_launch"));  // a comma at the end names nothing
   EXPECT_TRUE(tried("one_launch", "one_launch"));
-  EXPECT_FALSE(tried("one_launch", "fp8_shared_rows"));
-  EXPECT_TRUE(tried("one_launch,fp8_shared_rows", "one_launch"));
-  EXPECT_TRUE(tried("one_launch,fp8_shared_rows", "fp8_shared_rows"));
+  EXPECT_FALSE(tried("one_launch", "combine_slots"));
+  EXPECT_TRUE(tried("one_launch,combine_slots", "one_launch"));
+  EXPECT_TRUE(tried("one_launch,combine_slots", "combine_slots"));
 }
 
 TEST(Trials, RefuseWhatThereIsNot) {
-  for (const char* list : {"one-launch", "one_launch,,fp8_shared_rows", ",", "all"}) {
+  for (const char* list : {"one-launch", "one_launch,,combine_slots", ",", "all"}) {
     try {
       (void)tried(list, "one_launch");
       ADD_FAILURE() << list;

@@ -20,6 +20,7 @@ struct StageCase {
   std::int64_t variants = 1;
   Cost cost;
   bool on_tensor_cores = false;  // cost.flops count towards the floor
+  bool fp8_rows = false;         // at twice the rate of bf16
   std::function<void(std::int64_t)> call;
   // Throws Error{internal} when what call(0) leaves is not the CPU engine's result.
   std::function<void()> check;

@@ -236,6 +236,7 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
           .variants = n,
           .cost = {moved, 2.0 * static_cast<double>(rows * shape.columns * shape.hidden)},
           .on_tensor_cores = shape.dtype != DType::f32,
+          .fp8_rows = shape.rows != RowFormat::as_dtype,
           .call = [made](std::int64_t i) { made->run(i); },
           .check =
               [made, label, packed] {

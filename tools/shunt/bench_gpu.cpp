@@ -31,8 +31,8 @@ Row time_case(const Context& context, const StageCase& work, double seconds,
   row.us_max = times.us_max;
   row.bytes = work.cost.bytes;
   row.flops = work.cost.flops;
-  row.floor_us = ceilings.floor_us(work.cost.bytes, work.on_tensor_cores ? work.cost.flops : 0.0,
-                                   work.cost.written);
+  const double counted = !work.on_tensor_cores ? 0 : work.fp8_rows ? 0.5 : 1;
+  row.floor_us = ceilings.floor_us(work.cost.bytes, counted * work.cost.flops, work.cost.written);
   row.share = row.floor_us / row.us;
   return row;
 }

@@ -186,6 +186,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
           .variants = n,
           .cost = cost,
           .on_tensor_cores = shape.dtype != DType::f32,
+          .fp8_rows = shape.rows != RowFormat::as_dtype,
           .call = [made](std::int64_t i) { made->run(i); },
           // Its own tests compare it with the CPU engine; here, that a call gives numbers, and the
           // same ones again.
