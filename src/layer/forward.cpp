@@ -247,10 +247,10 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const std::int64_t columns = spec.experts.intermediate;
   const Rounding way = rounding(tokens);
   const bool rounded = way != Rounding::on_the_way;
-  const Fp8Rows fp8_u(s.rows, pairs, inner, context.device());
+  const Fp8Rows fp8_u(options.rows, s.rows, pairs, inner, context.device());
   const Fp8Rows fp8_h = way == Rounding::between
-                            ? Fp8Rows::in_place(s.h, pairs, columns, context.device())
-                            : Fp8Rows(s.h, pairs, columns, context.device());
+                            ? Fp8Rows::in_place(options.rows, s.h, pairs, columns, context.device())
+                            : Fp8Rows(options.rows, s.h, pairs, columns, context.device());
   const Tensor h_16 = at(s.h, options.dtype, {pairs, columns});
   const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
   const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
@@ -298,7 +298,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
             gather(context,
                    {.slots = slots,
                     .scale_by_weight = scaled,
-                    .quantise = rounded ? Quantise::block_128 : Quantise::none},
+                    .quantise = !rounded                               ? Quantise::none
+                                : options.rows == RowFormat::fp8_token ? Quantise::row
+                                                                       : Quantise::block_128},
                    from, rows.rows, rows.row_scales);
             rows.permutation = nullptr;
             rows.slots = 1;
@@ -315,7 +317,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "down",
         [&] {
-          if (way == Rounding::between) round_in_place(context, h_16, count);
+          if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
           mlp_gemm(context, experts.down,
                    {.rows = rounded ? fp8_h.values : h_16,
                     .offsets = s.offsets,

@@ -91,11 +91,13 @@ std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
 }
 
 Rounding Layer::Impl::rounding(std::int64_t tokens) const {
-  if (options.rows != RowFormat::fp8_block) return Rounding::on_the_way;
+  if (options.rows == RowFormat::as_dtype) return Rounding::on_the_way;
+  // A scale of a whole row is not known before its end.
+  if (options.rows == RowFormat::fp8_token) return Rounding::between;
   const Rounding best =
       mlp_rounding(context, experts.gate_up, experts.down, tokens * spec.route.slots());
-  const bool fits =
-      options.dtype != DType::f32 && Fp8Rows::fits_in_place(spec.experts.intermediate);
+  const bool fits = options.dtype != DType::f32 &&
+                    Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate);
   return best == Rounding::between && !fits ? Rounding::on_the_way : best;
 }
 

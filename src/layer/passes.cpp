@@ -121,8 +121,11 @@ void finish_rows(const Context& context, const Finish& f) {
   });
 }
 
-void round_in_place(const Context& context, const Tensor& rows, const Tensor& count) {
-  if constexpr (cuda_engine::built) return cuda_engine::round_in_place(context.gpu(), rows, count);
+void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,
+                    const Tensor& count) {
+  if constexpr (cuda_engine::built) {
+    return cuda_engine::round_in_place(context.gpu(), kind, rows, count);
+  }
   fail(Status::unsupported, "round_in_place: rows are rounded to fp8 on a GPU only");
 }
 

@@ -36,9 +36,10 @@ struct Finish {
 };
 void finish_rows(const Context& context, const Finish& finish);
 
-// Rows [R, W] bf16 or f16, dense, become fp8 with a scale for 128 columns, as gather() rounds them,
+// Rows [R, W] bf16 or f16, dense, become fp8 with scales of that kind, as gather() rounds them,
 // where they lie: Fp8Rows::in_place(). `count` [1] i32: how many. On a GPU.
-void round_in_place(const Context& context, const Tensor& rows, const Tensor& count);
+void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,
+                    const Tensor& count);
 
 // The first columns of ids and weights [T, from_columns] into those of the outputs given [T, k].
 void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
@@ -51,7 +52,7 @@ void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tenso
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid);
 void finish_rows(const Gpu& gpu, const Finish& finish);
-void round_in_place(const Gpu& gpu, const Tensor& rows, const Tensor& count);
+void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Tensor& count);
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
 }  // namespace cuda_engine

@@ -198,17 +198,22 @@ Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
 }
 
 __global__ void __launch_bounds__(threads)
-    round_rows(char* rows, DType dtype, std::int64_t row_bytes, std::int64_t columns,
-               std::int64_t scales_at, std::int64_t most, const std::int32_t* count) {
+    round_rows(char* rows, DType dtype, RowFormat kind, std::int64_t row_bytes,
+               std::int64_t columns, std::int64_t scales_at, std::int64_t most,
+               const std::int32_t* count) {
   extern __shared__ float scales[];
+  const int thread = static_cast<int>(threadIdx.x);
   wait_for_predecessor();
   let_successor_start();
   const std::int64_t end = min(std::int64_t{*count}, most);
   for (std::int64_t row = blockIdx.x; row < end; row += gridDim.x) {
     char* const here = rows + row * row_bytes;
-    round_row<threads>(
-        here, [&](std::int64_t i) { return load_element(here, dtype, i); }, columns, scales_at,
-        scales, static_cast<int>(threadIdx.x));
+    const auto load = [&](std::int64_t i) { return load_element(here, dtype, i); };
+    if (kind == RowFormat::fp8_token) {
+      round_whole_row<threads>(here, load, columns, scales_at, scales, thread);
+    } else {
+      round_row<threads>(here, load, columns, scales_at, scales, thread);
+    }
   }
 }
 
@@ -244,12 +249,13 @@ void finish_rows(const Gpu& gpu, const Finish& f) {
   launch("finish_rows", gpu, shape_for(gpu, args.rows), finish, args);
 }
 
-void round_in_place(const Gpu& gpu, const Tensor& rows, const Tensor& count) {
+void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Tensor& count) {
   if (rows.elements() == 0) return;
-  const Fp8Rows to = Fp8Rows::in_place(rows.data, rows.shape[0], rows.shape[1], rows.device);
+  const Fp8Rows to = Fp8Rows::in_place(kind, rows.data, rows.shape[0], rows.shape[1], rows.device);
   Shape shape = shape_for(gpu, rows.shape[0]);
-  shape.shared = static_cast<std::size_t>(4 * to.scales.shape[1]);
-  launch("round_in_place", gpu, shape, round_rows, static_cast<char*>(rows.data), rows.dtype,
+  const std::int64_t kept = kind == RowFormat::fp8_token ? threads / 32 : to.scales.shape[1];
+  shape.shared = static_cast<std::size_t>(4 * kept);
+  launch("round_in_place", gpu, shape, round_rows, static_cast<char*>(rows.data), rows.dtype, kind,
          to.values.strides[0], rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
          count.as<const std::int32_t>());
 }

@@ -36,9 +36,8 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
     s.latent = carver.take<float>(tokens * spec.latent);
     s.inner = carver.take<float>(tokens * spec.latent);
   }
-  const bool fp8 = options.rows == RowFormat::fp8_block;
   const auto fp8_bytes = [&](std::int64_t columns) {
-    return fp8 ? Fp8Rows::bytes(pairs, columns) : 0;
+    return options.rows == RowFormat::as_dtype ? 0 : Fp8Rows::bytes(options.rows, pairs, columns);
   };
   s.h = carver.take<char>(
       std::max(pairs * spec.experts.intermediate * width, fp8_bytes(spec.experts.intermediate)));

@@ -38,31 +38,35 @@ struct LayerScratch {
   std::size_t total_bytes = 0;
 };
 
-// Rows of e4m3 with a scale for 128 columns, in one piece of memory: the rows, 16 bytes aligned,
-// then the scales f32 [rows, blocks].
+// Rows of e4m3 in one piece of memory: the rows, 16 bytes aligned, then the scales f32, [rows,
+// blocks] of one for 128 columns, or [rows] of fp8_token.
 struct Fp8Rows {
   Tensor values, scales;
   static std::int64_t pitch(std::int64_t columns) { return (columns + 15) / 16 * 16; }
-  static std::int64_t blocks(std::int64_t columns) { return (columns + 127) / 128; }
-  static std::int64_t bytes(std::int64_t rows, std::int64_t columns) {
-    return rows * (pitch(columns) + 4 * blocks(columns));
+  static std::int64_t scales_of(RowFormat kind, std::int64_t columns) {
+    return kind == RowFormat::fp8_token ? 1 : (columns + 127) / 128;
   }
-  Fp8Rows(void* memory, std::int64_t rows, std::int64_t columns, Device device)
+  static std::int64_t bytes(RowFormat kind, std::int64_t rows, std::int64_t columns) {
+    return rows * (pitch(columns) + 4 * scales_of(kind, columns));
+  }
+  Fp8Rows(RowFormat kind, void* memory, std::int64_t rows, std::int64_t columns, Device device)
       : values(view(memory, DType::f8_e4m3, {rows, columns}, device)),
         scales(view(static_cast<char*>(memory) + rows * pitch(columns), DType::f32,
-                    {rows, blocks(columns)}, device)) {
+                    {rows, scales_of(kind, columns)}, device)) {
     values.strides[0] = pitch(columns);
+    if (kind == RowFormat::fp8_token) scales.rank = 1;
   }
   // Where rows of 16 bits lay: of each, its values and then its scales.
-  static Fp8Rows in_place(void* memory, std::int64_t rows, std::int64_t columns, Device device) {
-    Fp8Rows result(memory, rows, columns, device);
+  static Fp8Rows in_place(RowFormat kind, void* memory, std::int64_t rows, std::int64_t columns,
+                          Device device) {
+    Fp8Rows result(kind, memory, rows, columns, device);
     result.values.strides[0] = 2 * columns;
     result.scales.data = static_cast<char*>(memory) + pitch(columns);
     result.scales.strides[0] = columns / 2;
     return result;
   }
-  static bool fits_in_place(std::int64_t columns) {
-    return columns % 2 == 0 && pitch(columns) + 4 * blocks(columns) <= 2 * columns;
+  static bool fits_in_place(RowFormat kind, std::int64_t columns) {
+    return columns % 2 == 0 && pitch(columns) + 4 * scales_of(kind, columns) <= 2 * columns;
   }
 };
 

@@ -1,33 +1,23 @@
-// A row of 16-bit numbers becomes fp8 where it lies: its values, then a scale for 128 of them.
+// A row of 16-bit numbers becomes fp8 where it lies: its values, then its scales.
 #pragma once
 
 #include "cuda/fp8.cuh"
 
 namespace shunt::cuda_engine {
 
-// By a block of `threads`; load(i): number i of the row; `scales`: shared, one for each 128
-// columns. Threads have eight columns each, 16 of them those that share a scale. What is written
-// lies before what has not been read; the scales, behind the values, come last. Ends with a
-// barrier.
-template <int threads, class Load>
-__device__ __forceinline__ void round_row(char* row, const Load& load, std::int64_t columns,
-                                          std::int64_t scales_at, float* scales, int thread) {
+// What both forms share. By a block of `threads`; load(i): number i of the row; scale_of(x,
+// column): the scale of eight numbers from `column` on, by all threads. What is written lies before
+// what has not been read.
+template <int threads, class Load, class ScaleOf>
+__device__ __forceinline__ void round_values(char* row, const Load& load, std::int64_t columns,
+                                             const ScaleOf& scale_of, int thread) {
   for (std::int64_t first = 0; first < columns; first += 8 * threads) {
     const std::int64_t column = first + 8 * thread;
-    float x[8], amax = 0;
+    float x[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[i] = column + i < columns ? load(column + i) : 0.0f;
-      const float size = fabsf(x[i]);
-      if (size < __int_as_float(0x7f800000)) amax = fmaxf(amax, size);
-    }
-#pragma unroll
-    for (int apart = 8; apart > 0; apart /= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
-    }
-    const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
+    for (int i = 0; i < 8; ++i) x[i] = column + i < columns ? load(column + i) : 0.0f;
+    const DeviceFp8Scale scale = scale_of(x, column);
     __syncthreads();
-    if (column < columns && thread % 16 == 0) scales[column / 128] = scale.scale;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const std::uint32_t two =
@@ -37,8 +27,55 @@ __device__ __forceinline__ void round_row(char* row, const Load& load, std::int6
     }
   }
   __syncthreads();
+}
+
+// The larger of `most` and |x|, where that is finite.
+__device__ __forceinline__ float larger_size(float most, float x) {
+  const float size = fabsf(x);
+  return size < __int_as_float(0x7f800000) ? fmaxf(most, size) : most;
+}
+
+// A scale for 128 columns, f32 from row + scales_at on. `scales`: shared, one for each 128 columns.
+// Sixteen threads share a scale. The scales, behind the values, come last. Ends with a barrier.
+template <int threads, class Load>
+__device__ __forceinline__ void round_row(char* row, const Load& load, std::int64_t columns,
+                                          std::int64_t scales_at, float* scales, int thread) {
+  const auto scale_of = [&](const float(&x)[8], std::int64_t column) {
+    float amax = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) amax = larger_size(amax, x[i]);
+#pragma unroll
+    for (int apart = 8; apart > 0; apart /= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
+    }
+    const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
+    if (column < columns && thread % 16 == 0) scales[column / 128] = scale.scale;
+    return scale;
+  };
+  round_values<threads>(row, load, columns, scale_of, thread);
   auto* const to = reinterpret_cast<float*>(row + scales_at);
   for (std::int64_t b = thread; b < (columns + 127) / 128; b += threads) to[b] = scales[b];
+  __syncthreads();
+}
+
+// One scale for the row. `largest`: shared, one for each warp. The row is read twice.
+template <int threads, class Load>
+__device__ __forceinline__ void round_whole_row(char* row, const Load& load, std::int64_t columns,
+                                                std::int64_t scale_at, float* largest, int thread) {
+  float amax = 0;
+  for (std::int64_t i = thread; i < columns; i += threads) amax = larger_size(amax, load(i));
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
+  }
+  if (thread % 32 == 0) largest[thread / 32] = amax;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < threads / 32; ++w) amax = fmaxf(amax, largest[w]);
+  const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
+  round_values<threads>(
+      row, load, columns, [&](const float(&)[8], std::int64_t) { return scale; }, thread);
+  if (thread == 0) *reinterpret_cast<float*>(row + scale_at) = scale.scale;
   __syncthreads();
 }
 

@@ -198,13 +198,22 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
       }
     }
   } else if (packed || options.rows != RowFormat::as_dtype) {
-    const bool fp8 = options.format.format == Format::fp8_block &&
-                     options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
-    if (!fp8 || options.dtype == DType::f32) {
+    const Format format = options.format.format;
+    const bool fp8 = options.rows == RowFormat::fp8_block ? format == Format::fp8_block
+                     : options.rows == RowFormat::fp8_token
+                         ? format == Format::fp8_channel || format == Format::fp8_tensor
+                         : false;
+    if (!fp8 || device.type != DeviceType::cuda || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be 0, or "
-          "fp8_block and 2 on a GPU, with a dtype of 16 bits",
+          "LayerOptions.format is {} and rows {}: must be 0, or fp8_block and 2, or fp8_channel or "
+          "fp8_tensor and 1, on a GPU, with a dtype of 16 bits",
           to_string(options.format), static_cast<int>(options.rows));
+    }
+    if (options.rows == RowFormat::fp8_token &&
+        !Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate)) {
+      return refuse(
+          "LayerSpec.experts.intermediate is {}: must be even and at least 10 with rows 1",
+          spec.experts.intermediate);
     }
     if (spec.experts.experts > 1024) {
       return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 in fp8",

@@ -19,6 +19,8 @@ using testing::small_layer;
 
 constexpr LayerOptions fp8{
     .dtype = DType::bf16, .format = {.format = Format::fp8_block}, .rows = RowFormat::fp8_block};
+constexpr LayerOptions of_tokens{
+    .dtype = DType::bf16, .format = {.format = Format::fp8_channel}, .rows = RowFormat::fp8_token};
 
 TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
@@ -26,16 +28,27 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   LayerOptions one = fp8;
   one.rows = RowFormat::fp8_token;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
+  EXPECT_FALSE(supports(spec, of_tokens, Device{}));
+  one = of_tokens;
+  one.dtype = DType::f32;
+  EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
+  const Support narrow = supports(small_layer({.experts = 8, .top_k = 2}, 64, 9), of_tokens,
+                                  Device{DeviceType::cuda, 0});
+  EXPECT_FALSE(narrow);
+  if (supports(spec, of_tokens, Device{DeviceType::cuda, 0})) {  // a build with CUDA
+    EXPECT_NE(narrow.reason.find("intermediate is 9"), std::string::npos) << narrow.reason;
+  }
   one = fp8;
   one.format.format = Format::nvfp4;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
 }
 
-// x as e4m3 with a scale for 128 numbers, decoded.
-std::vector<double> rounded(const std::vector<double>& x) {
+// x as e4m3 with a scale for 128 numbers or for all, decoded.
+std::vector<double> rounded(RowFormat kind, const std::vector<double>& x) {
   std::vector<double> y(x.size());
-  for (std::size_t begin = 0; begin < x.size(); begin += 128) {
-    const std::size_t end = std::min(x.size(), begin + 128);
+  const std::size_t block = kind == RowFormat::fp8_token ? x.size() : 128;
+  for (std::size_t begin = 0; begin < x.size(); begin += block) {
+    const std::size_t end = std::min(x.size(), begin + block);
     float most = 0;
     for (std::size_t i = begin; i < end; ++i)
       most = std::max(most, std::abs(static_cast<float>(x[i])));
@@ -52,10 +65,11 @@ std::vector<double> rounded(const std::vector<double>& x) {
 struct Unpacked {
   std::vector<float> data;
   std::int64_t n = 0, k = 0;
-  explicit Unpacked(const Tensor& matrix) : n(matrix.shape[0]), k(matrix.shape[1]) {
+  Unpacked(const FormatSpec& format, const Tensor& matrix)
+      : n(matrix.shape[0]), k(matrix.shape[1]) {
     data.resize(static_cast<std::size_t>(n * k));
-    const Buffer memory = cpu().allocate(packed_bytes(fp8.format, n, k));
-    unpack(pack(fp8.format, matrix, memory), view(data.data(), {n, k}));
+    const Buffer memory = cpu().allocate(packed_bytes(format, n, k));
+    unpack(pack(format, matrix, memory), view(data.data(), {n, k}));
   }
   std::vector<double> times(const std::vector<double>& x) const {
     std::vector<double> y(static_cast<std::size_t>(n));
@@ -73,12 +87,13 @@ struct Unpacked {
 // Sums in f32 next to a boundary of bf16 or e4m3 may round to the other side: an eighth of a number
 // at most, and of few of them. So each result is within an eighth of its terms, and all together
 // within a hundredth.
-void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
-  SCOPED_TRACE(describe(spec) + ", tokens " + std::to_string(tokens));
+void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
+  SCOPED_TRACE(describe(spec) + ", tokens " + std::to_string(tokens) + ", " +
+               to_string(options.format));
   const Context context = cuda();
   RandomLayer made(spec, seed);
   const Tensor x = made.hidden_states(tokens, DType::bf16);
-  const Layer layer(spec, made.weights, context, fp8);
+  const Layer layer(spec, made.weights, context, options);
   std::vector<float> y(static_cast<std::size_t>(tokens * spec.hidden));
   std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * spec.route.top_k));
   std::vector<float> weights(ids.size());
@@ -97,9 +112,9 @@ void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
   std::vector<Unpacked> gate, up, down;
   for (int e = 0; e < spec.experts.experts; ++e) {
     const auto at = static_cast<std::size_t>(e);
-    gate.emplace_back(made.weights.experts.gate[at]);
-    up.emplace_back(made.weights.experts.up[at]);
-    down.emplace_back(made.weights.experts.down[at]);
+    gate.emplace_back(options.format, made.weights.experts.gate[at]);
+    up.emplace_back(options.format, made.weights.experts.up[at]);
+    down.emplace_back(options.format, made.weights.experts.down[at]);
   }
   double error = 0, size = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -107,7 +122,7 @@ void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
     for (std::int64_t i = 0; i < spec.hidden; ++i) {
       row.push_back(static_cast<double>(load_f32(x.data, x.dtype, t * spec.hidden + i)));
     }
-    const std::vector<double> q = rounded(row);
+    const std::vector<double> q = rounded(options.rows, row);
     for (int s = 0; s < spec.route.top_k; ++s) {
       const auto pair = static_cast<std::size_t>(t * spec.route.top_k + s);
       const auto e = static_cast<std::size_t>(ids[pair]);
@@ -117,7 +132,7 @@ void check(const LayerSpec& spec, std::int64_t tokens, unsigned seed) {
         h[i] = static_cast<double>(
             bf16_to_f32(f32_to_bf16(static_cast<float>(a[i] / (1 + std::exp(-a[i])) * b[i]))));
       }
-      const std::vector<double> p = rounded(h), z = down[e].times(p);
+      const std::vector<double> p = rounded(options.rows, h), z = down[e].times(p);
       for (std::size_t i = 0; i < want.size(); ++i) {
         want[i] += static_cast<double>(weights[pair]) * z[i];
         double terms = 0;
@@ -141,13 +156,28 @@ TEST(LayerInFp8, EqualsDoubleOverTheSameRoundedNumbers) {
   if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
   const RouteSpec eight{.experts = 8, .top_k = 2, .renormalize = true};
   for (const std::int64_t tokens : {1, 3, 40, 700}) {
-    check(small_layer(eight, 256, 384), tokens, 1);
-    check(small_layer({.experts = 3, .top_k = 2, .renormalize = true}, 200, 136), tokens, 2);
+    check(fp8, small_layer(eight, 256, 384), tokens, 1);
+    check(fp8, small_layer({.experts = 3, .top_k = 2, .renormalize = true}, 200, 136), tokens, 2);
   }
   // On an H200 rows of 700 tokens and these are rounded between the products ..
-  check(small_layer(eight, 264, 100), 2000, 3);
+  check(fp8, small_layer(eight, 264, 100), 2000, 3);
   // .. and by the first.
-  check(small_layer({.experts = 2, .top_k = 2, .renormalize = true}, 256, 384), 2000, 4);
+  check(fp8, small_layer({.experts = 2, .top_k = 2, .renormalize = true}, 256, 384), 2000, 4);
+}
+
+TEST(LayerInFp8, OrWithAScaleARow) {
+  if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
+  const RouteSpec eight{.experts = 8, .top_k = 2, .renormalize = true};
+  LayerOptions of_matrices = of_tokens;
+  of_matrices.format.format = Format::fp8_tensor;
+  for (const std::int64_t tokens : {1, 3, 40, 700}) {
+    check(of_tokens, small_layer(eight, 256, 384), tokens, 1);
+    check(of_tokens, small_layer({.experts = 3, .top_k = 2, .renormalize = true}, 200, 138), tokens,
+          2);
+    check(of_matrices, small_layer(eight, 264, 100), tokens, 3);
+  }
+  check(of_matrices, small_layer({.experts = 2, .top_k = 2, .renormalize = true}, 256, 384), 2000,
+        4);
 }
 
 }  // namespace
