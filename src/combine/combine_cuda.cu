@@ -8,8 +8,8 @@
 // one FMA, as the CPU engine's vectors do: its bits, but for NaN payloads and for the sigmoid of a
 // shared gate, whose exp is the GPU's.
 //
-// On trial (cuda/trials.hpp): where the terms are the rows of 2, 4 or 8 slots and nothing else, a
-// thread reads its token's rows and weights itself, and there is no barrier (combine_slots_kernel).
+// Where the terms are the rows of 2, 4 or 8 slots and nothing else, a thread reads its token's rows
+// and weights itself, and there is no barrier (combine_slots_kernel).
 //
 // Bytes: every row read once, every output written once; inverse and weights again for each span.
 // Time predicted: two dependent reads, 2.2 us, and from some MB on bytes / copy bandwidth.
@@ -17,7 +17,6 @@
 // out may be hidden, shared or residual: an element is read by the thread that writes it, before.
 #include "combine/engine.hpp"
 #include "cuda/launch.hpp"
-#include "cuda/trials.hpp"
 #include "cuda/vectors.cuh"
 
 namespace shunt {
@@ -275,7 +274,7 @@ bool run(const Gpu& gpu, const CombineCall& call) {
     if (!view->aligned(n * form_bytes(view->form))) return false;
   }
   if constexpr (form != Form::any) {
-    if (tried("combine_slots") && run_slots<form, n>(gpu, call)) return true;
+    if (run_slots<form, n>(gpu, call)) return true;
     if (call.terms > 8) return launch_combine<form, n, 12>(gpu, call), true;
   }
   launch_combine<form, n, 8>(gpu, call);

@@ -11,11 +11,6 @@
 
 namespace shunt {
 
-namespace cuda_engine {
-struct FusedPlan;
-class FusedPlans;
-}  // namespace cuda_engine
-
 struct MlpInput {
   Tensor rows{};                          // [T, K] f32 | bf16 | f16, rows may be strided
   const std::int32_t* offsets = nullptr;  // [groups + 1]; null: one group of all rows
@@ -44,21 +39,6 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
 // out [R, n], f32 | bf16 | f16.
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace);
-inline constexpr std::int64_t most_rows_at_once = 1024;
-// Whether both products of `rows` rows, up to those, are one launch, mlp_both(): on a GPU, where
-// few rows are predicted to be faster so.
-bool mlp_takes_both(const Context& context, const PreparedWeights& gate_up,
-                    const PreparedWeights& down, std::int64_t rows, bool whole_k);
-// h = act(gate x, up x), [R, I] of the weights' dtype, and out [R, n] = down h, f32 | bf16 | f16.
-// `counters`: [1 + R] zeros when the launch begins; what they are afterwards is nobody's.
-void mlp_both(const Context& context, const PreparedWeights& gate_up, const PreparedWeights& down,
-              const ActivationSpec& activation, const MlpInput& in, Tensor h,
-              const float* down_bias, Tensor out, std::uint32_t* counters,
-              const cuda_engine::FusedPlan* plan = nullptr);  // null: the fastest
-cuda_engine::FusedPlans mlp_both_plans(const Context& context, const PreparedWeights& gate_up,
-                                       const PreparedWeights& down, std::int64_t rows);
-std::string mlp_explain_both(const Context& context, const PreparedWeights& gate_up,
-                             const PreparedWeights& down, std::int64_t rows);
 // Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
 // beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
 // them where they lie and as they are.

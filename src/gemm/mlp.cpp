@@ -4,13 +4,11 @@
 #include <algorithm>
 
 #include "activate/cpu_engine.hpp"
-#include "cuda/trials.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fused.hpp"
-#include "gemm/fused_few.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
@@ -130,85 +128,6 @@ Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace) {
   multiply(context, weights, no_activation, in, out, workspace);
-}
-
-// Of what both products' kernel takes; else none.
-cuda_engine::FusedPlans mlp_both_plans(const Context& context, const PreparedWeights& gate_up,
-                                       const PreparedWeights& down, std::int64_t rows) {
-  if constexpr (cuda_engine::built) {
-    if (!on_gpu(context) || rows < 1 || rows > most_rows_at_once) return {};
-    const auto plans = [&](const auto& first, const auto& second) -> cuda_engine::FusedPlans {
-      const cuda_engine::FusedForm form = cuda_engine::form_of(first);
-      if (!(form == cuda_engine::form_of(second))) return {};
-      return cuda_engine::fused_candidates(form, {first.rows(), first.k}, {second.rows(), second.k},
-                                           gate_up.groups, rows,
-                                           cuda_engine::figures(context.gpu()));
-    };
-    if (decoded(gate_up) && decoded(down)) {
-      return plans(cuda_engine::fragments_of(gate_up), cuda_engine::fragments_of(down));
-    }
-    if (gate_up.format == FormatSpec{} && down.format == FormatSpec{}) {
-      return plans(tiles_of(gate_up), tiles_of(down));
-    }
-  }
-  return {};
-}
-
-namespace {
-
-cuda_engine::FusedPlan both_plan(const Context& context, const PreparedWeights& gate_up,
-                                 const PreparedWeights& down, std::int64_t rows) {
-  if constexpr (cuda_engine::built) {
-    return cuda_engine::fastest(mlp_both_plans(context, gate_up, down, rows));
-  }
-  return {};
-}
-
-}  // namespace
-
-bool mlp_takes_both(const Context& context, const PreparedWeights& gate_up,
-                    const PreparedWeights& down, std::int64_t rows, bool whole_k) {
-  if constexpr (cuda_engine::built) {
-    if (whole_k || !cuda_engine::tried("one_launch")) return false;
-    const cuda_engine::FusedPlan plan = both_plan(context, gate_up, down, rows);
-    return plan.blocks > 0 &&
-           plan.us < mlp_us(context, gate_up, rows, false) + mlp_us(context, down, rows, false);
-  }
-  return false;
-}
-
-void mlp_both(const Context& context, const PreparedWeights& gate_up, const PreparedWeights& down,
-              const ActivationSpec& activation, const MlpInput& in, Tensor h,
-              const float* down_bias, Tensor out, std::uint32_t* counters,
-              const cuda_engine::FusedPlan* given) {
-  if constexpr (cuda_engine::built) {
-    const cuda_engine::FusedPlan plan =
-        given != nullptr ? *given : both_plan(context, gate_up, down, out.shape[0]);
-    const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(activation);
-    const MlpInput between{.rows = h, .offsets = in.offsets, .bias = down_bias};
-    if (decoded(gate_up)) {
-      using cuda_engine::FragmentProduct, cuda_engine::fragments_of;
-      cuda_engine::multiply_fused(
-          context.gpu(), plan,
-          product_of<FragmentProduct>(fragments_of(gate_up), gate_up, rule, in, h),
-          product_of<FragmentProduct>(fragments_of(down), down, no_activation, between, out),
-          counters);
-    } else {
-      using cuda_engine::GroupedProduct;
-      cuda_engine::multiply_fused(
-          context.gpu(), plan, product_of<GroupedProduct>(tiles_of(gate_up), gate_up, rule, in, h),
-          product_of<GroupedProduct>(tiles_of(down), down, no_activation, between, out), counters);
-    }
-  }
-}
-
-std::string mlp_explain_both(const Context& context, const PreparedWeights& gate_up,
-                             const PreparedWeights& down, std::int64_t rows) {
-  if constexpr (cuda_engine::built) {
-    return (gate_up.format == FormatSpec{} ? "" : to_string(gate_up.format) + ", ") +
-           cuda_engine::describe(both_plan(context, gate_up, down, rows));
-  }
-  return {};
 }
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,

@@ -147,8 +147,6 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                        .inverse = inverse};
   if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
   const bool at_once = !routed_before && routes_and_orders_at_once(tokens);
-  const bool both = both_at_once(tokens);
-  if (both) ordered.zeroed = at(s.counters, i32, {1 + pairs});
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
@@ -272,63 +270,52 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     return down_cost(spec, options.dtype, rows_dtype(), now.rows, now.hit) +
            packed_cost(experts.down, now.hit);
   };
-  if (both) {
-    clock(
-        "experts",
-        [&] {
-          mlp_both(context, experts.gate_up, experts.down, spec.experts.activation, routed, h_16,
-                   experts.down_bias.as<float>(), expert_rows,
-                   reinterpret_cast<std::uint32_t*>(s.counters));
-        },
-        [&] { return gate_up_takes() + down_takes(); });
-  } else {
-    clock(
-        "gate_up",
-        [&] {
-          MlpInput rows = routed;
-          if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
-            // Where the experts' rows will be written later.
-            rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
-            GatherInputs from{.hidden = u,
-                              .permutation = at(s.permutation, i32, {pairs}),
-                              .rows = count,
-                              .inverse = inverse};
-            if (scaled) from.weights = at(s.row_weights, f32, {pairs});
-            if (rounded) rows.row_scales = fp8_u.scales;
-            gather(context,
-                   {.slots = slots,
-                    .scale_by_weight = scaled,
-                    .quantise = !rounded                               ? Quantise::none
-                                : options.rows == RowFormat::fp8_token ? Quantise::row
-                                                                       : Quantise::block_128},
-                   from, rows.rows, rows.row_scales);
-            rows.permutation = nullptr;
-            rows.slots = 1;
-            rows.row_scale = nullptr;
-          }
-          if (way == Rounding::by_product) {
-            mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values,
-                        stage, fp8_h.scales);
-          } else {
-            mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h_16, stage);
-          }
-        },
-        gate_up_takes);
-    clock(
-        "down",
-        [&] {
-          if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
-          mlp_gemm(context, experts.down,
-                   {.rows = rounded ? fp8_h.values : h_16,
-                    .offsets = s.offsets,
-                    .whole_k = whole_k,
-                    .early = true,  // gate_up lies in between
-                    .bias = experts.down_bias.as<float>(),
-                    .row_scales = rounded ? fp8_h.scales : Tensor{}},
-                   expert_rows, stage);
-        },
-        down_takes);
-  }
+  clock(
+      "gate_up",
+      [&] {
+        MlpInput rows = routed;
+        if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
+          // Where the experts' rows will be written later.
+          rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
+          GatherInputs from{.hidden = u,
+                            .permutation = at(s.permutation, i32, {pairs}),
+                            .rows = count,
+                            .inverse = inverse};
+          if (scaled) from.weights = at(s.row_weights, f32, {pairs});
+          if (rounded) rows.row_scales = fp8_u.scales;
+          gather(context,
+                 {.slots = slots,
+                  .scale_by_weight = scaled,
+                  .quantise = !rounded                               ? Quantise::none
+                              : options.rows == RowFormat::fp8_token ? Quantise::row
+                                                                     : Quantise::block_128},
+                 from, rows.rows, rows.row_scales);
+          rows.permutation = nullptr;
+          rows.slots = 1;
+          rows.row_scale = nullptr;
+        }
+        if (way == Rounding::by_product) {
+          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, fp8_h.values, stage,
+                      fp8_h.scales);
+        } else {
+          mlp_gate_up(context, experts.gate_up, spec.experts.activation, rows, h_16, stage);
+        }
+      },
+      gate_up_takes);
+  clock(
+      "down",
+      [&] {
+        if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
+        mlp_gemm(context, experts.down,
+                 {.rows = rounded ? fp8_h.values : h_16,
+                  .offsets = s.offsets,
+                  .whole_k = whole_k,
+                  .early = true,  // gate_up lies in between
+                  .bias = experts.down_bias.as<float>(),
+                  .row_scales = rounded ? fp8_h.scales : Tensor{}},
+                 expert_rows, stage);
+      },
+      down_takes);
 
   if (spec.shared.intermediate > 0 && !beside) {
     clock(

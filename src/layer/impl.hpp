@@ -33,8 +33,6 @@ struct Layer::Impl {
   DType rows_dtype() const { return on_gpu() ? options.dtype : DType::f32; }
   // Where the rows of fp8 products are rounded.
   Rounding rounding(std::int64_t tokens) const;
-  // Whether the experts' two products are one launch.
-  bool both_at_once(std::int64_t tokens) const;
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;

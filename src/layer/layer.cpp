@@ -101,12 +101,6 @@ Rounding Layer::Impl::rounding(std::int64_t tokens) const {
   return best == Rounding::between && !fits ? Rounding::on_the_way : best;
 }
 
-bool Layer::Impl::both_at_once(std::int64_t tokens) const {
-  return options.rows == RowFormat::as_dtype &&
-         mlp_takes_both(context, experts.gate_up, experts.down, tokens * spec.route.slots(),
-                        options.batch_invariant);
-}
-
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   const RouteSpec rule = routing();
@@ -176,24 +170,16 @@ std::string Layer::explain(std::int64_t tokens) const {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
-  if (impl_->both_at_once(tokens)) {
-    text += fmt::format(
-        "  experts  rows gathered on the way{}, {} in between; {}\n",
-        spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-        mlp_explain_both(impl_->context, impl_->experts.gate_up, impl_->experts.down, pairs));
-  } else {
-    text += fmt::format("  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
-                        spec.route.weight_on_input ? ", times the weight" : "",
-                        describe(spec.experts.activation),
-                        mlp_explain(impl_->context, impl_->experts.gate_up, pairs,
-                                    static_cast<int>(hit), whole_k, rounded));
-    text +=
-        fmt::format("  down     {}{} rows; {}\n",
-                    impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
-                    to_string(impl_->rows_dtype()),
-                    mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
-                                whole_k, rounded));
-  }
+  text += fmt::format("  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
+                      spec.route.weight_on_input ? ", times the weight" : "",
+                      describe(spec.experts.activation),
+                      mlp_explain(impl_->context, impl_->experts.gate_up, pairs,
+                                  static_cast<int>(hit), whole_k, rounded));
+  text += fmt::format("  down     {}{} rows; {}\n",
+                      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
+                      to_string(impl_->rows_dtype()),
+                      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
+                                  whole_k, rounded));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);
     text += fmt::format(

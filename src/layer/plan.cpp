@@ -29,7 +29,6 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
   s.permutation = carver.take<std::int32_t>(pairs);
   s.inverse = carver.take<std::int32_t>(pairs);
   if (spec.route.weight_on_input) s.row_weights = carver.take<float>(pairs);
-  s.counters = carver.take<std::int32_t>(1 + std::min<std::int64_t>(pairs, most_rows_at_once));
   if (spec.router_norm.enabled) s.router_input = carver.take<float>(tokens * spec.hidden);
   if (spec.input_norm.enabled) s.normed = carver.take<float>(tokens * spec.hidden);
   if (spec.latent > 0) {

@@ -22,7 +22,6 @@ struct LayerScratch {
   std::int32_t* permutation = nullptr;  // [N]
   std::int32_t* inverse = nullptr;      // [T, S]
   float* row_weights = nullptr;         // [N], weight on the input only
-  std::int32_t* counters = nullptr;     // [1 + N], of both products in one launch only
   float* router_input = nullptr;        // [T, H], router norm only
   float* normed = nullptr;              // [T, H], input norm only
   float* latent = nullptr;              // [T, L], latent only

@@ -79,15 +79,15 @@ struct alignas(16) TokenScratch {
 
 // Who comes before a value, by the signs of differences, which are never rounded to zero. `side` is
 // 1 for those that come first among equals, -1 for those that come last: they are before unless
-// other - value < 0, or if value - other < 0. Returns the number of such signs among four; with a
-// side of 0, none. -inf - -inf counts as no sign.
+// other - value < 0, or if value - other < 0. Returns the number of such signs among four; of a
+// side of 0, where -0 has one too, nothing is said. -inf - -inf counts as no sign.
 __device__ __forceinline__ int count_signs(const float4& others, float value, float side) {
   const auto sign = [&](float other) {
     const float difference = fused(other, side, -side * value);
 #if defined(__CUDA_ARCH__)
     return static_cast<int>(static_cast<std::uint32_t>(bits_of(difference)) >> 31);
 #else
-    return difference < 0 ? 1 : 0;
+    return std::signbit(difference) && difference == difference ? 1 : 0;  // NaN has none on a GPU
 #endif
   };
   return (sign(others.x) + sign(others.y)) + (sign(others.z) + sign(others.w));
@@ -209,7 +209,7 @@ __device__ __forceinline__ void route_token(const Route& r, float raw, TokenScra
         int signs = 0;
 #pragma unroll
         for (int i = 0; i < S::best / 4; ++i) signs += count_signs(quads[i], mine, side);
-        place += g < list ? -signs : signs;
+        place += g < list ? -signs : g > list ? signs : 0;
       }
       if (place < k && c < lists * S::best) scratch.won[place] = scratch.listed[list][at];
     }
