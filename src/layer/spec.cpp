@@ -198,16 +198,18 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
       }
     }
   } else if (packed || options.rows != RowFormat::as_dtype) {
-    const bool fp8 = options.format.format == Format::fp8_block &&
-                     options.rows == RowFormat::fp8_block && device.type == DeviceType::cuda;
-    if (!fp8 || options.dtype == DType::f32) {
+    const Format format = options.format.format;
+    const bool fp8 = format == Format::fp8_block && options.rows == RowFormat::fp8_block;
+    const bool fp4 = (format == Format::nvfp4 || format == Format::sparse_nvfp4) &&
+                     options.rows == RowFormat::nvfp4;
+    if (!(fp8 || fp4) || device.type != DeviceType::cuda || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be 0, or "
-          "fp8_block and 2 on a GPU, with a dtype of 16 bits",
+          "LayerOptions.format is {} and rows {}: must be 0, or fp8_block and 2, nvfp4 or "
+          "sparse_nvfp4 and 3, on a GPU, with a dtype of 16 bits",
           to_string(options.format), static_cast<int>(options.rows));
     }
     if (spec.experts.experts > 1024) {
-      return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 in fp8",
+      return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 with rows in fp8 or nvfp4",
                     spec.experts.experts);
     }
   }
