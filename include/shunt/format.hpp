@@ -42,6 +42,10 @@ enum class RowFormat : std::int32_t {
   as_dtype = 0,   // the operation's dtype: weights alone are packed
   fp8_token = 1,  // e4m3 with a scale a row; weights fp8_tensor or fp8_channel
   fp8_block = 2,  // e4m3 with a scale for 128 of k; weights fp8_block
+  // e2m1 with an e4m3 for 16 of k and an f32 a row, each row rounded as a matrix of its own; with
+  // sparse_nvfp4 an e4m3 for 32. Weights nvfp4, or sparse_nvfp4 in pairs (docs/formats.md); on a
+  // GPU of compute capability 10.0 or 12.0. A row that holds NaN or infinities gives NaN.
+  nvfp4 = 3,
 };
 
 // What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered".

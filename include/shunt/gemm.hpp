@@ -52,8 +52,9 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 // one that prepared_bytes is asked for: k are sorted by their groups, of which each must be full
 // (Error{unsupported}), and every product puts its rows into that order first. On the CPU only.
 // `rows`: with which rows a GPU is to multiply them, as GroupedGemmSpec says; the
-// CPU takes no notice. On a GPU, f16 keeps a block of mxfp4 exact that is 2^24 smaller than its
-// row's largest, bf16 2^120, and what lies below counts as zero in the end.
+// CPU takes no notice. For nvfp4 the layout is the GPU's own, and is not saved to disk. On a GPU,
+// f16 keeps a block of mxfp4 exact that is 2^24 smaller than its row's largest, bf16 2^120, and
+// what lies below counts as zero in the end.
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
                            int groups, std::int64_t n, std::int64_t k, bool paired = false,
                            RowFormat rows = RowFormat::as_dtype);
@@ -120,7 +121,8 @@ struct GroupedGemmInputs {
   Tensor bias{};               // [groups, n] f32 | bf16 | f16; iff spec.bias
   // Rows that are rounded already, as gather() rounds them: f32 [R, ceil(k / 128)] for
   // RowFormat::fp8_block, any strides, [R] for fp8_token; of rows in three dimensions [groups,
-  // capacity, ..], groups without a gap between them
+  // capacity, ..], groups without a gap between them. Rows for nvfp4 are rounded here, in the
+  // workspace
   Tensor row_scales{};
 };
 

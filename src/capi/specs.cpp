@@ -129,7 +129,7 @@ LayerOptions to_options(const Call& call, const shunt_layer_options* options) {
       options == nullptr ? defaults : call.read("options", options, defaults);
   return {.dtype = call.choice("options.dtype", o.dtype, DType::f4_e2m1),
           .format = o.format == nullptr ? FormatSpec{} : format_from_string(o.format),
-          .rows = call.choice("options.rows", o.rows, RowFormat::fp8_block),
+          .rows = call.choice("options.rows", o.rows, RowFormat::nvfp4),
           .in_place = call.flag("options.in_place", o.in_place),
           .batch_invariant = call.flag("options.batch_invariant", o.batch_invariant)};
 }

@@ -110,6 +110,27 @@ __device__ __forceinline__ void tcgen05_mma_fp4(std::uint32_t sums, std::uint64_
       "r"(b_scales)
       : "memory");
 }
+// The same of sparse rows of A: 128 elements along K, of every four pairs two, with e4m3 for every
+// 32. What is kept lies in lane i of two columns of row i: four bits for eight elements, ascending.
+__device__ __forceinline__ void tcgen05_mma_sparse_fp4(std::uint32_t sums, std::uint64_t a,
+                                                       std::uint64_t b, std::uint32_t positions,
+                                                       std::uint32_t instruction,
+                                                       std::uint32_t a_scales,
+                                                       std::uint32_t b_scales, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\n"
+      "setp.ne.b32 add, %4, 0;\n"
+      "tcgen05.mma.sp.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X "
+      "[%0], %1, %2, [%7], %3, [%5], [%6], add;\n}" ::"r"(sums),
+      "l"(a), "l"(b), "r"(instruction), "r"(static_cast<unsigned>(add)), "r"(a_scales),
+      "r"(b_scales), "r"(positions)
+      : "memory");
+}
+// One thread: 128 rows of 16 bytes of shared memory, to a lane each, four columns from `to` on. In
+// order with the products that the same thread begins.
+__device__ __forceinline__ void tcgen05_copy_positions(std::uint32_t to, std::uint64_t from) {
+  asm volatile("tcgen05.cp.cta_group::1.128x128b [%0], %1;" ::"r"(to), "l"(from) : "memory");
+}
 // One thread: 32 rows of 16 bytes of shared memory to as many lanes of each warp's 32, four columns
 // from `to` on. In order with the products that the same thread begins.
 __device__ __forceinline__ void tcgen05_copy_scales(std::uint32_t to, std::uint64_t from) {

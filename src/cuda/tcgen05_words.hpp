@@ -24,7 +24,13 @@ SHUNT_BOTH constexpr std::uint64_t tcgen05_descriptor(std::uint32_t address) {
          std::uint64_t{1} << 46 |          // 46..48: the form of descriptor that tcgen05 takes
          std::uint64_t{2} << 61;           // 61..63: swizzled within 128 bytes
 }
-// Of 32 rows of 16 bytes, one after the other, as scales are copied.
+// The same of rows of 64 bytes, swizzled within these; `address` a multiple of 512.
+SHUNT_BOTH constexpr std::uint64_t tcgen05_narrow_descriptor(std::uint32_t address) {
+  return std::uint64_t{(address & 0x3ffff) >> 4} | std::uint64_t{1} << 16 |
+         std::uint64_t{512 >> 4} << 32 |  // from 8 rows to the next 8
+         std::uint64_t{1} << 46 | std::uint64_t{4} << 61;
+}
+// Of rows of 16 bytes, one after the other: 32 of scales, 128 of positions, as they are copied.
 SHUNT_BOTH constexpr std::uint64_t tcgen05_scale_descriptor(std::uint32_t address) {
   return std::uint64_t{(address & 0x3ffff) >> 4} |
          std::uint64_t{128 >> 4} << 32 |  // from 8 rows to the next 8
@@ -42,9 +48,11 @@ SHUNT_BOTH constexpr std::uint32_t tcgen05_instruction(bool bf16, unsigned colum
          128 / 16 << 24;      // 24..28: M / 16
 }
 // The same of kind::mxf4nvf4. Zeros also in the bits for which of a word's scales come first (4..5,
-// 29..30: all four are taken), e4m3 scales (23) and 64 along K (31).
-SHUNT_BOTH constexpr std::uint32_t tcgen05_fp4_instruction(unsigned columns) {
-  return 1U << 7 |            // 7..9: A is e2m1
+// 29..30: all four are taken), e4m3 scales (23) and 64 along K, 128 of sparse ones (31).
+SHUNT_BOTH constexpr std::uint32_t tcgen05_fp4_instruction(unsigned columns, bool sparse) {
+  return (sparse ? 1U : 0U)
+             << 2 |           // 2: positions of A's say where they lie, the first of them (0..1)
+         1U << 7 |            // 7..9: A is e2m1
          1U << 10 |           // 10..11: B is e2m1
          columns / 8 << 17 |  // 17..22: N / 8
          128 / 16 << 24;      // 24..28: M / 16

@@ -5,84 +5,9 @@
 #include <cstring>
 #include <string>
 
-#include "format/rules.hpp"
+#include "gemm/fp4_stored.hpp"
 
 namespace shunt::cuda_engine {
-
-namespace {
-
-// A row of a matrix of 4-bit codes, as it is packed.
-struct Row {
-  const std::uint8_t *codes = nullptr, *scales = nullptr, *positions = nullptr;
-  Row() = default;
-  Row(const PackedMatrix& m, std::int64_t row)
-      : codes(m.values.as<const std::uint8_t>() + row * m.values.strides[0]),
-        scales(m.scales.as<const std::uint8_t>() + row * m.scales.strides[0]),
-        positions(m.positions ? m.positions.as<const std::uint8_t>() + row * m.positions.strides[0]
-                              : nullptr) {}
-};
-
-// Eight neighbours along k of a sparse_nvfp4 row, from `at` on, dense; what is 0 or -0 is 0.
-std::array<int, 8> eight_of(const Row& row, std::int64_t at, std::int64_t k) {
-  std::array<int, 8> codes{};
-  for (std::size_t four = 0; four < 8; four += 4) {
-    const std::int64_t first = at + static_cast<std::int64_t>(four);
-    if (row.codes == nullptr || first >= k) break;
-    const int places = row.positions[first / 8] >> four, both = row.codes[first / 4];
-    const auto put = [&](int place, int code) {
-      if (first + place < k && code % 8 != 0) codes[four + static_cast<std::size_t>(place)] = code;
-    };
-    put(places & 3, both & 15);
-    put(places >> 2 & 3, both >> 4);
-  }
-  return codes;
-}
-
-// What mma.sp has of eight: two pairs of codes, and which pairs they are.
-struct KeptPairs {
-  std::array<int, 4> codes{};
-  int positions = 0;  // the lower in bits 1:0
-  int count = 0;      // of pairs that are not zero; more than 2: does not fit
-};
-KeptPairs kept_pairs(const std::array<int, 8>& eight) {
-  std::array<bool, 4> kept{};
-  KeptPairs to;
-  for (std::size_t pair = 0; pair < 4; ++pair) {
-    kept[pair] = eight[2 * pair] != 0 || eight[2 * pair + 1] != 0;
-    to.count += static_cast<int>(kept[pair]);
-  }
-  if (to.count > 2) return to;
-  // Two different ones in any case, in order.
-  for (std::size_t pair = 0, more = static_cast<std::size_t>(2 - to.count); more > 0; ++pair) {
-    if (!kept[pair]) kept[pair] = true, --more;
-  }
-  std::size_t place = 0;
-  for (std::size_t pair = 0; pair < 4; ++pair) {
-    if (!kept[pair]) continue;
-    to.codes[2 * place] = eight[2 * pair], to.codes[2 * place + 1] = eight[2 * pair + 1];
-    to.positions |= static_cast<int>(pair) << 2 * place;
-    ++place;
-  }
-  return to;
-}
-
-// Whether 16 from `at` on are zeros, so that their scale says nothing.
-bool empty_block(const Row& row, std::int64_t at, std::int64_t k) {
-  for (const std::int64_t eight : {at, at + 8}) {
-    for (const int code : eight_of(row, eight, k)) {
-      if (code != 0) return false;
-    }
-  }
-  return true;
-}
-
-// Of 32 of a sparse row: that of the first 16, or of the second where the first are zeros.
-int scale_of_32(const Row& row, std::int64_t at, std::int64_t k) {
-  const bool second = at + 16 < k && empty_block(row, at, k);
-  return row.scales[at / 16 + static_cast<int>(second)];
-}
-
-}  // namespace
 
 Support fp4_pairs_support(const PackedMatrix& matrix) {
   if (matrix.format.format != Format::sparse_nvfp4) {
@@ -93,7 +18,7 @@ Support fp4_pairs_support(const PackedMatrix& matrix) {
            std::to_string(k) + " to " + std::to_string(k + count - 1);
   };
   for (std::int64_t i = 0; i < matrix.n; ++i) {
-    const Row row(matrix, i);
+    const Fp4Row row(matrix, i);
     for (std::int64_t k = 0; k < matrix.k; k += 8) {
       if (kept_pairs(eight_of(row, k, matrix.k)).count > 2) {
         return Support::no(where(i, k, 8) + ": values in more than two of its four aligned pairs");
@@ -109,6 +34,47 @@ Support fp4_pairs_support(const PackedMatrix& matrix) {
   return {};
 }
 
+void read_fp4_row(const Fp4Layout& layout, const char* from, std::int64_t row, double* to) {
+  const Fp4Stored stored(layout, row);
+  float global;
+  std::memcpy(&global, from + layout.globals_at() + (stored.second ? 4 : 0), sizeof global);
+  const auto within = static_cast<int>(stored.row % Fp4Layout::fragment_rows);
+  for (std::int64_t step = 0; step < layout.steps(); ++step) {
+    const std::int64_t f = stored.row / Fp4Layout::fragment_rows * layout.steps() + step;
+    const std::int64_t first = step * layout.fragment_k();
+    const auto put = [&](std::int64_t k, int code) {
+      if (first + k >= layout.k) return;
+      const std::int64_t word = layout.scales_at() + (f * 16 + within) * 4;
+      const char scale = from[word + k / layout.scaled_k()];
+      to[first + k] = fp4_value(code, scale, global);
+    };
+    const auto code_of = [&](int lane, int r, int nibble) {
+      const int at = 16 * lane + 4 * r + nibble / 2;
+      const char both = from[f * Fp4Layout::fragment_bytes + at];
+      return both >> nibble % 2 * 4 & 15;
+    };
+    for (int lane = within % 8 * 4; lane < within % 8 * 4 + 4; ++lane) {
+      for (int r = within / 8; r < 4; r += 2) {
+        for (int i = 0; i < 8; ++i) {
+          if (!layout.sparse) {
+            put(fp4_weight_place(lane, r, i).k, code_of(lane, r, i));
+          } else if (i % 4 == 0) {
+            const int eight = fp4_kept_place(lane, r, i).k;
+            for (int k = 0; k < 8; ++k) put(eight + k, 0);
+            const int holder = within % 8 * 4 + within / 8 + eight / 64 * 2;
+            const int at = 4 * holder + eight % 64 / 16;
+            const char both = from[layout.positions_at() + f * 128 + at];
+            const int pairs = both >> eight / 8 % 2 * 4 & 15;
+            for (int j = 0; j < 4; ++j) {
+              put(eight + (pairs >> j / 2 * 2 & 3) * 2 + j % 2, code_of(lane, r, i + j));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const PackedMatrix* up,
                  char* to) {
   std::memset(to, 0, static_cast<std::size_t>(layout.group_bytes()));
@@ -116,7 +82,7 @@ void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const Packed
   const float globals[2] = {gate.global_scale, up != nullptr ? up->global_scale : 1.0F};
   std::memcpy(to + layout.globals_at(), globals, sizeof globals);
   // A row of the layout, or nothing.
-  const auto row_of = [&](std::int64_t at) -> Row {
+  const auto row_of = [&](std::int64_t at) -> Fp4Row {
     const std::int64_t row = at < layout.rows() ? order.source(at) : -1;
     if (row < 0) return {};
     const bool second = layout.paired && row >= layout.n / 2;
@@ -125,7 +91,7 @@ void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const Packed
   for (std::int64_t f = 0; f < layout.fragments(); ++f) {
     const std::int64_t first = f / layout.steps() * Fp4Layout::fragment_rows;
     const std::int64_t k = f % layout.steps() * layout.fragment_k();
-    Row rows[Fp4Layout::fragment_rows];
+    Fp4Row rows[Fp4Layout::fragment_rows];
     for (int i = 0; i < Fp4Layout::fragment_rows; ++i) rows[i] = row_of(first + i);
     const auto code_at = [&](int lane, int r, int nibble) {
       if (layout.sparse) {
@@ -134,7 +100,7 @@ void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const Packed
             .codes[static_cast<std::size_t>(nibble % 4)];
       }
       const Fp4Place place = fp4_weight_place(lane, r, nibble);
-      const Row& row = rows[place.row];
+      const Fp4Row& row = rows[place.row];
       const std::int64_t at = k + place.k;
       if (row.codes == nullptr || at >= layout.k) return 0;
       return row.codes[at / 2] >> at % 2 * 4 & 15;
@@ -155,7 +121,7 @@ void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const Packed
       to[layout.positions_at() + f * 128 + byte] = static_cast<char>(both);
     }
     for (int byte = 0; byte < 64; ++byte) {
-      const Row& row = rows[byte / 4];
+      const Fp4Row& row = rows[byte / 4];
       const std::int64_t at = k + byte % 4 * layout.scaled_k();
       if (row.scales == nullptr || at >= layout.k) continue;
       to[layout.scales_at() + f * 64 + byte] = static_cast<char>(

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
   let_successor_start();
   const std::int64_t steps = p.layout.steps(), turns = (steps + stage_steps - 1) / stage_steps;
   const std::int64_t columns = (p.layout.rows() + tile_weights - 1) / tile_weights;
-  const GroupWalk walk = GroupWalk::of_rows(p.offsets, nullptr, p.groups, p.rows);
+  const GroupWalk walk = GroupWalk::of_rows(p.offsets, p.counts, p.groups, p.rows);
   TileSearch search(walk, p.groups, tile_rows, columns);
   for (std::int64_t number = blockIdx.x;; number += gridDim.x) {
     const TileSearch::Tile at = search.find(number);
@@ -215,13 +215,16 @@ __global__ void __launch_bounds__(threads) multiply_nvfp4(const Fp4Product p) {
       const float scale = p.row_scales[row];
       const float* const of_row = sums[line];
       const int r = paired ? o / 8 * 16 + o % 8 : o;
-      const float* const bias = p.bias != nullptr ? p.bias + at.group * p.layout.n : nullptr;
-      float gate = __fmul_rn(__fmul_rn(of_row[r], globals[0]), scale);
-      if (bias != nullptr) gate = __fadd_rn(gate, bias[column]);
+      const auto biased = [&](float sum, std::int64_t of) {
+        if (p.bias == nullptr) return sum;
+        return __fadd_rn(sum, load_element(p.bias, p.bias_dtype,
+                                           at.group * p.bias_group_stride + of * p.bias_stride));
+      };
+      const float gate = biased(__fmul_rn(__fmul_rn(of_row[r], globals[0]), scale), column);
       float value;
       if (paired) {
-        float up = __fmul_rn(__fmul_rn(of_row[r + 8], globals[1]), scale);
-        if (bias != nullptr) up = __fadd_rn(up, bias[end + column]);
+        const float up =
+            biased(__fmul_rn(__fmul_rn(of_row[r + 8], globals[1]), scale), end + column);
         value = activated(p.activation, gate, up);
       } else {
         value = activated(p.activation, 0.0f, gate);

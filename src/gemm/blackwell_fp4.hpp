@@ -9,7 +9,7 @@
 // only matrix) and up. What fills up is zero.
 //
 // Rows are packed each as a matrix [1, k] of its own (format.hpp): e2m1, an e4m3 scale for 16 of k,
-// and one f32 scale a row.
+// and one f32 scale a row; fp4_rows.cuh does that on the GPU.
 //
 // Sparse weights (`mma.sp`) are read in another way than Hopper reads sparse_nvfp4: of every eight
 // along k two of the four aligned pairs are kept, and one e4m3 is for 32 of k, on both sides. A
@@ -94,13 +94,19 @@ Support fp4_pairs_support(const PackedMatrix& matrix);
 void lay_out_fp4(const Fp4Layout& layout, const PackedMatrix& gate, const PackedMatrix* up,
                  char* to);
 
+// The exact weights of row `row` (gate's before up's) of a group at `from`: to[k].
+void read_fp4_row(const Fp4Layout& layout, const char* from, std::int64_t row, double* to);
+
 // Every pointer is the device's.
 template <class Layout>
 struct Fp4ProductOf {
   Layout layout;
   int groups = 0;
   const char* prepared = nullptr;
-  const std::int32_t* offsets = nullptr;  // [groups + 1]
+  // [groups + 1]; null: as many rows for each group, one group after the other, of which the first
+  // counts[g] are there, or all where that is null too.
+  const std::int32_t* offsets = nullptr;
+  const std::int32_t* counts = nullptr;
 
   std::int64_t rows = 0;
   const std::uint8_t* codes = nullptr;  // [rows, code_stride], k / 2 of each used
@@ -110,7 +116,9 @@ struct Fp4ProductOf {
   std::int64_t scale_stride = 0;  // in bytes, a multiple of 4; the scales too
   const float* row_scales = nullptr;  // [rows]
 
-  const float* bias = nullptr;  // [groups, n]; null: none
+  const void* bias = nullptr;  // [groups, n]; null: none
+  DType bias_dtype = DType::f32;
+  std::int64_t bias_group_stride = 0, bias_stride = 0;
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
                                         .gated = false};
   void* out = nullptr;  // [rows, out_stride] f32 | bf16 | f16

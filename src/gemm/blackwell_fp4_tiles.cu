@@ -14,16 +14,18 @@
 // that begins the products, in order with these, so that the products of the stage before have read
 // theirs. 8 warps:
 //   warp 0     one thread of it orders copies
-//   warp 1     allocates and frees tensor memory; one thread of it copies scales and begins
-//   products warps 2-5  multiply by the matrix's and the row's scale, add the bias, activate and
-//   store: warp
+//   warp 1     allocates and frees tensor memory; a thread of it copies scales, begins products
+//   warps 2-5  multiply by the matrix's and the row's scale, add the bias, activate and store: warp
 //              w reads lanes 32 (w % 4) and up, a lane has one row of weights. Where gate and up
 //              take turns, lane i + 8 has the up of lane i's gate
 //   warps 6-7  bring the rows' scales
-//   full[s]    stage s is there: 3 arrivals, of the copying thread, with bytes, and of warps 6 and
-//   7 empty[s]   the products that read stage s are done: 1 arrival, by tcgen05.commit sums[a] all
-//   products of the tile in half a are done: 1 arrival, by tcgen05.commit free[a]    half a has
-//   been read: an arrival a warp of 2-5
+//   full[s]    stage s is there: 3 arrivals, the copying thread with bytes, warps 6 and 7
+//   empty[s]   the products that read stage s are done: 1 arrival, by tcgen05.commit
+//   sums[a]    all products of the tile in half a are done: 1 arrival, by tcgen05.commit
+//   free[a]    half a has been read: an arrival a warp of 2-5
+//
+// Sparse weights: five stages of 37 KB, of which a prepared tile has 11; two products a stage, of
+// 128 along k. Positions have four columns more of tensor memory, copied there like scales.
 //
 // Bytes: weights of a group once a 192 rows, 0.5625 each, rows once a 128 rows of weights, from L2
 // for the most part. Predicted on a B200 (148 multiprocessors, 1.9 GHz): a step takes 192 cycles of
@@ -45,28 +47,30 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr int threads = 256;
-constexpr int unit = Fp4Stage::unit, most_units = Fp4Stage::most_units;
-constexpr int stages = 4;
-constexpr unsigned stage_bytes = Fp4Stage::bytes;
+constexpr int unit = Fp4Stage<false>::unit, most_units = Fp4Stage<false>::most_units;
+template <bool sparse>
+constexpr int stages_of = sparse ? 5 : 4;
 
 using Tiles = TileList<unit, most_units>;
 
+template <bool sparse>
 std::size_t shared_bytes(int groups) {
-  return 1024 + stages * stage_bytes + static_cast<std::size_t>(Tiles::bytes(groups));
+  return 1024 + stages_of<sparse> * Fp4Stage<sparse>::bytes +
+         static_cast<std::size_t>(Tiles::bytes(groups));
 }
 
 #if defined(SHUNT_SM_100A)
-
-using Ring = StageRing<stages>;
 
 // Out of line: a copy for each of 32 columns would compile for a minute. `gate` and `up` times what
 // their matrix and the row are scaled by.
 __device__ __noinline__ float finished(const Fp4TileProduct& p, float gate, float up, int group,
                                        std::int64_t column) {
   if (p.bias != nullptr) {
-    const float* const bias = p.bias + group * p.layout.n;
-    gate = __fadd_rn(gate, bias[column]);
-    if (p.layout.paired) up = __fadd_rn(up, bias[p.layout.out_columns() + column]);
+    const auto bias = [&](std::int64_t of) {
+      return load_element(p.bias, p.bias_dtype, group * p.bias_group_stride + of * p.bias_stride);
+    };
+    gate = __fadd_rn(gate, bias(column));
+    if (p.layout.paired) up = __fadd_rn(up, bias(p.layout.out_columns() + column));
   }
   return activated(p.activation, p.layout.paired ? gate : 0.0f, p.layout.paired ? up : gate);
 }
@@ -101,11 +105,12 @@ __device__ __forceinline__ void write_rows(const Fp4TileProduct& p, const GroupT
   }
 }
 
-// The four scales of a row of the group for 64 of k, number `block` of these; zeros behind the
-// ends.
+// The four scales of a row of the group that a product takes, number `block` of these along k;
+// zeros behind the ends.
 __device__ __forceinline__ std::uint32_t row_scales_of(const Fp4TileProduct& p, const GroupTile& at,
                                                        int row, std::int64_t block) {
-  const std::int64_t left = (p.layout.k + 15) / 16 - block * 4;
+  const int scaled = p.layout.scaled_k();
+  const std::int64_t left = (p.layout.k + scaled - 1) / scaled - block * 4;
   if (row >= at.count || left <= 0) return 0;
   const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(
       p.scales + (std::int64_t{at.row} + row) * p.scale_stride + block * 4);
@@ -114,10 +119,15 @@ __device__ __forceinline__ std::uint32_t row_scales_of(const Fp4TileProduct& p, 
 
 #endif
 
+template <bool sparse>
 __global__ void __launch_bounds__(threads, 1)
     multiply_fp4_on_blackwell(const __grid_constant__ Fp4TileProduct p,
                               const __grid_constant__ CUtensorMap codes) {
 #if defined(SHUNT_SM_100A)
+  using Stage = Fp4Stage<sparse>;
+  constexpr int stages = stages_of<sparse>, products = Stage::products;
+  constexpr unsigned stage_bytes = Stage::bytes;
+  using Ring = StageRing<stages>;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[stages], empty[stages], sums[2], free[2];
   __shared__ std::uint32_t sums_address;
@@ -141,7 +151,7 @@ __global__ void __launch_bounds__(threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  const GroupWalk walk = GroupWalk::of_rows(p.offsets, nullptr, p.groups, p.rows);
+  const GroupWalk walk = GroupWalk::of_rows(p.offsets, p.counts, p.groups, p.rows);
   Tiles list(ring_memory + stages * stage_bytes, walk, p.groups,
              static_cast<int>(p.layout.columns()));
   tcgen05_fence_before();
@@ -159,21 +169,21 @@ __global__ void __launch_bounds__(threads, 1)
       if (lane == 0) {
         const int units = (at.count + unit - 1) / unit;
         const char* const from = p.prepared + at.group * p.layout.group_bytes() +
-                                 std::int64_t{at.column} * steps * Fp4Stage::weight_bytes;
+                                 std::int64_t{at.column} * steps * Stage::weight_bytes;
 #pragma unroll 1
         for (int i = 0; i < steps; ++i) {
           if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
           unsigned char* const stage = ring_memory + ring.stage * stage_bytes;
           std::uint64_t* const barrier = &full[ring.stage];
-          mbarrier_arrive_expect(barrier, Fp4Stage::weight_bytes +
-                                              static_cast<unsigned>(units) * Fp4Stage::unit_bytes);
-          copy_bytes(stage, from + std::int64_t{i} * Fp4Stage::weight_bytes, Fp4Stage::weight_bytes,
+          mbarrier_arrive_expect(
+              barrier, Stage::weight_bytes + static_cast<unsigned>(units) * Stage::unit_bytes);
+          copy_bytes(stage, from + std::int64_t{i} * Stage::weight_bytes, Stage::weight_bytes,
                      barrier);
 #pragma unroll 1
           for (int u = 0; u < units; ++u) {
             // The map counts 16 bits at a time.
-            copy_box(stage + Fp4Stage::weight_bytes + u * Fp4Stage::unit_bytes, &codes, barrier,
-                     64 * i, at.row + unit * u);
+            copy_box(stage + Stage::weight_bytes + u * Stage::unit_bytes, &codes, barrier, 64 * i,
+                     at.row + unit * u);
           }
           ring.next();
           again = again || ring.stage == 0;
@@ -192,8 +202,8 @@ __global__ void __launch_bounds__(threads, 1)
         if (turn > 0) mbarrier_wait(&free[a], static_cast<unsigned>(turn - 1) & 1);
         tcgen05_fence_after();
         const auto columns = static_cast<unsigned>((at.count + unit - 1) / unit * unit);
-        const std::uint32_t instruction = tcgen05_fp4_instruction(columns);
-        const std::uint32_t to = memory + static_cast<std::uint32_t>(a) * Fp4Stage::half;
+        const std::uint32_t instruction = tcgen05_fp4_instruction(columns, sparse);
+        const std::uint32_t to = memory + static_cast<std::uint32_t>(a) * Stage::half;
         const std::uint32_t base = shared_address(ring_memory);
         Ring own = ring;
 #pragma unroll 1
@@ -201,15 +211,24 @@ __global__ void __launch_bounds__(threads, 1)
           mbarrier_wait(&full[own.stage], own.parity);
           tcgen05_fence_after();
           const std::uint32_t stage = base + static_cast<std::uint32_t>(own.stage) * stage_bytes;
-          Fp4Stage::multiply(
+          Stage::multiply(
               stage, columns,
               [&](unsigned column, std::uint64_t from) {
                 tcgen05_copy_scales(memory + column, from);
               },
+              [&](unsigned column, std::uint64_t from) {
+                tcgen05_copy_positions(memory + column, from);
+              },
               [&](std::uint64_t weights, std::uint64_t rows, unsigned weight_scales,
-                  unsigned row_scales, unsigned k) {
-                tcgen05_mma_fp4(to, weights, rows, instruction, memory + weight_scales,
-                                memory + row_scales, i > 0 || k > 0);
+                  unsigned row_scales, unsigned positions, unsigned k) {
+                if constexpr (sparse) {
+                  tcgen05_mma_sparse_fp4(to, weights, rows, memory + positions, instruction,
+                                         memory + weight_scales, memory + row_scales,
+                                         i > 0 || k > 0);
+                } else {
+                  tcgen05_mma_fp4(to, weights, rows, instruction, memory + weight_scales,
+                                  memory + row_scales, i > 0 || k > 0);
+                }
               });
           tcgen05_commit(&empty[own.stage]);
           own.next();
@@ -227,7 +246,7 @@ __global__ void __launch_bounds__(threads, 1)
       mbarrier_wait(&sums[a], static_cast<unsigned>(turn) & 1);
       __syncwarp();
       tcgen05_fence_after();
-      write_rows(p, at, memory + static_cast<std::uint32_t>(a) * Fp4Stage::half, warp % 4, lane);
+      write_rows(p, at, memory + static_cast<std::uint32_t>(a) * Stage::half, warp % 4, lane);
       tcgen05_fence_before();
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&free[a]);
@@ -240,21 +259,23 @@ __global__ void __launch_bounds__(threads, 1)
       const GroupTile at = list.find(tile);
 #pragma unroll 1
       for (int i = 0; i < steps; ++i) {
-        std::uint32_t four[most_units][4];
+        std::uint32_t four[most_units][products];
 #pragma unroll
         for (int u = 0; u < most_units; ++u) {
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            four[u][k] = row_scales_of(p, at, first_row + unit * u, std::int64_t{i} * 4 + k);
+          for (int k = 0; k < products; ++k) {
+            four[u][k] = row_scales_of(p, at, first_row + unit * u, std::int64_t{i} * products + k);
           }
         }
         if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-        unsigned char* const to = ring_memory + ring.stage * stage_bytes + Fp4Stage::scales_at;
+        unsigned char* const to = ring_memory + ring.stage * stage_bytes + Stage::scales_at;
 #pragma unroll
         for (int u = 0; u < most_units; ++u) {
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const int place = fp4_scale_at(first_row + unit * u, 64 * k, Fp4Stage::scale_blocks);
+          for (int k = 0; k < products; ++k) {
+            constexpr int scaled = Stage::tiles.scaled_k();
+            const int place =
+                fp4_scale_at(first_row + unit * u, 4 * scaled * k, Stage::scale_blocks, scaled);
             *reinterpret_cast<std::uint32_t*>(to + place) = four[u][k];
           }
         }
@@ -310,8 +331,9 @@ bool multiply_fp4_tiles(const Gpu& gpu, const Fp4TileProduct& p) {
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(tiles < blocks ? tiles : blocks)),
           .block = dim3(threads),
-          .shared = shared_bytes(p.groups)},
-         multiply_fp4_on_blackwell, p, codes);
+          .shared = p.layout.sparse ? shared_bytes<true>(p.groups) : shared_bytes<false>(p.groups)},
+         p.layout.sparse ? multiply_fp4_on_blackwell<true> : multiply_fp4_on_blackwell<false>, p,
+         codes);
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include "core/workspace.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/layout.hpp"
@@ -170,7 +171,7 @@ class RowTensors {
  private:
   Tensor checked_scales(const GroupedGemmSpec& spec, const Tensor& scales, std::int64_t each) {
     constexpr std::string_view name = "grouped_gemm: row_scales";
-    if (spec.rows == RowFormat::as_dtype) {
+    if (spec.rows == RowFormat::as_dtype || spec.rows == RowFormat::nvfp4) {
       fail(Status::invalid_argument, "{} are given: the spec's rows are not fp8", name);
     }
     if (spec.rows == RowFormat::fp8_block) {
@@ -241,7 +242,7 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       return refuse(
           "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
           "prepared and 0 (but mxfp8, dense3 and ordered), fp8_block and 2, fp8_channel or "
-          "fp8_tensor and 1",
+          "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
           to_string(spec.format), static_cast<int>(spec.rows));
     }
     if (decoded && spec.dtype == DType::f32) {
@@ -262,6 +263,12 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
   (void)prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k, false,
                        spec.rows);
   (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && spec.rows == RowFormat::nvfp4) {
+      const bool sparse = spec.format.format == Format::sparse_nvfp4;
+      return cuda_engine::Fp4Rows::at(nullptr, rows, spec.k, sparse).bytes;
+    }
+  }
   if (on_gpu(context)) return 0;
   Carver carver;
   carver.take_bytes(bias_bytes(spec));
@@ -292,6 +299,20 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
 
   if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && spec.rows == RowFormat::nvfp4) {
+      const int compute = context.gpu().compute;
+      return cuda_engine::multiply_fp4_rows(
+          context.gpu(),
+          {.layout = {cuda_engine::fp4_kernel(compute), spec.format.format, spec.n, spec.k, false},
+           .groups = spec.groups,
+           .prepared = in.prepared.data,
+           .offsets = offsets,
+           .counts = counts,
+           .rows = of.rows,
+           .bias = in.bias,
+           .out = of.out},
+          workspace.data);
+    }
     if (on_gpu(context) && spec.rows != RowFormat::as_dtype) {
       return cuda_engine::multiply_packed(context.gpu(),
                                           {.layout = {spec.format.format, spec.n, spec.k, false},

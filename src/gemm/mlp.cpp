@@ -6,6 +6,7 @@
 #include "activate/cpu_engine.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fused.hpp"
@@ -66,6 +67,23 @@ void multiply(const Context& context, const PreparedWeights& weights,
       return cuda_engine::multiply_fragments(
           context.gpu(), product_of<cuda_engine::FragmentProduct>(
                              cuda_engine::fragments_of(weights), weights, activation, in, out));
+    }
+    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+      return cuda_engine::multiply_fp4_rows(
+          context.gpu(),
+          {.layout = cuda_engine::fp4_weights(context.gpu().compute, weights),
+           .groups = weights.groups,
+           .prepared = weights.data,
+           .offsets = in.offsets,
+           .counts = in.valid,
+           .rows = in.rows,
+           .permutation = in.permutation,
+           .slots = in.slots,
+           .row_weight = in.row_scale,
+           .bias = bias_of(weights, in.bias),
+           .activation = activation,
+           .out = out},
+          workspace.data);
     }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::multiply_packed(context.gpu(), {.layout = cuda_engine::layout_of(weights),
@@ -155,6 +173,12 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
 
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+      const bool sparse = weights.format.format == Format::sparse_nvfp4;
+      return cuda_engine::Fp4Rows::at(nullptr, rows, weights.k, sparse).bytes;
+    }
+  }
   if (on_gpu(context)) return 0;
   return cpu_engine::product_workspace_bytes(context.pool(), PanelLayout(weights), weights.groups,
                                              rows, source_rows < 0 ? rows : source_rows, true);
@@ -182,6 +206,9 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       return to_string(weights.format) + ", " +
              cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
                                         weights.groups, rows, whole_k);
+    }
+    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+      return to_string(weights.format) + ", rows to nvfp4 beforehand";
     }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),

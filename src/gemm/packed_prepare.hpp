@@ -18,6 +18,7 @@ float weight_of(const PackedLayout& layout, const char* from, std::int64_t row, 
 // Formats that are multiplied on a GPU, and with which rows.
 inline bool computed(Format format, RowFormat rows) {
   if (rows == RowFormat::fp8_block) return format == Format::fp8_block;
+  if (rows == RowFormat::nvfp4) return format == Format::nvfp4 || format == Format::sparse_nvfp4;
   if (rows != RowFormat::fp8_token) return false;
   return format == Format::fp8_channel || format == Format::fp8_tensor;
 }

@@ -9,6 +9,7 @@
 #include "cpu/pool.hpp"
 #include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
+#include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_panels.hpp"
@@ -212,6 +213,13 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     if (on_gpu(context) && weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype) {
       const cuda_engine::FragmentLayout layout = cuda_engine::fragments_of(weights);
       return cuda_engine::read_fragments(
+          context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
+          out);
+    }
+    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+      const cuda_engine::Fp4Weights layout =
+          cuda_engine::fp4_weights(context.gpu().compute, weights);
+      return cuda_engine::read_fp4(
           context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
           out);
     }

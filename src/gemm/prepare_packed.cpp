@@ -10,6 +10,7 @@
 #include "core/shape.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
@@ -29,8 +30,14 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
   if (on_gpu(context) && rows != RowFormat::as_dtype &&
       !cuda_engine::computed(format.format, rows)) {
     fail(Status::unsupported,
-         "{}: format is {} for rows {}: must be fp8_block for 2, fp8_channel or fp8_tensor for 1",
+         "{}: format is {} for rows {}: must be fp8_block for 2, fp8_channel or fp8_tensor for 1, "
+         "nvfp4 or sparse_nvfp4 for 3",
          what, to_string(format), static_cast<int>(rows));
+  }
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && rows == RowFormat::nvfp4) {
+      require(cuda_engine::fp4_support(context.gpu().compute, format.format), what);
+    }
   }
   if (on_gpu(context) && rows == RowFormat::as_dtype) {
     if (!cuda_engine::FragmentLayout::holds(format.format)) {
@@ -65,6 +72,11 @@ cpu_engine::PackedPanels panels_of(const FormatSpec& format, std::int64_t n, std
 
 std::size_t bytes_of(const Context& context, const FormatSpec& format, int groups, std::int64_t n,
                      std::int64_t k, bool paired, DType dtype, RowFormat rows) {
+  if (on_gpu(context) && rows == RowFormat::nvfp4) {
+    const cuda_engine::Fp4Kernel kernel = cuda_engine::fp4_kernel(context.gpu().compute);
+    const cuda_engine::Fp4Weights layout{kernel, format.format, n, k, paired};
+    return static_cast<std::size_t>(layout.group_bytes() * groups);
+  }
   const std::int64_t one =
       !on_gpu(context) ? panels_of(format, n, k, paired).group_bytes()
       : rows == RowFormat::as_dtype
@@ -160,6 +172,12 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
       const std::size_t bad = cuda_engine::write_fragments(
           context, cuda_engine::fragments_of(prepared), gate, up, memory.data);
       if (bad < gate.size()) refuse_group(bad);
+      return prepared;
+    }
+    if (on_gpu(context) && rows == RowFormat::nvfp4) {
+      cuda_engine::write_fp4(what, context,
+                             cuda_engine::fp4_weights(context.gpu().compute, prepared), gate, up,
+                             memory.data);
       return prepared;
     }
     if (on_gpu(context)) {

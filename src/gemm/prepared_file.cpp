@@ -36,6 +36,10 @@ std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format
 }
 
 std::string saved_words(const PreparedWeights& weights) {
+  if (weights.rows == RowFormat::nvfp4) {
+    // Compute capabilities 10.0 and 12.0 have a layout each, which no name tells apart here.
+    fail(Status::unsupported, "save_prepared: weights are for rows in nvfp4: prepare them anew");
+  }
   nlohmann::ordered_json words{
       {"layout", layout_name(weights.device.type, weights.dtype, weights.format, weights.rows)},
       {"dtype", to_string(weights.dtype)},

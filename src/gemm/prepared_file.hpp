@@ -18,7 +18,7 @@ std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format
                         RowFormat rows = RowFormat::as_dtype);
 
 // Layout, dtype, sizes and, of packed weights, format and rows as JSON: {"layout":
-// "cuda.tiles128x64", "dtype": "bf16", ..}.
+// "cuda.tiles128x64", "dtype": "bf16", ..}. Throws Error{unsupported} for rows in nvfp4.
 std::string saved_words(const PreparedWeights& weights);
 // The inverse, for bytes [B] u8 of a file. `where` begins messages: "weights.safetensors: experts".
 // Throws Error{bad_file} for words that are damaged or do not fit the bytes, Error{unsupported} for

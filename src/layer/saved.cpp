@@ -178,6 +178,12 @@ LayerOptions options_of(const std::string& words) {
 
 void Layer::save_prepared(const std::string& path) const {
   const Impl& layer = *impl_;
+  if (layer.options.rows == RowFormat::nvfp4) {
+    fail(
+        Status::unsupported,
+        "Layer::save_prepared: LayerOptions.rows is 3 (nvfp4), whose layout is of one GPU: prepare "
+        "the layer anew");
+  }
   Writer writer(layer.context);
   writer.say(kind_key, std::string(saved_version));
   writer.say("spec", to_json(layer.spec));

@@ -199,14 +199,16 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     }
   } else if (packed || options.rows != RowFormat::as_dtype) {
     const Format format = options.format.format;
-    const bool fp8 = options.rows == RowFormat::fp8_block ? format == Format::fp8_block
-                     : options.rows == RowFormat::fp8_token
-                         ? format == Format::fp8_channel || format == Format::fp8_tensor
-                         : false;
-    if (!fp8 || device.type != DeviceType::cuda || options.dtype == DType::f32) {
+    const bool rounded = options.rows == RowFormat::fp8_block ? format == Format::fp8_block
+                         : options.rows == RowFormat::fp8_token
+                             ? format == Format::fp8_channel || format == Format::fp8_tensor
+                         : options.rows == RowFormat::nvfp4
+                             ? format == Format::nvfp4 || format == Format::sparse_nvfp4
+                             : false;
+    if (!rounded || device.type != DeviceType::cuda || options.dtype == DType::f32) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be 0, or fp8_block and 2, or fp8_channel or "
-          "fp8_tensor and 1, on a GPU, with a dtype of 16 bits",
+          "LayerOptions.format is {} and rows {}: must be 0, or fp8_block and 2, fp8_channel or "
+          "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3, on a GPU, with a dtype of 16 bits",
           to_string(options.format), static_cast<int>(options.rows));
     }
     if (options.rows == RowFormat::fp8_token &&
@@ -216,7 +218,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
           spec.experts.intermediate);
     }
     if (spec.experts.experts > 1024) {
-      return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 in fp8",
+      return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 with rows in fp8 or nvfp4",
                     spec.experts.experts);
     }
   }

@@ -121,7 +121,7 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
     made.prepared.push_back(
         prepare_packed(context, spec.dtype, all, made.memory.back(), spec.rows));
   }
-  if (spec.rows == RowFormat::as_dtype) return;
+  if (spec.rows == RowFormat::as_dtype || spec.rows == RowFormat::nvfp4) return;
   std::vector<std::uint8_t> bytes(at(rows * spec.k));
   for (auto& byte : bytes) byte = f32_to_e4m3(normal(random) * 100);
   made.rows = Variants(context, DType::f8_e4m3, {rows, spec.k}, n);
@@ -193,7 +193,8 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
   const bool packed = shape.format != FormatSpec{};
   const double width = element_bytes(shape.dtype);
   const double weight = packed ? bits_per_weight(shape.format) / 8 : width;
-  const double row = shape.rows == RowFormat::as_dtype ? width : 1;
+  const bool rounded = shape.rows == RowFormat::fp8_block || shape.rows == RowFormat::fp8_token;
+  const double row = rounded ? 1 : width;
   const double moved = weight * static_cast<double>(hit * shape.columns * shape.hidden) +
                        static_cast<double>(rows) * (width * static_cast<double>(shape.columns) +
                                                     row * static_cast<double>(shape.hidden));

@@ -700,7 +700,12 @@ SHUNT_API shunt_status shunt_known_families(char* text, size_t capacity, size_t*
 /* An MoE block ready to run, with a prepared copy of its weights. */
 typedef struct shunt_layer shunt_layer;
 
-enum { SHUNT_ROWS_AS_DTYPE = 0, SHUNT_ROWS_FP8_TOKEN = 1, SHUNT_ROWS_FP8_BLOCK = 2 };
+enum {
+  SHUNT_ROWS_AS_DTYPE = 0,
+  SHUNT_ROWS_FP8_TOKEN = 1,
+  SHUNT_ROWS_FP8_BLOCK = 2,
+  SHUNT_ROWS_NVFP4 = 3
+};
 
 typedef struct shunt_layer_options {
   uint64_t struct_size;
@@ -709,7 +714,7 @@ typedef struct shunt_layer_options {
    * shunt/layer.hpp says how they must lie. They stay the caller's, and the layer needs them. */
   int32_t in_place;
   int32_t batch_invariant; /* flag: a token's bits do not depend on the others */
-  int32_t rows; /* that grouped GEMMs multiply: SHUNT_ROWS_AS_DTYPE, _FP8_TOKEN, _FP8_BLOCK */
+  int32_t rows; /* of grouped GEMMs: SHUNT_ROWS_AS_DTYPE, _FP8_TOKEN, _FP8_BLOCK, _NVFP4 */
   /* Of the routed experts' matrices: "nvfp4", "int4:64", .. (FormatSpec of shunt/format.hpp); NULL:
    * packed ones as they are, plain ones in `dtype`. */
   const char* format;
