@@ -36,7 +36,8 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
     s.inner = carver.take<float>(tokens * spec.latent);
   }
   const auto fp8_bytes = [&](std::int64_t columns) {
-    return options.rows == RowFormat::as_dtype ? 0 : Fp8Rows::bytes(options.rows, pairs, columns);
+    const bool fp8 = options.rows == RowFormat::fp8_block || options.rows == RowFormat::fp8_token;
+    return fp8 ? Fp8Rows::bytes(options.rows, pairs, columns) : 0;
   };
   s.h = carver.take<char>(
       std::max(pairs * spec.experts.intermediate * width, fp8_bytes(spec.experts.intermediate)));

@@ -1,18 +1,6 @@
 // The pass that rounds rows to NVFP4, run lane by lane on the host, against pack(): bit by bit.
-#include "cuda/warp_on_host.hpp"
-// What it needs of CUDA's arithmetic.
-inline float __uint_as_float(unsigned x) {
-  float y;
-  std::memcpy(&y, &x, 4);
-  return y;
-}
-inline float __int_as_float(int x) { return __uint_as_float(static_cast<unsigned>(x)); }
-inline unsigned __float_as_uint(float x) {
-  unsigned y;
-  std::memcpy(&y, &x, 4);
-  return y;
-}
 #include "gemm/fp4_rows.cuh"
+#include "cuda/warp_on_host.hpp"
 
 #include <gtest/gtest.h>
 

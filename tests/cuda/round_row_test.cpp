@@ -1,20 +1,6 @@
 // The pass that rounds rows to fp8 in place, run thread by thread on the host.
-#include "cuda/warp_on_host.hpp"
-// What it needs of CUDA's arithmetic.
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __uint_as_float(unsigned x) {
-  float y;
-  std::memcpy(&y, &x, 4);
-  return y;
-}
-inline float __int_as_float(int x) { return __uint_as_float(static_cast<unsigned>(x)); }
-inline unsigned __float_as_uint(float x) {
-  unsigned y;
-  std::memcpy(&y, &x, 4);
-  return y;
-}
 #include "layer/round_row.cuh"
+#include "cuda/warp_on_host.hpp"
 
 #include <gtest/gtest.h>
 

@@ -20,6 +20,21 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+// CUDA's arithmetic and bit casts.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __uint_as_float(unsigned x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline float __int_as_float(int x) { return __uint_as_float(static_cast<unsigned>(x)); }
+inline unsigned __float_as_uint(float x) {
+  unsigned y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+
 namespace shunt::test {
 
 struct HostWarp {
