@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -75,5 +76,10 @@ void write_groups(const Context& context, const RowLayout& layout, const std::ve
                   const std::vector<Tensor>* up, void* to);
 // The inverse of write_group: out [n, k], gate rows first.
 void read_group(const Gpu& gpu, const RowLayout& layout, const void* from, const Tensor& out);
+// A matrix that the host decodes: `bytes` of a group come over from `from`, row_of(bytes, i,
+// values) writes the k numbers of row i, and out [n, k] gets each rounded once. Waits.
+using DecodedRow = std::function<void(const char* group, std::int64_t row, double* values)>;
+void read_decoded(const Context& context, const void* from, std::int64_t bytes,
+                  const DecodedRow& row_of, const Tensor& out);
 
 }  // namespace shunt::cuda_engine

@@ -89,23 +89,10 @@ void write_fp4(const char* what, const Context& context, const Fp4Weights& layou
 
 void read_fp4(const Context& context, const Fp4Weights& layout, const void* from,
               const Tensor& out) {
-  if (layout.n == 0 || layout.k == 0) return;
-  std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
-  context.copy(group.data(), from, group.size());
-  const RowLayout plain{DType::f32, layout.n, layout.k, false};
-  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
-  std::vector<double> values(static_cast<std::size_t>(layout.k));
-  for (std::int64_t row = 0; row < layout.n; ++row) {
-    read_row(layout, group.data(), row, values.data());
-    for (std::int64_t k = 0; k < layout.k; ++k) {
-      exact[static_cast<std::size_t>(plain.element(row, k))] =
-          to_odd_f32(values[static_cast<std::size_t>(k)]);
-    }
-  }
-  const Buffer there = context.allocate(exact.size() * sizeof(float));
-  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
-  read_group(context.gpu(), plain, there.data(), out);
-  context.synchronize();
+  const auto row_of = [&](const char* group, std::int64_t row, double* values) {
+    read_row(layout, group, row, values);
+  };
+  read_decoded(context, from, layout.group_bytes(), row_of, out);
 }
 
 Fp4Rows Fp4Rows::at(void* memory, std::int64_t rows, std::int64_t k, bool sparse) {

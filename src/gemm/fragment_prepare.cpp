@@ -448,24 +448,10 @@ std::size_t write_fragments(const Context& context, const FragmentLayout& layout
 
 void read_fragments(const Context& context, const FragmentLayout& layout, const void* from,
                     const Tensor& out) {
-  if (layout.n == 0 || layout.k == 0) return;
-  std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
-  context.copy(group.data(), from, group.size());
-  const RowLayout plain{DType::f32, layout.n, layout.k, false};
-  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
-  std::vector<double> row(static_cast<std::size_t>(layout.k));
-  for (std::int64_t i = 0; i < layout.n; ++i) {
-    read_row(layout, group.data(), i, row.data());
-    for (std::int64_t k = 0; k < layout.k; ++k) {
-      exact[static_cast<std::size_t>(plain.element(i, k))] =
-          out.dtype == DType::f32 ? static_cast<float>(row[static_cast<std::size_t>(k)])
-                                  : to_odd_f32(row[static_cast<std::size_t>(k)]);
-    }
-  }
-  const Buffer there = context.allocate(exact.size() * sizeof(float));
-  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
-  read_group(context.gpu(), plain, there.data(), out);
-  context.synchronize();
+  const auto row_of = [&](const char* group, std::int64_t row, double* values) {
+    read_row(layout, group, row, values);
+  };
+  read_decoded(context, from, layout.group_bytes(), row_of, out);
 }
 
 }  // namespace shunt::cuda_engine

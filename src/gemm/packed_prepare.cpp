@@ -93,21 +93,12 @@ void write_packed(const Context& context, const PackedLayout& layout,
 
 void read_packed(const Context& context, const PackedLayout& layout, const void* from,
                  const Tensor& out) {
-  if (layout.n == 0 || layout.k == 0) return;
-  std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
-  context.copy(group.data(), from, group.size());
-  const RowLayout plain{DType::f32, layout.n, layout.k, false};
-  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
-  for (std::int64_t row = 0; row < layout.n; ++row) {
+  const auto row_of = [&](const char* group, std::int64_t row, double* values) {
     for (std::int64_t k = 0; k < layout.k; ++k) {
-      exact[static_cast<std::size_t>(plain.element(row, k))] =
-          weight_of(layout, group.data(), row, k);
+      values[k] = static_cast<double>(weight_of(layout, group, row, k));
     }
-  }
-  const Buffer there = context.allocate(exact.size() * sizeof(float));
-  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
-  read_group(context.gpu(), plain, there.data(), out);
-  context.synchronize();
+  };
+  read_decoded(context, from, layout.group_bytes(), row_of, out);
 }
 
 }  // namespace shunt::cuda_engine

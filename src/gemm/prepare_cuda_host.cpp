@@ -1,8 +1,9 @@
-// Weights from the host into the layout on the GPU.
+// Weights from the host into the layout on the GPU, and from there those that the host decodes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "shunt/context.hpp"
 
@@ -86,6 +87,30 @@ void write_groups(const Context& context, const RowLayout& layout, const std::ve
                 static_cast<char*>(to) + static_cast<std::int64_t>(g) * layout.group_bytes());
   }
   if (room > 0) context.synchronize();  // the copies are freed now
+}
+
+void read_decoded(const Context& context, const void* from, std::int64_t bytes,
+                  const DecodedRow& row_of, const Tensor& out) {
+  const std::int64_t n = out.shape[0], k = out.shape[1];
+  if (n == 0 || k == 0) return;
+  std::vector<char> group(static_cast<std::size_t>(bytes));
+  context.copy(group.data(), from, group.size());
+  const RowLayout plain{DType::f32, n, k, false};
+  std::vector<float> exact(static_cast<std::size_t>(plain.group_bytes()) / sizeof(float));
+  std::vector<double> row(static_cast<std::size_t>(k));
+  for (std::int64_t i = 0; i < n; ++i) {
+    row_of(group.data(), i, row.data());
+    for (std::int64_t j = 0; j < k; ++j) {
+      const double value = row[static_cast<std::size_t>(j)];
+      // To odd, so that the second rounding, to 16 bits, rounds as one from `value` does.
+      exact[static_cast<std::size_t>(plain.element(i, j))] =
+          out.dtype == DType::f32 ? static_cast<float>(value) : to_odd_f32(value);
+    }
+  }
+  const Buffer there = context.allocate(exact.size() * sizeof(float));
+  context.copy(there.data(), exact.data(), exact.size() * sizeof(float));
+  read_group(context.gpu(), plain, there.data(), out);
+  context.synchronize();
 }
 
 }  // namespace shunt::cuda_engine
