@@ -1,6 +1,8 @@
 // The pass that rounds rows to NVFP4, run lane by lane on the host, against pack(): bit by bit.
-#include "gemm/fp4_rows.cuh"
+// clang-format off
 #include "cuda/warp_on_host.hpp"
+#include "gemm/fp4_rows.cuh"
+// clang-format on
 
 #include <gtest/gtest.h>
 

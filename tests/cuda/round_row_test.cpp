@@ -1,6 +1,8 @@
 // The pass that rounds rows to fp8 in place, run thread by thread on the host.
-#include "layer/round_row.cuh"
+// clang-format off
 #include "cuda/warp_on_host.hpp"
+#include "layer/round_row.cuh"
+// clang-format on
 
 #include <gtest/gtest.h>
 
