@@ -29,18 +29,6 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[n / 2], std::uint64_t a, s
   if constexpr (n == 128) SHUNT_WGMMA("128", SHUNT_R64, "%64", "%65", "%66", SHUNT_F64(0));
 }
 
-// d = a b of 64 rows of b, or with `add` d += a b; a as mma.m16n8k32 has it, 16 rows a warp.
-template <int add>
-__device__ __forceinline__ void wgmma_e4m3_64(float (&d)[32], const std::uint32_t (&a)[4],
-                                              std::uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" SHUNT_R32
-      "}, {%32, %33, %34, %35}, %36, add, 1, 1;\n}"
-      : SHUNT_F32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));
-}
-
 #undef SHUNT_WGMMA
 
 // d = the products of one step of 128 along k.
@@ -49,25 +37,6 @@ __device__ __forceinline__ void step_e4m3(float (&d)[n / 2], std::uint64_t a, st
   wgmma_e4m3<n, 0>(d, a, b);
 #pragma unroll
   for (unsigned k = 1; k < 4; ++k) wgmma_e4m3<n, 1>(d, a + 2 * k, b + 2 * k);
-}
-
-// The same with 64 rows of b, and a in registers.
-__device__ __forceinline__ void step_e4m3_64(float (&d)[32], const std::uint32_t (&a)[4][4],
-                                             std::uint64_t b) {
-  wgmma_e4m3_64<0>(d, a[0], b);
-#pragma unroll
-  for (unsigned k = 1; k < 4; ++k) wgmma_e4m3_64<1>(d, a[k], b + 2 * k);
-}
-
-// A bulk copy to the same place of each block of the cluster whose bit is set in `ranks`; its bytes
-// count at the barrier at `barrier`'s place there.
-__device__ __forceinline__ void copy_bytes_to_ranks(void* to, const void* from, unsigned bytes,
-                                                    std::uint64_t* barrier, std::uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(ranks)
-      : "memory");
 }
 
 }  // namespace shunt::cuda_engine

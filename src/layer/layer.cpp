@@ -91,9 +91,7 @@ std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
 }
 
 Rounding Layer::Impl::rounding(std::int64_t tokens) const {
-  if (options.rows != RowFormat::fp8_block && options.rows != RowFormat::fp8_token) {
-    return Rounding::on_the_way;
-  }
+  if (!in_fp8(options.rows)) return Rounding::on_the_way;
   // A scale of a whole row is not known before its end.
   if (options.rows == RowFormat::fp8_token) return Rounding::between;
   const Rounding best =

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gemm/fused.hpp"
-
 namespace shunt {
 
 namespace {
@@ -36,8 +34,7 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
     s.inner = carver.take<float>(tokens * spec.latent);
   }
   const auto fp8_bytes = [&](std::int64_t columns) {
-    const bool fp8 = options.rows == RowFormat::fp8_block || options.rows == RowFormat::fp8_token;
-    return fp8 ? Fp8Rows::bytes(options.rows, pairs, columns) : 0;
+    return in_fp8(options.rows) ? Fp8Rows::bytes(options.rows, pairs, columns) : 0;
   };
   s.h = carver.take<char>(
       std::max(pairs * spec.experts.intermediate * width, fp8_bytes(spec.experts.intermediate)));

@@ -37,6 +37,10 @@ struct LayerScratch {
   std::size_t total_bytes = 0;
 };
 
+constexpr bool in_fp8(RowFormat rows) {
+  return rows == RowFormat::fp8_token || rows == RowFormat::fp8_block;
+}
+
 // Rows of e4m3 in one piece of memory: the rows, 16 bytes aligned, then the scales f32, [rows,
 // blocks] of one for 128 columns, or [rows] of fp8_token.
 struct Fp8Rows {

@@ -130,6 +130,19 @@ __device__ Term term_of(const ScatterCall& call, std::int64_t position) {
           call.rows.form};
 }
 
+// n columns of a token from h on: the sum, and what was there where it is added to.
+template <int n>
+__device__ __forceinline__ void finish_line(const ScatterCall& call, char* line, std::int64_t h,
+                                            float (&sum)[n]) {
+  if (call.accumulate) {
+    float x[n];
+    widen<n>(load_raw<n>(line, call.out.form, h), call.out.form, x);
+#pragma unroll
+    for (int i = 0; i < n; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
+  }
+  store_row<n>(line, call.out.form, h, sum);
+}
+
 template <Form form, int n>
 __global__ void __launch_bounds__(256) sum_kernel(ScatterCall call) {
   __shared__ Term terms[window];
@@ -183,15 +196,7 @@ __global__ void __launch_bounds__(256) sum_kernel(ScatterCall call) {
           __syncthreads();
         }
       }
-      if (inside) {
-        if (call.accumulate) {
-          float x[n];
-          widen<n>(load_raw<n>(line, call.out.form, h), call.out.form, x);
-#pragma unroll
-          for (int i = 0; i < n; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
-        }
-        store_row<n>(line, call.out.form, h, sum);
-      }
+      if (inside) finish_line<n>(call, line, h, sum);
     }
   }
 }
@@ -284,13 +289,7 @@ __global__ void __launch_bounds__(256) find_and_sum_kernel(ScatterCall call, int
   }
   if (h >= call.width) return;
   char* const line = call.out.data + token * call.out.row_bytes;
-  if (call.accumulate) {
-    float x[n];
-    widen<n>(load_raw<n>(line, call.out.form, h), call.out.form, x);
-#pragma unroll
-    for (int i = 0; i < n; ++i) sum[i] = __fadd_rn(sum[i], x[i]);
-  }
-  store_row<n>(line, call.out.form, h, sum);
+  finish_line<n>(call, line, h, sum);
 }
 
 // Clears counts, lists every token's positions.

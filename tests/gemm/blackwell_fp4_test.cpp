@@ -14,31 +14,14 @@
 #include "format/codes.hpp"
 #include "format/pairs.hpp"
 #include "gemm/blackwell_fp4.hpp"
+#include "gemm/fp4_data.hpp"
 #include "shunt/context.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt::cuda_engine {
 namespace {
 
-struct Matrix {
-  std::vector<double> exact;
-  Buffer memory;
-  PackedMatrix packed;
-  Matrix(std::int64_t n, std::int64_t k, unsigned seed, Format format = Format::nvfp4,
-         bool in_pairs = false) {
-    std::vector<float> plain(static_cast<std::size_t>(n * k));
-    for (float& x : plain) {
-      seed = seed * 1664525U + 1013904223U;
-      x = static_cast<float>(static_cast<int>(seed >> 16) - 32768) / 8192;
-    }
-    memory = cpu({.threads = 1}).allocate(packed_bytes({format}, n, k));
-    packed = in_pairs ? pack_in_pairs(format, plain.data(), n, k, memory)
-                      : pack({format}, view(plain.data(), {n, k}), memory);
-    std::vector<float> back(plain.size());
-    unpack(packed, view(back.data(), {n, k}));
-    exact.assign(back.begin(), back.end());
-  }
-};
+using Matrix = test::Fp4Matrix;
 
 // What a warp hands to mma.m16n8k64, or to mma.sp.m16n8k128, with scale_vec::4X and selectors 0.
 struct Registers {
@@ -189,8 +172,7 @@ void check(const Matrix& gate, const Matrix* up_or_null, bool sparse) {
         const Matrix& x = rows[static_cast<std::size_t>(place.row)];
         double expected = 0, size = 0;
         for (std::int64_t c = 0; c < k; ++c) {
-          const double product = w.exact[static_cast<std::size_t>(source % n * k + c)] *
-                                 x.exact[static_cast<std::size_t>(c)];
+          const double product = w.at(source % n, c) * x.at(0, c);
           expected += product;
           size += std::fabs(product);
         }

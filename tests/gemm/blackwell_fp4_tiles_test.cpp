@@ -17,33 +17,14 @@
 #include "format/codes.hpp"
 #include "format/pairs.hpp"
 #include "gemm/blackwell_fp4_tiles.hpp"
+#include "gemm/fp4_data.hpp"
 #include "shunt/context.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt::cuda_engine {
 namespace {
 
-struct Matrix {
-  std::vector<float> exact;
-  Buffer memory;
-  PackedMatrix packed;
-  // `pairs`: a scale for 32, and of sparse_nvfp4 one pair of every two.
-  Matrix(std::int64_t n, std::int64_t k, unsigned seed, Format format = Format::nvfp4,
-         bool pairs = false) {
-    exact.resize(static_cast<std::size_t>(n * k));
-    for (float& x : exact) {
-      seed = seed * 1664525U + 1013904223U;
-      x = static_cast<float>(static_cast<int>(seed >> 16) - 32768) / 8192;
-    }
-    memory = cpu({.threads = 1}).allocate(packed_bytes({format}, n, k));
-    packed = pairs ? pack_in_pairs(format, exact.data(), n, k, memory)
-                   : pack({format}, view(exact.data(), {n, k}), memory);
-    unpack(packed, view(exact.data(), {n, k}));
-  }
-  double at(std::int64_t row, std::int64_t k) const {
-    return static_cast<double>(exact[static_cast<std::size_t>(row * packed.k + k)]);
-  }
-};
+using Matrix = test::Fp4Matrix;
 
 std::uint64_t bits(std::uint64_t word, int low, int high) {
   return word >> low & ((std::uint64_t{1} << (high - low + 1)) - 1);

@@ -12,6 +12,7 @@
 #include "checkpoint/temporary.hpp"
 #include "core/convert.hpp"
 #include "format/pairs.hpp"
+#include "gemm/fp4_data.hpp"
 #include "gemm/fp4_product.hpp"
 #include "gemm/reference.hpp"
 #include "shunt/context.hpp"
@@ -19,22 +20,7 @@
 namespace shunt::cuda_engine {
 namespace {
 
-struct Matrix {
-  std::vector<float> exact;
-  Buffer memory;
-  PackedMatrix packed;
-  Matrix(Format format, std::int64_t n, std::int64_t k, unsigned seed) {
-    exact.resize(static_cast<std::size_t>(n * k));
-    for (float& x : exact) {
-      seed = seed * 1664525U + 1013904223U;
-      x = static_cast<float>(static_cast<int>(seed >> 16) - 32768) / 8192;
-    }
-    memory = cpu({.threads = 1}).allocate(packed_bytes({format}, n, k));
-    packed = format == Format::sparse_nvfp4 ? pack_in_pairs(format, exact.data(), n, k, memory)
-                                            : pack({format}, view(exact.data(), {n, k}), memory);
-    unpack(packed, view(exact.data(), {n, k}));
-  }
-};
+using Matrix = test::Fp4Matrix;
 
 TEST(Fp4Product, IsOfTwoComputeCapabilitiesAndSaysSo) {
   EXPECT_EQ(fp4_kernel(100), Fp4Kernel::tiles);
@@ -56,7 +42,8 @@ TEST(Fp4Product, WeightsComeBackAsTheyWere) {
         for (const auto& [n, k] : {std::pair{16, 128}, {37, 209}, {136, 300}, {19, 33}}) {
           SCOPED_TRACE(to_string(FormatSpec{format}) + (paired ? " paired " : " ") +
                        std::to_string(n) + " " + std::to_string(k));
-          const Matrix gate(format, n, k, 1), up(format, n, k, 2);
+          const bool sparse = format == Format::sparse_nvfp4;
+          const Matrix gate(n, k, 1, format, sparse), up(n, k, 2, format, sparse);
           const Fp4Weights layout{kernel, format, paired ? 2 * n : n, k, paired};
           std::vector<char> group(static_cast<std::size_t>(layout.group_bytes()));
           lay_out(layout, gate.packed, paired ? &up.packed : nullptr, group.data());
@@ -99,7 +86,7 @@ TEST(Fp4Product, RowsHaveRoomThatTheKernelsMayRead) {
 TEST(Fp4Product, TheReferenceRoundsRows) {
   const std::int64_t n = 3, k = 50, rows = 4;
   for (const Format format : {Format::nvfp4, Format::sparse_nvfp4}) {
-    const Matrix weights(format, n, k, 5), given(Format::nvfp4, rows, k, 6);
+    const Matrix weights(n, k, 5, format, format == Format::sparse_nvfp4), given(rows, k, 6);
     std::vector<float> x = given.exact;
     for (std::size_t i = 0; i < x.size(); ++i) x[i] += 0.01F * static_cast<float>(i % 7);
     GroupedGemmSpec spec{.groups = 1, .n = n, .k = k, .format = {format}, .rows = RowFormat::nvfp4};
