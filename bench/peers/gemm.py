@@ -4,10 +4,11 @@
     python3 bench/peers/gemm.py --shunt build/cuda/bin/shunt --json bench/results/h200/gemm-peers.json
 
 `shunt bench gemm --grid` runs before the peers and after them, since a GPU's clock follows its heat; its time is the
-mean of both. Peers of a case are sampled in turn. A peer's result is compared with PyTorch in f32 first; one that is
+mean of both. A peer is timed as the command times: nine samples of as long. A peer's result is compared with PyTorch in f32 first; one that is
 wrong, refuses a shape or cannot be imported is named in "failed" and has no time. README.md beside this says more.
 """
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -17,7 +18,8 @@ import sys
 import tempfile
 import time
 
-from layers import BF16, F8, I32, Timed, table, version
+from layers import BF16, F8, I32, table, version
+from routing import graph_us
 
 import torch
 
@@ -165,17 +167,15 @@ def shunt(options, fp8):
 
 
 def time_peers(label, fp8, options, failed, versions):
-    case, timed, stream = Case(label, fp8), {}, torch.cuda.Stream()
-    keep = []  # what a graph reads
+    case, timed = Case(label, fp8), {}
     for kind in PEERS:
         if kind.fp8 != fp8:
             continue
         try:
             peer = kind(case)
-            keep.append(peer)
             case.check(peer.call(case.weights[0]), case.weights[0])
             peer.checked = False
-            timed[kind.name] = Timed(peer.call, case.weights * math.ceil(16 / len(case.weights)), stream)
+            timed[kind.name] = graph_us([functools.partial(peer.call, w) for w in case.weights], options.seconds)
             versions.update({package: version(package) for package in kind.packages})
         except ImportError as error:
             if all(kind.name != other['peer'] for other in failed):
@@ -185,10 +185,7 @@ def time_peers(label, fp8, options, failed, versions):
             failed.append({'op': 'grouped_gemm', 'case': label, 'dtype': 'fp8' if fp8 else 'bf16', 'peer': kind.name,
                            'why': f'{type(error).__name__}: {str(error)[:200]}'})
             print(f'-- {label} {kind.name}: {failed[-1]["why"]}', flush=True)
-    for _ in range(options.rounds):
-        for way in timed.values():
-            way.sample()
-    return {name: way.median() for name, way in timed.items()}
+    return timed
 
 
 def main():
@@ -196,12 +193,11 @@ def main():
     parser.add_argument('--shunt', default='build/cuda/bin/shunt', help='the command (default: build/cuda/bin/shunt)')
     parser.add_argument('--json', required=True, help='where the report goes')
     parser.add_argument('--kinds', default='bf16,fp8', help='bf16, fp8 or both')
-    parser.add_argument('--seconds', type=float, default=0.05, help="of each of the command's samples (default: 0.05)")
-    parser.add_argument('--rounds', type=int, default=7, help='samples of each peer (default: 7)')
+    parser.add_argument('--seconds', type=float, default=0.05, help='of samples of each case, a ninth each (default: 0.05)')
     parser.add_argument('--warm', metavar='CASE', help='only compute one case of one kind with every peer, for those that compile at first use')
     options = parser.parse_args()
     if options.warm:
-        options.rounds = 1
+        options.seconds = 0
         print(options.warm, time_peers(options.warm, options.kinds == 'fp8', options, [], {}), flush=True)
         return
     began, report = time.monotonic(), None
