@@ -27,12 +27,23 @@ shunt::ExpertWeights to_experts(const Call& call, const char* name,
     }
     return result;
   };
+  const auto packed = [&](const char* field, const shunt_packed_matrix* matrices) {
+    std::vector<shunt::PackedMatrix> result;
+    for (int32_t i = 0; matrices != nullptr && i < w.count; ++i) {
+      result.push_back(
+          shunt::capi::to_packed(call, fmt::format("{}.{}[{}]", name, field, i), matrices[i]));
+    }
+    return result;
+  };
   return {.gate = list("gate", w.gate),
           .up = list("up", w.up),
           .down = list("down", w.down),
           .gate_bias = list("gate_bias", w.gate_bias),
           .up_bias = list("up_bias", w.up_bias),
-          .down_bias = list("down_bias", w.down_bias)};
+          .down_bias = list("down_bias", w.down_bias),
+          .packed_gate = packed("packed_gate", w.packed_gate),
+          .packed_up = packed("packed_up", w.packed_up),
+          .packed_down = packed("packed_down", w.packed_down)};
 }
 
 shunt::LayerWeights to_weights(const Call& call, const shunt_layer_weights* given) {

@@ -73,14 +73,43 @@ GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec) {
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {
   const shunt_grouped_gemm_spec defaults = SHUNT_GROUPED_GEMM_SPEC_INIT;
   const shunt_grouped_gemm_spec s = call.read("spec", spec, defaults);
-  call.reserved("spec.reserved", s.reserved);
   return {.groups = s.groups,
           .n = s.n,
           .k = s.k,
           .dtype = call.choice("spec.dtype", s.dtype, DType::f4_e2m1),
           .bias = call.flag("spec.bias", s.bias),
           .prepared = call.flag("spec.prepared", s.prepared),
+          .format = resolved(to_format(s.format)),
+          .rows = to_rows(call, "spec.rows", s.rows),
           .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant)};
+}
+
+FormatSpec to_format(const char* text) {
+  return text == nullptr || *text == '\0' ? FormatSpec{} : format_from_string(text);
+}
+
+RowFormat to_rows(const Call& call, const char* name, std::int32_t value) {
+  return call.choice(name, value, RowFormat::nvfp4);
+}
+
+PackedMatrix to_packed(const Call& call, const std::string& name,
+                       const shunt_packed_matrix& given) {
+  if (std::memchr(given.format, '\0', sizeof given.format) == nullptr) {
+    call.wrong("{}.format does not end within {} bytes", name, sizeof given.format);
+  }
+  call.reserved((name + ".reserved").c_str(), given.reserved);
+  const auto tensor = [&](const char* field, const shunt_tensor& part) {
+    return part.rank == 0 ? Tensor{} : call.tensor((name + field).c_str(), &part);
+  };
+  return {.format = resolved(to_format(given.format)),
+          .n = given.n,
+          .k = given.k,
+          .values = tensor(".values", given.values),
+          .scales = tensor(".scales", given.scales),
+          .zeros = tensor(".zeros", given.zeros),
+          .group_of = tensor(".group_of", given.group_of),
+          .positions = tensor(".positions", given.positions),
+          .global_scale = given.global_scale};
 }
 
 ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec) {
@@ -128,8 +157,8 @@ LayerOptions to_options(const Call& call, const shunt_layer_options* options) {
   const shunt_layer_options o =
       options == nullptr ? defaults : call.read("options", options, defaults);
   return {.dtype = call.choice("options.dtype", o.dtype, DType::f4_e2m1),
-          .format = o.format == nullptr ? FormatSpec{} : format_from_string(o.format),
-          .rows = call.choice("options.rows", o.rows, RowFormat::nvfp4),
+          .format = to_format(o.format),
+          .rows = to_rows(call, "options.rows", o.rows),
           .in_place = call.flag("options.in_place", o.in_place),
           .batch_invariant = call.flag("options.batch_invariant", o.batch_invariant)};
 }

@@ -43,8 +43,8 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<OrderOutputs>(), 11);
   EXPECT_EQ(members<GatherSpec>(), 5);
   EXPECT_EQ(members<GatherInputs>(), 5);
-  EXPECT_EQ(members<PreparedWeights>(),
-            10);  // format and rows stay behind: packed ones are refused
+  EXPECT_EQ(members<PackedMatrix>(), 9);
+  EXPECT_EQ(members<PreparedWeights>(), 10);
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
   EXPECT_EQ(members<GroupedGemmInputs>(), 8);
   EXPECT_EQ(members<ActivationSpec>(), 6);
@@ -59,28 +59,6 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<LayerInputs>(), 7);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
-}
-
-TEST(CApi, PackedWeightsOnDiskAreRefused) {
-  const std::string file = "capi_packed.prepared";
-  const Context host = cpu({.threads = 1});
-  const FormatSpec format{Format::int8};
-  std::vector<float> values(32, 0.5F);
-  const Buffer packed = host.allocate(packed_bytes(format, 2, 16));
-  const Buffer memory = host.allocate(prepared_bytes(host, f32, format, 1, 2, 16));
-  save_prepared(
-      host, prepare_packed(host, f32, {pack(format, view(values.data(), {2, 16}), packed)}, memory),
-      file);
-  shunt_context* context = nullptr;
-  ASSERT_EQ(shunt_context_create_cpu(1, &context), SHUNT_OK);
-  shunt_buffer* loaded = nullptr;
-  shunt_prepared_weights weights = {};
-  weights.struct_size = sizeof weights;
-  EXPECT_EQ(shunt_prepared_load(context, file.c_str(), &loaded, &weights), SHUNT_UNSUPPORTED);
-  EXPECT_NE(std::string(shunt_last_error()).find("packed in int8"), std::string::npos);
-  EXPECT_EQ(loaded, nullptr);
-  shunt_context_destroy(context);
-  EXPECT_EQ(std::remove(file.c_str()), 0);
 }
 
 TEST(CApi, DefaultsAreThoseOfCpp) {
@@ -137,13 +115,16 @@ TEST(CApi, EveryFieldIsWithinReach) {
   // A caller's whose header has no quantisation.
   shunt_gather_spec older = {16, 2, 1, 77, 77, 77, 77};
   EXPECT_EQ(to_spec(call, &older), (GatherSpec{2, true}));
-  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16, 3, 4, 1, 0, 1, 0};
+  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16,           3,     4, 1,
+                                        0,           1, SHUNT_ROWS_FP8_BLOCK, "int4"};
   EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{.groups = 2,
                                                    .n = 3,
                                                    .k = 4,
                                                    .dtype = bf16,
                                                    .bias = true,
                                                    .prepared = false,
+                                                   .format = {Format::int4, 32},
+                                                   .rows = RowFormat::fp8_block,
                                                    .batch_invariant = true}));
   const shunt_layer_options layer = {sizeof layer,         SHUNT_F16, 1, 1,
                                      SHUNT_ROWS_FP8_TOKEN, "int4:64"};

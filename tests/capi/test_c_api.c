@@ -3,6 +3,7 @@
 
 int failures = 0;
 void test_layers(const shunt_context* context);
+void test_packed(const shunt_context* context);
 
 static shunt_tensor ints(const int32_t* data, int64_t n) {
   return shunt_view_1d(data, SHUNT_I32, n);
@@ -622,6 +623,7 @@ int main(void) {
   test_prepare_paired(context);
   test_activate(context);
   test_layers(context);
+  test_packed(context);
   shunt_context_destroy(context);
   printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;

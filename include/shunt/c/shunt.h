@@ -403,6 +403,43 @@ SHUNT_API shunt_status shunt_gather_quantised(const shunt_context* context,
                                               const shunt_gather_inputs* inputs,
                                               const shunt_tensor* rows, const shunt_tensor* scales);
 
+/* ---- packed weights; shunt/format.hpp ---------------------------------------------------------
+ */
+
+/* What the rows that a grouped GEMM multiplies are rounded to: RowFormat of shunt/format.hpp. */
+enum {
+  SHUNT_ROWS_AS_DTYPE = 0,
+  SHUNT_ROWS_FP8_TOKEN = 1,
+  SHUNT_ROWS_FP8_BLOCK = 2,
+  SHUNT_ROWS_NVFP4 = 3
+};
+
+/* A view of one packed matrix [n, k]. PackedMatrix of shunt/format.hpp says which tensors a format
+ * has, and how they lie; those that it does not have are of rank 0. Being the element of arrays, it
+ * has no struct_size and never changes. */
+typedef struct shunt_packed_matrix {
+  char format[32]; /* "nvfp4", "int4:128", .. */
+  int64_t n;
+  int64_t k;
+  float global_scale; /* 1 where the format has none */
+  int32_t reserved;
+  shunt_tensor values;
+  shunt_tensor scales;
+  shunt_tensor zeros;
+  shunt_tensor group_of;
+  shunt_tensor positions;
+} shunt_packed_matrix;
+
+/* *bytes of all tensors of a packed [n, k]. */
+SHUNT_API shunt_status shunt_packed_bytes(const char* format, int64_t n, int64_t k, size_t* bytes);
+/* Rounds a matrix [n, k] (float, any strides, on the host) into memory on the host; *packed refers
+ * to that memory. global_amax: a format with a global scale takes it for this magnitude; 0: for the
+ * matrix's own largest. */
+SHUNT_API shunt_status shunt_pack(const char* format, const shunt_tensor* matrix, float global_amax,
+                                  void* memory, size_t memory_bytes, shunt_packed_matrix* packed);
+/* out: [n, k] float, any strides, on the host. */
+SHUNT_API shunt_status shunt_unpack(const shunt_packed_matrix* packed, const shunt_tensor* out);
+
 /* ---- grouped GEMM, and weights prepared for it; shunt/gemm.hpp --------------------------------
  */
 
@@ -420,6 +457,9 @@ typedef struct shunt_prepared_weights {
   int32_t reserved;
   void* data; /* the caller's memory */
   uint64_t bytes;
+  char format[32]; /* of packed weights; "" or "plain" for others */
+  int32_t rows;    /* SHUNT_ROWS_AS_DTYPE, ..: what they are laid out for */
+  int32_t reserved_end;
 } shunt_prepared_weights;
 
 /* *bytes that `groups` prepared matrices [n, k] take. paired: n counts gate and up. */
@@ -436,6 +476,21 @@ SHUNT_API shunt_status shunt_prepare_paired(const shunt_context* context, int32_
                                             const shunt_tensor* gate, const shunt_tensor* up,
                                             int32_t groups, void* memory, size_t memory_bytes,
                                             shunt_prepared_weights* prepared);
+/* The same three for packed weights: matrices of one format and size, on the host. rows: with which
+ * rows a GPU is to multiply them; the CPU takes no notice. */
+SHUNT_API shunt_status shunt_prepared_packed_bytes(const shunt_context* context, int32_t dtype,
+                                                   const char* format, int32_t rows, int32_t groups,
+                                                   int64_t n, int64_t k, int32_t paired,
+                                                   size_t* bytes);
+SHUNT_API shunt_status shunt_prepare_packed(const shunt_context* context, int32_t dtype,
+                                            int32_t rows, const shunt_packed_matrix* matrices,
+                                            int32_t groups, void* memory, size_t memory_bytes,
+                                            shunt_prepared_weights* prepared);
+SHUNT_API shunt_status shunt_prepare_packed_paired(const shunt_context* context, int32_t dtype,
+                                                   int32_t rows, const shunt_packed_matrix* gate,
+                                                   const shunt_packed_matrix* up, int32_t groups,
+                                                   void* memory, size_t memory_bytes,
+                                                   shunt_prepared_weights* prepared);
 /* The inverse: matrix `group` into out, [n, k] float with any strides. */
 SHUNT_API shunt_status shunt_unprepare(const shunt_context* context,
                                        const shunt_prepared_weights* prepared, int32_t group,
@@ -468,10 +523,11 @@ typedef struct shunt_grouped_gemm_spec {
   int32_t bias;            /* flag */
   int32_t prepared;        /* flag: 0 for plain weights */
   int32_t batch_invariant; /* flag: a row's bits do not depend on the number of others */
-  int32_t reserved;
+  int32_t rows;            /* SHUNT_ROWS_AS_DTYPE, ..; others take rows in fp8 and their scales */
+  const char* format;      /* of packed weights, which are prepared; NULL: plain ones */
 } shunt_grouped_gemm_spec;
 #define SHUNT_GROUPED_GEMM_SPEC_INIT \
-  { sizeof(shunt_grouped_gemm_spec), 0, SHUNT_F32, 0, 0, 0, 1, 0, 0 }
+  { sizeof(shunt_grouped_gemm_spec), 0, SHUNT_F32, 0, 0, 0, 1, 0, SHUNT_ROWS_AS_DTYPE, NULL }
 
 typedef struct shunt_grouped_gemm_inputs {
   uint64_t struct_size;
@@ -700,13 +756,6 @@ SHUNT_API shunt_status shunt_known_families(char* text, size_t capacity, size_t*
 /* An MoE block ready to run, with a prepared copy of its weights. */
 typedef struct shunt_layer shunt_layer;
 
-enum {
-  SHUNT_ROWS_AS_DTYPE = 0,
-  SHUNT_ROWS_FP8_TOKEN = 1,
-  SHUNT_ROWS_FP8_BLOCK = 2,
-  SHUNT_ROWS_NVFP4 = 3
-};
-
 typedef struct shunt_layer_options {
   uint64_t struct_size;
   int32_t dtype; /* of the expert weights and of rows between stages: SHUNT_F32, _BF16, _F16 */
@@ -733,6 +782,10 @@ typedef struct shunt_expert_weights {
   const shunt_tensor* gate_bias; /* [I] */
   const shunt_tensor* up_bias;   /* [I] */
   const shunt_tensor* down_bias; /* [H] */
+  /* The same three packed, in one format: either these or those above. */
+  const shunt_packed_matrix* packed_gate;
+  const shunt_packed_matrix* packed_up;
+  const shunt_packed_matrix* packed_down;
 } shunt_expert_weights;
 
 /* What the spec asks for, and nothing else; float. */
