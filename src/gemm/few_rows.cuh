@@ -19,7 +19,8 @@
 //               barrier of the 8 warps where the cluster is one block
 //   used        they have been read: likewise
 // At a tile's end the sums of all blocks of the cluster are added in the order of k, each block
-// doing its share of the results, and finished as finish.cuh says. A result's sum runs over k in an
+// doing its share of the results, and finished as finish.cuh says; in one block, from registers
+// where few_end.cuh can. A result's sum runs over k in an
 // order that the split alone decides. The last cluster barrier: no block leaves while others read
 // its sums.
 //
@@ -30,7 +31,7 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
-#include "gemm/finish.cuh"
+#include "gemm/few_end.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -196,6 +197,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     const std::uint32_t b_base = base + S::weight_bytes;
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
+    constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
+    const bool direct = split == 1 && args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
+                        ends_in_registers(args.finish);
     for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
       const GroupTile at = list.find(tile);
       float d[S::tokens / 2];
@@ -223,6 +227,12 @@ __global__ void __launch_bounds__(S::threads, 1)
       wgmma_wait<0>();
       if (begin < end && lane == 0) mbarrier_arrive(&empty[before]);
 
+      if (direct) {
+        finish_in_registers<S::tokens, bf16>(
+            args.finish, at.row, at.count,
+            std::int64_t{at.column} * S::rows + 64 * group + warp % 4 * 16, d, lane);
+        continue;
+      }
       if (!first) {
         split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
       }

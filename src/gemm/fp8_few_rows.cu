@@ -13,10 +13,18 @@
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
+//   Where groups are older than the grid before this one, only warps 0-3 wait for that.
+//   listed      named barrier 2: warps 4-11 have listed the groups, while the others found their
+//               first tile by themselves
 //   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens: the two
 //               lanes that write scales (arrivals of all 32 cost up to 16 %), or each lane's copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
-//   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh
+//   there, used the tile's sums lie in shared memory, have been read: as in few_rows.cuh, where
+//               they do not leave from registers (few_end.cuh)
+//
+// With tiles of up to 16 rows two blocks share a multiprocessor, half of the shared memory each:
+// one goes on while the other ends a tile, and of a layer's second product weights are on their way
+// before the first one has ended. Registers go from those that multiply to those that round.
 //
 // Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
 // H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
@@ -24,7 +32,7 @@
 // the 800 that memory leaves a multiprocessor when all stream. Measured: 45, 28, 298, 154.
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
-#include "gemm/finish.cuh"
+#include "gemm/few_end.cuh"
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
 #include "gemm/row_pieces.cuh"
@@ -41,13 +49,14 @@ struct FewTile {
   static constexpr int step = 128;  // along k
   static constexpr int threads = 416;
   // Pairs of rows that a warp has in registers at once, of 16 or of 32 bits.
-  static constexpr int pairs = tokens / 2 < 8 ? tokens / 2 : 8;
+  static constexpr int pairs = tokens <= 16 ? 4 : 8;
   static constexpr int wide_pairs = 4;
   static constexpr int weight_bytes = rows * step, stage_bytes = weight_bytes + tokens * step;
   static constexpr int scales = 4 + tokens;  // floats of a stage: weights', tokens'
   static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
   static constexpr int sum_bytes = tokens * pitch * 4;
-  static constexpr int most_bytes = 226 * 1024;  // of shared memory
+  static constexpr int together = tokens <= 16 ? 2 : 1;  // blocks of a multiprocessor
+  static constexpr int most_bytes = (together == 2 ? 112 : 226) * 1024;  // of shared memory
   using List = TileList<tokens, 1>;
   static constexpr int stages = (most_bytes - 1024 - sum_bytes - List::bytes(most_listed_groups)) /
                                 (stage_bytes + 4 * scales);
@@ -186,7 +195,7 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 enum class Rows { wide, narrow, pieces };
 
 template <class S, Rows rows>
-__global__ void __launch_bounds__(S::threads, 1)
+__global__ void __launch_bounds__(S::threads, S::together)
     few_rows(const __grid_constant__ PackedArgs args, int split) {
 #if defined(SHUNT_SM_90A)
   constexpr bool wide = rows == Rows::wide;
@@ -206,18 +215,19 @@ __global__ void __launch_bounds__(S::threads, 1)
     mbarrier_init(&used, static_cast<unsigned>(8 * split));
     mbarrier_init_fence();
   }
-  wait_for_predecessor();
-  let_successor_start();
+  __syncthreads();  // this block's barriers are there
+  // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
+  if (split > 1) cluster_arrive();
+  const bool early = args.early;  // weights and groups are older than the grid before this one
+  if (!early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
   typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
                         args.groups, args.columns);
-  list.build(args.walk);
-  if (rows == Rows::pieces && !args.block_scales) {
-    for (int i = thread; i < S::stages * S::scales; i += S::threads) scales[i] = 1;
-  }
-  cluster_barrier();  // the other blocks' barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / split, tiles = list.tiles();
+  const int clusters = static_cast<int>(gridDim.x) / split;
   const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
   const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
   int tile = static_cast<int>(blockIdx.x) / split;
@@ -227,9 +237,31 @@ __global__ void __launch_bounds__(S::threads, 1)
   const auto next = [&] {
     if (++stage == S::stages) stage = 0, parity ^= 1, again = true;
   };
+  // For warps that do not multiply: their first tile before the groups are listed.
+  GroupTile at;
+  bool more = false, listed = false;
+  const auto find_listed = [&] {
+    if (!listed) named_barrier(2, 256 + 160);  // once each of five warps
+    listed = true;
+    if (tile >= list.tiles()) return false;
+    at = list.find(tile);
+    return true;
+  };
+  const auto go_on = [&] {
+    __syncwarp();
+    tile += clusters;
+    more = find_listed();
+  };
+  if (warp < 4 || warp == 12) {
+    at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
+    more = at.group >= 0 || find_listed();
+    if (early && warp < 4) {  // what these copy is younger
+      wait_for_predecessor();
+      let_successor_start();
+    }
+  }
   if (warp == 12) {
-    for (; tile < tiles; tile += clusters) {
-      const GroupTile at = list.find(tile);
+    for (; more; go_on()) {
       if (lane == 0) {
         const char* const group = args.tiles + at.group * args.group_bytes;
         const std::int64_t first = std::int64_t{at.column} * args.steps;
@@ -245,17 +277,17 @@ __global__ void __launch_bounds__(S::threads, 1)
           next();
         }
       }
-      __syncwarp();
     }
+    if (split > 1) cluster_wait();
   } else if (rows == Rows::pieces && warp < 4) {
+    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 16 part .. 16 part + 15 of rows line + 4 c of a step, and the scale of row `lane`.
     const int line = lane / 8, part = lane % 8;
     const std::uint32_t ring =
         shared_address(stages) + S::weight_bytes + static_cast<std::uint32_t>(line * 128);
     RowPieces<S::tokens / 4, 4> pieces;
     int number = 0;  // of this block's steps, all tiles: the tile's first
-    for (; tile < tiles; tile += clusters, number += end - begin) {
-      const GroupTile at = list.find(tile);
+    for (; more; number += end - begin, go_on()) {
       constexpr int halves = S::tokens > 32 ? 2 : 1;
       const auto source = [&](int token) { return source_of(args, std::int64_t{at.row} + token); };
       pieces.begin(args.source_row_bytes, at.count - line,
@@ -292,7 +324,9 @@ __global__ void __launch_bounds__(S::threads, 1)
         mbarrier_arrive_after_copies(&full[slot]);
       }
     }
+    if (split > 1) cluster_wait();
   } else if (warp < 4) {
+    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 8 part .. 8 part + 7 of rows 2 c + half of a step.
     constexpr int pairs = wide ? S::wide_pairs : S::pairs, chunks = S::tokens / 2 / pairs;
     const int half = lane / 16, part = lane % 16;
@@ -302,8 +336,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     const bool fp8 = !wide && args.source_dtype == DType::f8_e4m3;
     const bool bf16 = args.source_dtype == DType::bf16, scaled = fp8 && args.block_scales;
     int number = 0;  // of this block's steps, all tiles: the tile's first
-    for (; tile < tiles; tile += clusters, number += end - begin) {
-      const GroupTile at = list.find(tile);
+    for (; more; number += end - begin, go_on()) {
       // Lane l: which row of the source tokens l and l + 32 are; -1: zeros.
       int source[S::tokens > 32 ? 2 : 1];
       float weight[S::tokens > 32 ? 2 : 1];
@@ -416,13 +449,24 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (part == 0) mbarrier_arrive(&full[slot]);
       }
     }
+    if (split > 1) cluster_wait();
   } else {
+    if constexpr (S::together == 2) fewer_registers<56>();
+    if (rows == Rows::pieces && !args.block_scales) {  // these warps alone read them
+      for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
+    }
+    list.build(args.walk, thread - 128, 256, 3);
+    named_arrive(2, 256 + 160);
+    const int tiles = list.tiles();
+    if (split > 1) cluster_wait();  // the other blocks' barriers are there
     const int group = warp / 4 - 1;
     const std::uint32_t base = shared_address(stages);
     const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * 64 * 128);
     const std::uint32_t b_base = base + S::weight_bytes;
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
+    const bool direct = split == 1 && args.block_scales && ends_in_registers(args.finish);
+    const bool to_bf16 = args.finish.out_dtype == DType::bf16;
     for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
       const GroupTile at = list.find(tile);
       float sum_of[S::tokens / 2];
@@ -459,6 +503,18 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (++stage == S::stages) stage = 0, parity ^= 1;
       }
 
+      if (direct) {
+        const std::int64_t weight_row =
+            std::int64_t{at.column} * S::rows + 64 * group + warp % 4 * 16;
+        if (to_bf16) {
+          finish_in_registers<S::tokens, true>(args.finish, at.row, at.count, weight_row, sum_of,
+                                               lane);
+        } else {
+          finish_in_registers<S::tokens, false>(args.finish, at.row, at.count, weight_row, sum_of,
+                                                lane);
+        }
+        continue;
+      }
       if (!first) {
         split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
       }

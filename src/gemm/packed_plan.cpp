@@ -17,6 +17,7 @@ namespace {
 constexpr double many_start_us = 6;
 constexpr double tall_step_clocks = 1950, low_step_clocks = 1250;  // of many_rows
 constexpr double tile_end_clocks = 1800;
+constexpr int few_together = 2, most_tokens_together = 16;  // blocks of a multiprocessor
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
@@ -42,7 +43,12 @@ struct Model : PackedModel {
     // Four warps round the rows, a step each; rows that are fp8 already they only pass on.
     const double rows = sizes.packed_rows ? 0 : 124 * std::min<double>(planned(), tokens);
     const double step = std::max({bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows});
-    return few_rows(tokens, split, step, 1);
+    PackedPlan plan = few_rows(tokens, split, step, 1);
+    if (split == 1 && tokens <= most_tokens_together) {
+      plan.blocks = static_cast<int>(
+          std::min(std::int64_t{few_together} * gpu.multiprocessors, most_tiles(columns, tokens)));
+    }
+    return plan;
   }
 };
 

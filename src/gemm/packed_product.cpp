@@ -71,6 +71,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .permutation = p.permutation,
       .slots = p.slots,
       .row_weight = p.row_weight,
+      .early = p.early,
       .finish = {.paired = layout.paired,
                  .activates = activates,
                  .plain = layout.paired && p.activation.gated && p.out.dtype != DType::f32 &&

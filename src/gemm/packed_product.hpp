@@ -30,6 +30,7 @@ struct PackedProduct {
   const std::int32_t* counts = nullptr;
   std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
   bool whole_k = false;         // as PackedSizes
+  bool early = false;           // as GroupedProduct
 
   Tensor rows{};        // [T, k] f32 | bf16 | f16 | f8_e4m3, rows may be strided
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
@@ -68,6 +69,7 @@ struct PackedArgs {
   const std::int32_t* permutation = nullptr;
   int slots = 1;
   const float* row_weight = nullptr;
+  bool early = false;
 
   Finish finish;
   float* out_scales = nullptr;
