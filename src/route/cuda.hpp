@@ -67,10 +67,11 @@ inline bool is_deepseek_v3(const DeviceRoute& r) {
 FastPlan fast_plan(const DeviceRoute& r, bool many);
 
 // Each returns false, and does nothing, where the rule is not one of those. few_gate_cuda and
-// token_gate_cuda: nor where tokens are many.
+// token_gate_cuda and deepseek_gate_cuda: nor where tokens are many.
 bool few_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool first_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
+bool deepseek_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool plain_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits);
 
@@ -85,6 +86,10 @@ struct WholeOperands {
   bool bf16 = false;
 };
 
+// One token. Returns false, and does nothing, where that is not for the rule. `ordered`: sorts the
+// ids too, or null.
+bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+                const OrderCall* ordered);
 // `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes. `ordered`:
 // sorts the ids too, or null.
 void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,

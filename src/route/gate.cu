@@ -107,7 +107,7 @@ struct Launch {
 void gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
   if (few_gate_cuda(gpu, r, logits) || first_gate_cuda(gpu, r, logits) ||
       token_gate_cuda(gpu, r, logits) || plain_gate_cuda(gpu, r, logits) ||
-      fast_gate_cuda(gpu, r, logits)) {
+      deepseek_gate_cuda(gpu, r, logits) || fast_gate_cuda(gpu, r, logits)) {
     return;
   }
   const DeviceVector data{logits.data, static_cast<Form>(logits.dtype)};

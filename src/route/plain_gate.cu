@@ -3,9 +3,9 @@
 //
 // A warp takes 4 to 32 tokens (32 / lanes), once; blocks of up to 4 warps share nothing and never
 // synchronise. As many tokens a warp as registers hold the logits of, as long as every scheduler
-// has two warps. What plain_rows.cuh leaves is done a token at a time by fast_rows.cuh. Bytes:
-// logits once, outputs once. Predicted for 32768 tokens of 128 experts, top 8, in 16 bits: 800
-// instructions a warp of 16 tokens, 6.5 us; measured 6.9 (docs/notes/cuda-route.md).
+// has two warps. Bytes: logits once, outputs once. Predicted for 32768 tokens of 128 experts, top
+// 8, in 16 bits: 800 instructions a warp of 16 tokens, 6.5 us; measured 6.9
+// (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
@@ -44,30 +44,15 @@ __device__ __forceinline__ void load_pairs(const std::uint16_t* row, bool runs, 
   for (int n = 0; n < S::held; n += 2) words[n / 2] = number(n) | number(n + 1) << 16;
 }
 
-template <class S>
-__device__ __noinline__ void route_left(const DeviceRoute& r, const Logits logits,
-                                        FastScratch<S>* scratch, std::int64_t t, int lane) {
-  const RowsOfWarp rows(logits, t);
-  float v[S::held];
-#pragma unroll 1
-  for (int n = 0; n < S::held; ++n) v[n] = rows(0, min(S::expert(n, lane), r.rule.experts - 1));
-  route_fast<S>(
-      r, r, [&rows](int, int e) { return rows(0, e); }, v, scratch, t, true, lane);
-}
-
 // What a warp's tokens may be.
 enum class Kind {
   f32,
   packed,  // 16 bits
-  usual,   // bf16, aligned, and that of route_packed()
 };
 
 template <class S, Kind kind>
 __global__ void __launch_bounds__(32 * block_warps)
     plain_gate(const Logits logits, const __grid_constant__ DeviceRoute r) {
-  using Whole = FastShape<32, 8, S::blocks, Ranked::logit>;
-  constexpr bool usual = kind == Kind::usual;
-  __shared__ FastScratch<Whole> scratch[block_warps];
   __shared__ std::int32_t won[kind == Kind::f32 ? block_warps * S::tokens : 1][8];
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
@@ -80,30 +65,54 @@ __global__ void __launch_bounds__(32 * block_warps)
   const bool there = t < valid;
   const auto* const row = static_cast<const char*>(logits.data) +
                           (there ? t : first) * logits.stride * (kind == Kind::f32 ? 4 : 2);
-  std::uint32_t left = 0;
   if constexpr (kind == Kind::f32) {
     const auto* const numbers = reinterpret_cast<const float*>(row);
     float v[S::held];
     load_row<float, S>(numbers, logits.runs, r.rule.experts, q, v);
-    left = route_plain<S>(
-        r, [numbers](std::int32_t e) { return numbers[e]; }, v, won[warp * S::tokens + token], t,
-        there, lane);
-  } else {
-    std::uint32_t words[(S::held + 1) / 2];
-    load_pairs<S>(reinterpret_cast<const std::uint16_t*>(row), usual || logits.runs,
-                  usual ? S::width * S::blocks : r.rule.experts, q, words);
-    left = route_packed<S, usual>(r, usual || logits.form == Form::bf16, words, t, there, lane);
-  }
-  if (left == 0 && __all_sync(every_lane, there || t >= r.tokens)) [[likely]]
-    return;
-  __syncwarp();
-  constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
+    const std::uint32_t left =
+        route_plain<S>(r, numbers, v, won[warp * S::tokens + token], t, there, lane);
+    if (left != 0) [[unlikely]] {
+      constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
 #pragma unroll 1
-  for (int i = 0; i < S::tokens; ++i) {
-    if ((left >> (i * S::lanes) & of_token) != 0) {
-      route_left<Whole>(r, logits, scratch + warp, first + i, lane);
+      for (int i = 0; i < S::tokens; ++i) {
+        if ((left >> (i * S::lanes) & of_token) == 0) continue;
+        const auto* const all = static_cast<const float*>(logits.data);
+        route_in_rounds(r, all + (first + i) * logits.stride, first + i, lane);
+      }
     }
+  } else {
+    const auto* const numbers = reinterpret_cast<const std::uint16_t*>(row);
+    std::uint32_t words[(S::held + 1) / 2];
+    load_pairs<S>(numbers, logits.runs, r.rule.experts, q, words);
+    route_packed<S, false>(r, logits.form == Form::bf16, numbers, words, t, there, lane);
+  }
+  if (first + S::tokens <= valid) return;
+  for (int i = 0; i < S::tokens; ++i) {
     if (first + i >= valid && first + i < r.tokens) clear_row(r, first + i, lane);
+  }
+}
+
+// is_softmax_of_top() of bf16 rows, aligned, whose E fills the blocks: with as few parameters and
+// lines of code as that takes.
+template <class S>
+__global__ void __launch_bounds__(32 * block_warps)
+    usual_gate(const std::uint16_t* logits, const std::int64_t stride,
+               const __grid_constant__ TokenRoute r) {
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * (blockDim.x >> 5) + warp) * S::tokens;
+  const std::int64_t t = first + lane / S::lanes;
+  const std::int64_t valid = valid_tokens(r);
+  if (first >= r.tokens) return;
+  const bool there = t < valid;
+  const std::uint16_t* const row = logits + (there ? t : first) * stride;
+  std::uint32_t words[(S::held + 1) / 2];
+  load_pairs<S>(row, true, S::width * S::blocks, lane & (S::lanes - 1), words);
+  route_packed<S, true>(r, true, row, words, t, there, lane);
+  if (first + S::tokens <= valid) return;
+  for (int i = 0; i < S::tokens; ++i) {
+    if (first + i >= valid && first + i < r.tokens) clear_slot(r, first + i, lane);
   }
 }
 
@@ -115,14 +124,17 @@ struct Launch {
   template <class S, Kind kind>
   void go() const {
     const Logits from = aligned_logits(logits, r.rule.experts, S::run);
-    const Rule& rule = r.rule;
     if constexpr (kind == Kind::packed) {
-      if (from.runs && from.form == Form::bf16 && rule.experts == S::width * S::blocks &&
-          rule.top_k == S::best && rule.weigh == Weigh::softmax_of_selected && !rule.renormalize &&
-          rule.factor == 1 && r.per_expert_scale.data == nullptr && r.replay.data == nullptr) {
-        return go<S, Kind::usual>();
+      if (from.runs && from.form == Form::bf16 && r.rule.experts == S::width * S::blocks &&
+          r.rule.top_k == S::best && is_softmax_of_top(r)) {
+        return start<S>(usual_gate<S>, static_cast<const std::uint16_t*>(from.data), from.stride,
+                        TokenRoute(r));
       }
     }
+    start<S>(plain_gate<S, kind>, from, r);
+  }
+  template <class S, class Kernel, class... Arguments>
+  void start(Kernel* kernel, const Arguments&... arguments) const {
     // Few warps: on as many multiprocessors as there are.
     const std::int64_t warps = (r.tokens + S::tokens - 1) / S::tokens;
     const std::int64_t each = std::clamp<std::int64_t>(
@@ -130,7 +142,7 @@ struct Launch {
     cuda_engine::launch("route: gate", gpu,
                         {.grid = {static_cast<unsigned>((warps + each - 1) / each), 1, 1},
                          .block = {32 * static_cast<unsigned>(each), 1, 1}},
-                        plain_gate<S, kind>, from, r);
+                        kernel, arguments...);
   }
   template <int lanes, int blocks, Kind kind>
   void with_best() const {

@@ -1,8 +1,8 @@
 // From the logits of several tokens to their ids and weights, by one warp, where nothing but logits
-// is compared and k is at most 8: what ends most routers, and the shortest way there is. What it
-// cannot decide it leaves to rows.cuh: f32 logits that are not all finite, or tie where that
-// matters, and infinities among the best in 16 bits. Shapes and the experts of a lane are those of
-// FastShape (fast_rows.cuh).
+// is compared and k is at most 8: what ends most routers, and the shortest way there is. f32 logits
+// that are not all finite, or tie where that matters, and 16 bits with infinities among the best
+// are selected once more, in k rounds. Shapes and the experts of a lane are those of FastShape
+// (fast_rows.cuh).
 //
 //   1. Every lane sorts the P largest of its values; lanes merge their lists pairwise, until each
 //      has the P largest of its token. The k-th is a threshold that is exact.
@@ -18,6 +18,7 @@
 #pragma once
 
 #include "route/fast_rows.cuh"
+#include "route/token_route.cuh"
 
 namespace shunt::routing {
 
@@ -111,13 +112,12 @@ __device__ __forceinline__ void store_slots(const DeviceRows<T>& rows, std::int6
 
 // Lane q of a token holds its slots' `logits` and `ids`; `best`: the largest logit. All finite.
 // `usual`: a softmax of the selected and nothing else, S::best of them.
-template <class S, bool usual>
-__device__ __forceinline__ void store_plain(const DeviceRoute& r,
-                                            const float (&logits)[slots_of_lane<S>],
+template <class S, bool usual, class Route>
+__device__ __forceinline__ void store_plain(const Route& r, const float (&logits)[slots_of_lane<S>],
                                             const std::int32_t (&ids)[slots_of_lane<S>], float best,
                                             float sum_of_all, std::int64_t t, int q, bool stores) {
   constexpr int each = slots_of_lane<S>;
-  const Rule& rule = r.rule;
+  const auto& rule = r.rule;
   const int slot = q * each, k = usual ? S::best : rule.top_k;
   float w[each];
   const auto sum_of_slots = [&] {  // from slot 0 on
@@ -191,12 +191,88 @@ __device__ __forceinline__ void keys_of_lane(const SortedKeys<V, S::best>& list,
   }
 }
 
+// The key of slot `lane` of a row of raw logits, by the whole warp: k rounds. Rare, but a launch
+// waits for it: 32768 rows of f32 sums have a tie among the 4 best once in four times.
+template <class T>
+__device__ __noinline__ std::int64_t select_in_rounds(const T* row, DeviceVector bias, int experts,
+                                                      int k, int lane) {
+  constexpr int together = 4;
+  std::int64_t last = INT64_MAX, mine = no_key;
+#pragma unroll 1
+  for (int s = 0; s < k; ++s) {
+    std::int64_t best = no_key;
+#pragma unroll 1
+    for (int first = lane; first < experts; first += 32 * together) {
+      float x[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        x[i] = static_cast<float>(row[min(first + 32 * i, experts - 1)]);
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int e = min(first + 32 * i, experts - 1);
+        if (bias.data != nullptr) x[i] = x[i] + element(bias, e);
+        const std::int64_t key = key_of(sanitised(x[i]), e);
+        best = key < last && key > best ? key : best;
+      }
+    }
+    last = warp_max(best);
+    if (lane == s) mine = last;
+  }
+  return mine;
+}
+
+// A token that route_plain() leaves, whole, by the whole warp, which sees the row.
+template <class T>
+__device__ __noinline__ void route_in_rounds(const DeviceRoute& whole, const T* row, std::int64_t t,
+                                             int lane) {
+  const TokenRoute r(whole);  // its fields would be read anew after every store
+  const auto& rule = r.rule;
+  const int k = rule.top_k;
+  const std::int64_t key = select_in_rounds(row, r.router_bias, rule.experts, k, lane);
+  const std::int32_t id = id_of(key);
+  const float l = float_of_ordered(static_cast<std::int32_t>(key >> 32));
+  const float best = __shfl_sync(every_lane, l, 0);
+  const auto sum_of_slots = [k](float w) {  // from slot 0 on
+    float sum = 0;
+#pragma unroll 1
+    for (int s = 0; s < k; ++s) sum += __shfl_sync(every_lane, w, s);
+    return sum;
+  };
+  float w = l;
+  if (rule.weigh == Weigh::softmax_of_selected) {
+    w = exp_of_negative(l - best);
+    w = w / sum_of_slots(w);
+  } else if (rule.weigh == Weigh::softmax_of_all) {
+    float sum = 0;
+#pragma unroll 1
+    for (int e = lane; e < rule.experts; e += 32) {
+      float x = static_cast<float>(row[e]);
+      if (r.router_bias.data != nullptr) x = x + element(r.router_bias, e);
+      sum += exp_of_negative(sanitised(x) - best);
+    }
+    w = exp_of_negative(l - best) / warp_sum(sum);
+  } else if (rule.weigh == Weigh::sigmoid) {
+    w = sigmoid(l);
+  } else if (rule.weigh == Weigh::sqrt_softplus) {
+    w = sqrt_softplus(l);
+  }
+  const float sum = rule.renormalize ? sum_of_slots(w) : 0.0F;
+  if (lane >= k) return;
+  w = finite_weight(final_weight(r, w, sum, id));
+  if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + lane] = id;
+  if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + lane] = w;
+  if (r.replay.data != nullptr) {
+    r.replay.data[t * r.replay.stride + lane] = static_cast<std::int16_t>(id);
+  }
+}
+
 // All 32 lanes call it together; `t` and `there` are those of the lane's token. `v`: the raw logits
-// of the lane's experts, anything past E; spoilt. source(e): the raw logit of expert e of the
-// lane's token again. `won`: room for S::best ids of the lane's token, in shared memory. Returns
-// the lanes whose tokens are left to do.
-template <class S, class Source>
-__device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const Source& source,
+// of the lane's experts, anything past E; spoilt. `row`: the raw logits of the lane's token again.
+// `won`: room for S::best ids of the lane's token, in shared memory. Returns the lanes whose tokens
+// are left to route_in_rounds().
+template <class S>
+__device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const float* row,
                                                      float (&v)[S::held], std::int32_t* won,
                                                      std::int64_t t, bool there, int lane) {
   const Rule& rule = r.rule;
@@ -238,7 +314,7 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
   std::int32_t last = -1;  // the lane's id in slot k - 1
   const auto place = [&](int n) {
     const std::int32_t id = S::expert(n, q);
-    float x = source(id);
+    float x = row[id];
     if (biased) x = x + element(r.router_bias, id);
     int slot = 0;
 #pragma unroll
@@ -345,14 +421,46 @@ __device__ __forceinline__ float value_of_packed(float key, bool bf16) {
   return widened(static_cast<std::uint32_t>(bits_of(key)) >> 16, bf16);
 }
 
+// Tokens of which a lane is in `left` are selected in rounds. `row`: of the lane's token.
+template <class S, class T>
+__device__ __forceinline__ void select_again(const T* row, const DeviceVector& bias, int experts,
+                                             int k, std::uint32_t left, int lane,
+                                             float (&logits)[slots_of_lane<S>],
+                                             std::int32_t (&ids)[slots_of_lane<S>], float& best) {
+  constexpr int each = slots_of_lane<S>;
+  constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
+  __syncwarp();
+#pragma unroll 1
+  for (int i = 0; i < S::tokens; ++i) {
+    if ((left >> (i * S::lanes) & of_token) == 0) continue;
+    const auto address = __shfl_sync(
+        every_lane, static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(row)),
+        i * S::lanes);
+    const std::int64_t key =
+        select_in_rounds(reinterpret_cast<const T*>(address), bias, experts, k, lane);
+    const auto value_of = [](std::int64_t of) {
+      return float_of_ordered(static_cast<std::int32_t>(of >> 32));
+    };
+    const std::int64_t first = __shfl_sync(every_lane, key, 0);
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const std::int64_t own = __shfl_sync(every_lane, key, (lane & (S::lanes - 1)) * each + j);
+      if (lane / S::lanes != i) continue;
+      ids[j] = id_of(own);
+      logits[j] = value_of(own);
+      best = value_of(first);
+    }
+  }
+}
+
 // As route_plain(). `words`: the raw logits of the lane's experts, two a word, anything past E;
 // spoilt. No router bias. `usual`: that of store_plain(), and E fills the blocks.
-template <class S, bool usual>
-__device__ __forceinline__ std::uint32_t route_packed(const DeviceRoute& r, bool bf16,
-                                                      std::uint32_t (&words)[(S::held + 1) / 2],
-                                                      std::int64_t t, bool there, int lane) {
+template <class S, bool usual, class Route>
+__device__ __forceinline__ void route_packed(const Route& r, bool bf16, const std::uint16_t* row,
+                                             std::uint32_t (&words)[(S::held + 1) / 2],
+                                             std::int64_t t, bool there, int lane) {
   static_assert(S::run % 2 == 0 || S::run == 1);
-  const Rule& rule = r.rule;
+  const auto& rule = r.rule;
   const int q = lane & (S::lanes - 1), k = usual ? S::best : rule.top_k;
   if (bf16) {
 #pragma unroll
@@ -381,7 +489,7 @@ __device__ __forceinline__ std::uint32_t route_packed(const DeviceRoute& r, bool
   const float least = usual ? list.of[S::best - 1] : key_at(list, k - 1);
   const bool left = list.of[0] >= float_of(static_cast<std::int32_t>(most)) ||
                     least <= float_of(static_cast<std::int32_t>(most | 0x80000000U));
-  const float best = value_of_packed(list.of[0], bf16);
+  float best = value_of_packed(list.of[0], bf16);
   float sum_of_all = 1;
   if (!usual && rule.weigh == Weigh::softmax_of_all) {
     float v[S::held];
@@ -401,8 +509,26 @@ __device__ __forceinline__ std::uint32_t route_packed(const DeviceRoute& r, bool
     logits[i] = value_of_packed(own[i], bf16);
     ids[i] = id_of_packed(own[i]);
   }
-  store_plain<S, usual>(r, logits, ids, best, sum_of_all, t, q, there && !left);
-  return __ballot_sync(every_lane, left && there);
+  const std::uint32_t lanes_left = __ballot_sync(every_lane, left && there);
+  if (lanes_left != 0) [[unlikely]] {
+    const auto again = [&]<class T>(const T* numbers) {
+      select_again<S>(numbers, {}, rule.experts, k, lanes_left, lane, logits, ids, best);
+      if constexpr (!usual) {
+        if (rule.weigh != Weigh::softmax_of_all) return;
+        float v[S::held];
+#pragma unroll
+        for (int n = 0; n < S::held; ++n) {
+          const int e = S::expert(n, q);
+          v[n] = minus_infinity;
+          if (e < rule.experts) v[n] = sanitised(static_cast<float>(numbers[e]));
+        }
+        sum_of_all = sum_of_exponentials<S>(v, best);
+      }
+    };
+    bf16 ? again(reinterpret_cast<const __nv_bfloat16*>(row))
+         : again(reinterpret_cast<const __half*>(row));
+  }
+  store_plain<S, usual>(r, logits, ids, best, sum_of_all, t, q, there);
 }
 
 }  // namespace shunt::routing

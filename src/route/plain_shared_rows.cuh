@@ -14,14 +14,12 @@ struct PlainScratch {
 // Row i of `rows` is token first_token + i, its raw logits at whole + i * stride. load(i, q, v)
 // fills v with what lane q of row i holds, and leaves it in the row, too. All `warps` warps call
 // it, whole. Rows past r.tokens are left alone, rows past the valid count are cleared.
-// `shared_r`: r, or that of a SharedRoute, laid out for `most` columns.
-template <class S, int most, class Load>
-__device__ __forceinline__ void route_shared_rows_plain(const DeviceRoute& r,
-                                                        const DeviceRoute& shared_r,
-                                                        const Load& load, const float* whole,
-                                                        int stride, std::int64_t first_token,
-                                                        int rows, int warp, int warps,
-                                                        PlainScratch& scratch, int lane) {
+template <class S, class Load>
+__device__ __forceinline__ void route_shared_rows_plain(const DeviceRoute& r, const Load& load,
+                                                        const float* whole, int stride,
+                                                        std::int64_t first_token, int rows,
+                                                        int warp, int warps, PlainScratch& scratch,
+                                                        int lane) {
   static_assert(S::tokens <= 4 && S::best <= 8);
   constexpr std::uint32_t of_token = S::lanes == 32 ? every_lane : (1U << (S::lanes & 31)) - 1;
   const std::int64_t valid = valid_tokens(r);
@@ -30,11 +28,10 @@ __device__ __forceinline__ void route_shared_rows_plain(const DeviceRoute& r,
     const int own = min(i + token, rows - 1);
     const std::int64_t t = first_token + own;
     const bool there = own == i + token && t < valid;
-    const float* const row = whole + own * stride;
     float v[S::held];
     load(own, q, v);
-    const std::uint32_t left = route_plain<S>(
-        r, [row](std::int32_t e) { return row[e]; }, v, scratch.won[token], t, there, lane);
+    const std::uint32_t left =
+        route_plain<S>(r, whole + own * stride, v, scratch.won[token], t, there, lane);
     if (left == 0 && first_token + i + S::tokens <= valid) continue;
     __syncwarp();
     for (int n = 0; n < S::tokens && i + n < rows; ++n) {
@@ -42,26 +39,24 @@ __device__ __forceinline__ void route_shared_rows_plain(const DeviceRoute& r,
       if (first_token + i + n >= valid) {
         clear_row(r, first_token + i + n, lane);
       } else if ((left >> (n * S::lanes) & of_token) != 0) {
-        route_shared<shared_per_lane(most)>(shared_r, whole + (i + n) * stride, first_token + i + n,
-                                            lane);
+        route_in_rounds(r, whole + (i + n) * stride, first_token + i + n, lane);
       }
     }
   }
 }
 
-// The same with a row a warp, for rows that are complete, of at most `most` columns; shared_r is
-// laid out for `laid_out`. Returns false, and does nothing, where the rule is not plain.
-template <int most, int laid_out>
-__device__ __forceinline__ bool route_few_rows_plain(const DeviceRoute& r,
-                                                     const DeviceRoute& shared_r,
-                                                     const float* whole, int stride,
-                                                     std::int64_t first_token, int rows, int warp,
-                                                     int warps, PlainScratch& scratch, int lane) {
+// The same with a row a warp, for rows that are complete, of at most `most` columns. Returns false,
+// and does nothing, where the rule is not plain.
+template <int most>
+__device__ __forceinline__ bool route_few_rows_plain(const DeviceRoute& r, const float* whole,
+                                                     int stride, std::int64_t first_token, int rows,
+                                                     int warp, int warps, PlainScratch& scratch,
+                                                     int lane) {
   const int experts = r.rule.experts;
   const auto go = [&]<int blocks, int best>() {
     using S = FastShape<32, best, blocks, Ranked::logit>;
-    route_shared_rows_plain<S, laid_out>(
-        r, shared_r,
+    route_shared_rows_plain<S>(
+        r,
         [&](int row, int q, float(&v)[S::held]) {
 #pragma unroll
           for (int n = 0; n < S::held; ++n) {

@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
         for (int n = 0; n < F::held; ++n) v[n] = rows[row * S::stride + F::expert(n, q)];
       };
-      route_shared_rows_plain<F, S::tile>(r, route.get(), load, rows, S::stride, first + begin,
-                                          S::batch, warp, warps, plain[warp], lane);
+      route_shared_rows_plain<F>(r, load, rows, S::stride, first + begin, S::batch, warp, warps,
+                                 plain[warp], lane);
     };
     if (r.plain_best != 0) {
       r.plain_best == 4 ? plain_rows.template operator()<4>() : plain_rows.template operator()<8>();

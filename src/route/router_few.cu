@@ -22,14 +22,14 @@
 //             launch in the other half of 8 bytes, which memory never parts, and the last block of
 //             the grid reads until all have come: no fence, no counting. Where one cluster holds
 //             whole rows (one column tile, one group), they never leave shared memory.
-// and route_shared_rows with all warps, or route_token with all of them for one token that met
-// without clusters: each thread has added up one column. Who is last does not show in the bits.
-// Where the ids are sorted too, the last of the blocks that routed does it (order/sort_tail.cuh).
+// and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
+// sorted too, the last of the blocks that routed does it (order/sort_tail.cuh). One token of most
+// rules goes to router_one.cu.
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
-// in memory, 0.8 for routing: 1 x 256 x 7168 (3.7 MB) 4.2 us; 512 x 8 x 128 2.5 us;
-// 1024 x 64 x 512 3.3 us. Measured: 5.9, 4.3 and 5.3 (docs/notes/cuda-route.md).
+// in memory, 0.8 for routing: 512 x 8 x 128 2.5 us; 1024 x 64 x 512 3.3 us. Measured: 4.3 and 5.3
+// (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
@@ -38,7 +38,6 @@
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
 #include "route/plain_shared_rows.cuh"
-#include "route/token_rows.cuh"
 
 namespace shunt::routing {
 
@@ -60,8 +59,6 @@ struct Operands {
   std::uint32_t* launches = nullptr;
   std::uint32_t* tickets = nullptr;  // [ranks]
   bool ordered = false;              // ids are sorted at the end
-  bool by_block = false;             // one token, whose row the last block routes (token_rows.cuh)
-  bool usual = false;                // by_block: is_softmax_of_top()
 };
 
 template <int NT, int MT>
@@ -87,31 +84,6 @@ __device__ __forceinline__ uint4 load_where(const std::uint16_t* from, bool ther
   return v;
 }
 
-// The rules and rows that route_token() takes with 8 warps: one token of a row's columns.
-bool by_whole_block(const DeviceRoute& r) {
-  return r.fast.lanes != 0 && r.rule.top_k <= 8 && r.fast.blocks <= 8;
-}
-
-// One token, whose raw logits are each a thread's.
-__device__ __forceinline__ void route_by_whole_block(const DeviceRoute& r, float raw, void* memory,
-                                                     std::int64_t t, bool usual, int warp,
-                                                     int lane) {
-  if (t >= valid_tokens(r)) {
-    if (warp == 0) clear_row(r, t, lane);
-    return;
-  }
-  const auto go = [&]<int best, Ranked ranked, bool usual = false>() {
-    using S = TokenShape<warps, best, ranked>;
-    route_token<S, usual>(r, raw, *static_cast<TokenScratch<S>*>(memory), t, warp, lane);
-  };
-  if (usual && r.rule.top_k <= 4) return go.template operator()<4, Ranked::logit, true>();
-  if (usual) return go.template operator()<8, Ranked::logit, true>();
-  if (r.fast.in_groups) return go.template operator()<8, Ranked::score_in_groups>();
-  if (r.fast.scored) return go.template operator()<8, Ranked::score>();
-  if (r.rule.top_k <= 4) return go.template operator()<4, Ranked::logit>();
-  go.template operator()<8, Ranked::logit>();
-}
-
 // Two sums and the launch that each is from.
 __device__ __forceinline__ void send(uint4* to, float first, float second, std::uint32_t launch) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to),
@@ -122,15 +94,6 @@ __device__ __forceinline__ uint4 receive(const uint4* from) {
   uint4 v;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 receive(const uint2* from) {
-  uint2 v;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
                : "l"(from)
                : "memory");
   return v;
@@ -222,7 +185,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   __shared__ SharedRoute route;
   const int thread = cuda_engine::kept(static_cast<int>(threadIdx.x));
   const int lane = cuda_engine::kept(thread & 31), warp = cuda_engine::kept(thread >> 5);
-  if (r.plain_best == 0 && !o.by_block) route.fill(r, thread, threads);
+  if (r.plain_best == 0) route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   if (o.ordered) {
@@ -323,34 +286,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
     whole = shared;
   }
   bool routes = rows > 0;
-  if (o.meeting != nullptr && o.by_block) {
-    routes = blockIdx.x == gridDim.x - 1;
-    if (routes) {
-      const auto* const from = reinterpret_cast<const uint2*>(o.meeting) + min(thread, o.pitch - 1);
-      uint2 of[most_groups];
-      bool there = false;
-      while (!there) {
-#pragma unroll
-        for (int j = 0; j < most_groups; ++j) {
-          if (j < o.groups) of[j] = receive(from + j * o.pitch);
-        }
-        there = true;
-#pragma unroll
-        for (int j = 0; j < most_groups; ++j) {
-          if (j < o.groups) there = there && of[j].y == launch;
-        }
-      }
-      float sum = __uint_as_float(of[0].x);
-#pragma unroll
-      for (int j = 1; j < most_groups; ++j) {
-        if (j < o.groups) sum += __uint_as_float(of[j].x);
-      }
-      __syncthreads();  // the warps' sums have been read
-      route_by_whole_block(r, sum, shared, first_token, o.usual, warp, lane);
-      // All blocks have sent: each had read the number before.
-      if (thread == 0) *o.launches = launch;
-    }
-  } else if (o.meeting != nullptr) {
+  if (o.meeting != nullptr) {
     routes = blockIdx.x == gridDim.x - 1;
     whole_stride = o.pitch + 4;
     if (routes) {
@@ -412,14 +348,14 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
       }
     }
   }
-  if (routes && !o.by_block) {  // the same for the whole block
+  if (routes) {  // the same for the whole block
     __syncthreads();
     // All blocks have sent: each had read the number before.
     if (o.meeting != nullptr && thread == 0) *o.launches = launch;
     constexpr int most = Tile<NT, MT>::columns == 64 ? 64 : 512;
     const std::int64_t first = first_token + first_row;
-    if (!route_few_rows_plain<most, 512>(r, r, whole, whole_stride, first, rows, warp, warps,
-                                         plain[warp], lane) &&
+    if (!route_few_rows_plain<most>(r, whole, whole_stride, first, rows, warp, warps, plain[warp],
+                                    lane) &&
         !route_shared_rows_fast<most, true>(route.get(), whole, whole_stride, first, rows, warp,
                                             warps, scratch, lane)) {
       route_shared_rows<512>(route.get(), whole, whole_stride, first, rows, warp, warps, lane);
@@ -479,8 +415,7 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
     o.partial = workspace;
     o.tickets = gpu.tickets + cuda_engine::router_tickets;
   }
-  o.by_block = o.meeting != nullptr && r.tokens == 1 && by_whole_block(r);
-  o.usual = is_softmax_of_top(r);
+  if (o.meeting != nullptr && router_one(gpu, r, operands, ordered)) return;
   if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o, ordered);
   if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o, ordered);
   launch_few<2, 1>(gpu, r, o, ordered);

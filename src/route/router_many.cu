@@ -318,8 +318,8 @@ __device__ __forceinline__ void finish(const DeviceRoute& r, const Layout& o, co
     const auto go = [&]<int best>() {
       using F = FastShape<lanes, best, S::columns / 32, Ranked::logit>;
       static_assert(F::tokens == each);
-      route_shared_rows_plain<F, S::routed>(
-          r, end.shared_r,
+      route_shared_rows_plain<F>(
+          r,
           [&](int row, int q, float(&v)[F::held]) {
             load_runs<F>(mine + row * S::stride, end.whole + row * S::stride, end.place, o.ranks, q,
                          v);
@@ -407,9 +407,8 @@ __device__ __forceinline__ void meet(const DeviceRoute& r, const Layout& o, cons
     *reinterpret_cast<float4*>(end.whole + row * S::whole_stride + 4 * v) = of[0];
   }
   barrier_of_multiplying();
-  if (!route_few_rows_plain<S::routed, S::routed>(r, end.shared_r, end.whole, S::whole_stride,
-                                                  end.first, end.rows, end.warp, multiplying,
-                                                  end.plain[end.warp], end.lane)) {
+  if (!route_few_rows_plain<S::routed>(r, end.whole, S::whole_stride, end.first, end.rows, end.warp,
+                                       multiplying, end.plain[end.warp], end.lane)) {
     route_whole_rows<S::routed, true>(end, end.whole, S::whole_stride);
   }
 }
@@ -506,8 +505,7 @@ __global__ void __launch_bounds__(threads, 1)
                       .whole = whole,
                       .fast = reinterpret_cast<FastSharedScratch*>(whole + S::whole_floats(o)),
                       .plain = plain,
-                      // Of a plain rule few rows ever ask for it.
-                      .shared_r = r.plain_best != 0 ? r : route.get(),
+                      .shared_r = route.get(),
                       .place = place,
                       .first = first + first_row,
                       .first_row = first_row,

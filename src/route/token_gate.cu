@@ -10,14 +10,6 @@ namespace shunt::routing {
 
 namespace {
 
-// Of a token past the valid ones. Not inlined, so as not to lie in the way of the others.
-__device__ __noinline__ void clear_slot(const TokenRoute& r, std::int64_t t, int slot) {
-  if (slot >= r.rule.top_k) return;
-  if (r.ids.data != nullptr) r.ids.data[t * r.ids.stride + slot] = -1;
-  if (r.weights.data != nullptr) r.weights.data[t * r.weights.stride + slot] = 0;
-  if (r.replay.data != nullptr) r.replay.data[t * r.replay.stride + slot] = -1;
-}
-
 // `usual`: is_softmax_of_top(), of bf16, or is_deepseek_v3(), of f32.
 template <class S, bool usual>
 __global__ void __launch_bounds__(32 * S::warps)
@@ -88,7 +80,7 @@ bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Te
   // Up to here it is ahead of a token a warp, or several.
   const bool plain = r.plain_best != 0 && logits.dtype != DType::f32;
   const bool usual = logits.dtype == DType::f32 && is_deepseek_v3(r);
-  const std::int64_t limit = gpu.multiprocessors * std::int64_t{plain ? 1 : usual ? 3 : 4};
+  const std::int64_t limit = gpu.multiprocessors * std::int64_t{plain ? 1 : usual ? 2 : 4};
   if (r.fast.lanes == 0 || r.rule.top_k > 8 || r.fast.blocks > 16 || r.tokens > limit) {
     return false;
   }

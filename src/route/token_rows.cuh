@@ -16,46 +16,10 @@
 // measured: 0.7 us more than a launch that reads.
 #pragma once
 
+#include "route/token_route.cuh"
 #include "route/weights.cuh"
 
 namespace shunt::routing {
-
-// What the kernels for few tokens are given: DeviceRoute without what they do not serve, in as few
-// lines of constant memory.
-struct TokenRoute {
-  struct {
-    int experts, top_k, keep;
-    Weigh weigh;
-    float epsilon, factor;
-    bool rank_by_two_best, scores_rank, renormalize, epsilon_is_floor;
-  } rule;
-  std::int64_t tokens;
-  const std::int32_t* valid_tokens;
-  DeviceRows<std::int32_t> ids;
-  DeviceRows<float> weights;
-  DeviceRows<std::int16_t> replay;
-  DeviceVector router_bias, selection_bias, per_expert_scale;
-
-  explicit TokenRoute(const DeviceRoute& r)
-      : rule{.experts = r.rule.experts,
-             .top_k = r.rule.top_k,
-             .keep = r.rule.keep,
-             .weigh = r.rule.weigh,
-             .epsilon = r.rule.epsilon,
-             .factor = r.rule.factor,
-             .rank_by_two_best = r.rule.rank_by_two_best,
-             .scores_rank = r.rule.scores_rank,
-             .renormalize = r.rule.renormalize,
-             .epsilon_is_floor = r.rule.epsilon_is_floor},
-        tokens(r.tokens),
-        valid_tokens(r.valid_tokens),
-        ids(r.ids),
-        weights(r.weights),
-        replay(r.replay),
-        router_bias(r.router_bias),
-        selection_bias(r.selection_bias),
-        per_expert_scale(r.per_expert_scale) {}
-};
 
 // For at most 32 * warps experts and best >= k.
 template <int warps_, int best_, Ranked ranked_>
