@@ -90,58 +90,61 @@ struct Lane {
     }
   }
 
-  // Fragments 2 pair and 2 pair + 1 of the block. `rounded`: int4's times their scales, rounded.
+  // A lane's part of the codes of fragments 2 pair and 2 pair + 1 of the block.
+  static constexpr int code_words = eight_bits(codes) ? 4 : 2;
+  SHUNT_BOTH static void load_codes(const unsigned char* tile, int block, int pair, int lane,
+                                    std::uint32_t (&w)[code_words]) {
+    load_words<code_words>(tile + codes_at(codes, block, pair, lane), w);
+  }
+
+  // The fragments, from load_codes(). `rounded`: int4's times their scales, rounded.
   template <bool rounded>
-  SHUNT_BOTH void decode(const unsigned char* tile, int block, int pair, int lane,
+  SHUNT_BOTH void decode(const std::uint32_t (&w)[code_words], int pair,
                          std::uint32_t (&to)[8]) const {
-    const unsigned char* const from = tile + codes_at(codes, block, pair, lane);
-    if constexpr (eight_bits(codes)) {
-      std::uint32_t w[4];
-      load_words<4>(from, w);
-      if constexpr (codes == Codes::int8) {
-        decode_int8<bf16>(w[0], w[1], to);
-        decode_int8<bf16>(w[2], w[3], to + 4);
-      } else {
-        decode_e4m3<bf16>(w[0], w[1], to);
-        decode_e4m3<bf16>(w[2], w[3], to + 4);
+    if constexpr (codes == Codes::int8) {
+      decode_int8<bf16>(w[0], w[1], to);
+      decode_int8<bf16>(w[2], w[3], to + 4);
+    } else if constexpr (eight_bits(codes)) {
+      decode_e4m3<bf16>(w[0], w[1], to);
+      decode_e4m3<bf16>(w[2], w[3], to + 4);
+    } else if constexpr (codes == Codes::int4) {
+      std::uint32_t zero[2][2];
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int f = 0; f < 2; ++f) {
+        const int group = (2 * pair + f) * groups / 8;
+        zero[f][0] = zero_point(group);
+        zero[f][1] = zero_point(groups + group);
       }
-      return;
-    } else {
-      std::uint32_t w[2];
-      load_words<2>(from, w);
-      if constexpr (codes == Codes::int4) {
-        std::uint32_t zero[2][2];
+      decode_int4<bf16>(w[0], w[1], zero, to);
+      if constexpr (rounded) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
         for (int f = 0; f < 2; ++f) {
           const int group = (2 * pair + f) * groups / 8;
-          zero[f][0] = zero_point(group);
-          zero[f][1] = zero_point(groups + group);
+          const std::uint32_t low = both<bf16>(scale(group, 0)), high = both<bf16>(scale(group, 1));
+          to[4 * f] = times<bf16>(to[4 * f], low);
+          to[4 * f + 1] = times<bf16>(to[4 * f + 1], high);
+          to[4 * f + 2] = times<bf16>(to[4 * f + 2], low);
+          to[4 * f + 3] = times<bf16>(to[4 * f + 3], high);
         }
-        decode_int4<bf16>(w[0], w[1], zero, to);
-        if constexpr (rounded) {
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-          for (int f = 0; f < 2; ++f) {
-            const int group = (2 * pair + f) * groups / 8;
-            const std::uint32_t low = both<bf16>(scale(group, 0)),
-                                high = both<bf16>(scale(group, 1));
-            to[4 * f] = times<bf16>(to[4 * f], low);
-            to[4 * f + 1] = times<bf16>(to[4 * f + 1], high);
-            to[4 * f + 2] = times<bf16>(to[4 * f + 2], low);
-            to[4 * f + 3] = times<bf16>(to[4 * f + 3], high);
-          }
-        }
-      } else {
-        decode_e2m1<bf16>(w[0], w[1], to);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-        for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
       }
+    } else {
+      decode_e2m1<bf16>(w[0], w[1], to);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
     }
+  }
+  template <bool rounded>
+  SHUNT_BOTH void decode(const unsigned char* tile, int block, int pair, int lane,
+                         std::uint32_t (&to)[8]) const {
+    std::uint32_t w[code_words];
+    load_codes(tile, block, pair, lane, w);
+    decode<rounded>(w, pair, to);
   }
 
   // Of rows q (low half) and q + 8, 32 of k: for the threads of mma.sp that `half` selects.

@@ -2,7 +2,7 @@
 // into registers (wgmma.sp's where they are sparse), rows ("tokens") its B in shared memory; rows
 // may be gathered, of another dtype, or weighted.
 //
-// A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (64, 128, 192, 256),
+// A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (192, 256; 128),
 // tile numbers blockIdx.x, blockIdx.x + gridDim.x, .. k goes by in steps of 128, each two halves of
 // tokens: 64 numbers of every row, a stage. A step's weights lie in a slot of their own and come
 // with its first half; there are so many slots that one is free when that half's stage is. Where
@@ -34,9 +34,9 @@
 #include "gemm/finish.cuh"
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
+#include "gemm/fragment_results.hpp"
 #include "gemm/fragment_rows.cuh"
 #include "gemm/fragment_wgmma.cuh"
-#include "gemm/store_map.hpp"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -351,15 +351,7 @@ template <class S>
 void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   static_assert(S::stages >= 3 && 2 * S::slots > S::stages);
   CUtensorMap out{};
-  Finish& finish = args.finish;
-  // From registers only in the operands' type and to rows that bulk stores can reach.
-  finish.plain = finish.plain && finish.out_dtype == (S::L::bf16 ? DType::bf16 : DType::f16) &&
-                 reinterpret_cast<std::uintptr_t>(finish.out) % 16 == 0 &&
-                 finish.out_stride % 8 == 0;
-  if (finish.plain && !map_row_ends(out, finish.out, S::L::bf16, args.walk.rows, finish.out_columns,
-                                    finish.out_stride, finish.paired ? 32 : 64, 64)) {
-    finish.plain = false;
-  }
+  map_results(out, args.finish, S::L::bf16, args.walk.rows);
   CUtensorMap tokens{};
   // Rows that lie in order come by tensor maps.
   const bool shared = args.direct && args.permutation == nullptr && args.columns > 1 &&
@@ -377,10 +369,6 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
 template <class L>
 void launch_many_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
   switch (plan.tile_tokens) {
-    case 64:
-      return launch_many<ManyFragments<L, 64>>(gpu, plan, args);
-    case 128:
-      return launch_many<ManyFragments<L, 128>>(gpu, plan, args);
     case 192:
       if constexpr (L::codes != Codes::fp8_block) {  // which has sums twice
         return launch_many<ManyFragments<L, 192>>(gpu, plan, args);

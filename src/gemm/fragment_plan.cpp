@@ -16,6 +16,10 @@ constexpr double many_start_us = 5;
 constexpr double many_bytes_a_clock = 18;  // that all of them get from the L2
 constexpr double many_clocks = 100;        // a step beside its products: barriers, decoding
 constexpr double tile_end_clocks = 5000;
+// Of tiles of 256 rows of weights: a step, and what a token takes of it; in tiles of 128 tokens;
+// what tokens that are not mapped cost; a tile's end, a token.
+constexpr double middle_clocks = 1200, middle_token_clocks = 10.5, middle_more_clocks = 300;
+constexpr double gathered_steps = 1.15, middle_end_clocks = 45;
 // Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of
 // blocks.
 constexpr double few_launch_us = 6, eight_clocks = 170, few_end_clocks = 300;
@@ -52,9 +56,8 @@ struct Model : PackedModel {
     const double clocks = tokens == 8 ? 550 : 590, team_clocks = tokens == 8 ? 900 : 1280;
     const double step = std::max((tile_bytes() + tokens * 256) / few_bytes_a_clock,
                                  (clocks + eight_clocks * (eights - 1)) * (sizes.sparse ? 0.8 : 1));
-    // A block's tiles, some have one more than others; and those of a team one after the other.
-    const double each = tiles / clusters;
-    const double most = each < 4 ? std::ceil(each) : each < 8 ? each + 0.4 : each;
+    // A block's tiles, and those of a team one after the other.
+    const double most = most_of(tiles / clusters);
     const double turns = std::ceil(tiles * share / (few_teams * clusters));
     const double all = most * (static_cast<double>(steps) / cluster * step + few_end_clocks);
     const double team = turns * static_cast<double>(ceil_div(steps, split)) * team_clocks;
@@ -63,6 +66,33 @@ struct Model : PackedModel {
               std::max(memory, products) + 0.05 * std::min(memory, products);
     plan.blocks = static_cast<int>(
         cluster * std::min(static_cast<std::int64_t>(clusters), most_tiles(columns, tokens)));
+    return plan;
+  }
+
+  // A block's tiles of `tiles`, of which some have one more than others.
+  static double most_of(double each) {
+    return each < 4 ? std::ceil(each) : each < 8 ? each + 0.4 : each;
+  }
+
+  // Many rows in tiles of up to 128, fragment_middle_rows.cuh's.
+  PackedPlan middle(int tokens) const {
+    PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
+    const double down = tiles_of_group(tokens);
+    const std::int64_t wide = ceil_div(columns, 2);
+    const double tiles = static_cast<double>(hit * wide) * down;
+    // As many tokens are multiplied as the next width holds.
+    const double rows = mean / down, least = tokens == 64 ? 16 : 96, more = tokens == 64 ? 16 : 32;
+    const double width =
+        std::clamp(std::ceil((rows + std::sqrt(rows) / 2) / more) * more, least, 1.0 * tokens);
+    const double products =
+        (middle_clocks + middle_token_clocks * width + (tokens == 64 ? 0 : middle_more_clocks)) *
+        (sizes.rows_in_place ? 1 : gathered_steps) * (sizes.sparse ? 0.8 : 1);
+    const double step = std::max(products, (2 * tile_bytes() + rows * 256) / many_bytes_a_clock);
+    const double each = static_cast<double>(steps) * step + middle_end_clocks * tokens;
+    const double all = us(most_of(tiles / gpu.multiprocessors) * each), memory = memory_us(down);
+    plan.us = many_start_us + std::max(memory, all) + 0.05 * std::min(memory, all);
+    plan.blocks =
+        static_cast<int>(std::min<std::int64_t>(gpu.multiprocessors, most_tiles(wide, tokens)));
     return plan;
   }
 
@@ -98,7 +128,8 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
   }
   // Where int4's scales join the sums depends on the kernel.
   if (!sizes.whole_k) {
-    for (const int tokens : {64, 128, 192, 256}) plans.add(model.many(tokens));
+    for (const int tokens : {64, 128}) plans.add(model.middle(tokens));
+    for (const int tokens : {192, 256}) plans.add(model.many(tokens));
   }
   return plans;
 }
@@ -112,11 +143,13 @@ PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
 
 std::string fragment_words(const PackedPlan& plan) {
   if (plan.kernel == PackedPlan::none) return "none of this GPU's kernels";
+  const bool many = plan.kernel == PackedPlan::many_rows;
   return fmt::format(
-      "{}, weights decoded in registers, tiles of 128 weights x {} rows{}, {} "
+      "{}, weights decoded in registers, tiles of {} weights x {} rows{}, {} "
       "blocks, about {:.0f} us",
-      plan.kernel == PackedPlan::many_rows ? "wgmma" : "mma.sync", plan.tile_tokens,
-      plan.split > 1 ? fmt::format(", k in {} parts", plan.split) : "", plan.blocks, plan.us);
+      many ? "wgmma" : "mma.sync", many && plan.tile_tokens <= most_middle_tokens ? 256 : 128,
+      plan.tile_tokens, plan.split > 1 ? fmt::format(", k in {} parts", plan.split) : "",
+      plan.blocks, plan.us);
 }
 
 }  // namespace shunt::cuda_engine

@@ -26,22 +26,25 @@ PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t row
           .sparse = layout.codes() == Codes::sparse};
 }
 
-FragmentLaunch* launcher(const FragmentLayout& layout, bool many) {
+FragmentLaunch* launcher(const FragmentLayout& layout, const PackedPlan& plan) {
   const bool bf16 = layout.dtype == DType::bf16;
+  const auto of = [&](FragmentLaunch* few, FragmentLaunch* middle, FragmentLaunch* many) {
+    return plan.kernel == PackedPlan::few_rows      ? few
+           : plan.tile_tokens <= most_middle_tokens ? middle
+                                                    : many;
+  };
   switch (layout.codes()) {
     case Codes::nvfp4:
     case Codes::mxfp4:
-      return many   ? bf16 ? fragment_many_fp4_bf16 : fragment_many_fp4_f16
-             : bf16 ? fragment_few_fp4_bf16
-                    : fragment_few_fp4_f16;
+      return bf16 ? of(fragment_few_fp4_bf16, fragment_middle_fp4_bf16, fragment_many_fp4_bf16)
+                  : of(fragment_few_fp4_f16, fragment_middle_fp4_f16, fragment_many_fp4_f16);
     case Codes::int4:
-      return many   ? bf16 ? fragment_many_int4_bf16 : fragment_many_int4_f16
-             : bf16 ? fragment_few_int4_bf16
-                    : fragment_few_int4_f16;
+      return bf16 ? of(fragment_few_int4_bf16, fragment_middle_int4_bf16, fragment_many_int4_bf16)
+                  : of(fragment_few_int4_f16, fragment_middle_int4_f16, fragment_many_int4_f16);
     case Codes::sparse:
-      return many ? fragment_many_sparse : fragment_few_sparse;
+      return of(fragment_few_sparse, fragment_middle_sparse, fragment_many_sparse);
     default:
-      return many ? fragment_many_wide : fragment_few_wide;
+      return of(fragment_few_wide, fragment_middle_wide, fragment_many_wide);
   }
 }
 
@@ -111,7 +114,7 @@ FragmentArgs args_of(const FragmentProduct& p) {
 
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
   if (plan.kernel == PackedPlan::none) return false;
-  launcher(p.layout, plan.kernel == PackedPlan::many_rows)(gpu, plan, p.layout, args_of(p));
+  launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
   return true;
 }
 

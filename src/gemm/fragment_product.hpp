@@ -83,11 +83,15 @@ std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int grou
 double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
                   bool whole_k);
 
+// Plans for many rows in tiles of so many rows at most take fragment_middle_rows.cuh.
+inline constexpr int most_middle_tokens = 128;
 // By families of formats, so that none compiles for long.
 using FragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                             const FragmentArgs& args);
 FragmentLaunch fragment_few_fp4_bf16, fragment_few_fp4_f16, fragment_few_sparse,
     fragment_few_int4_bf16, fragment_few_int4_f16, fragment_few_wide;
+FragmentLaunch fragment_middle_fp4_bf16, fragment_middle_fp4_f16, fragment_middle_sparse,
+    fragment_middle_int4_bf16, fragment_middle_int4_f16, fragment_middle_wide;
 FragmentLaunch fragment_many_fp4_bf16, fragment_many_fp4_f16, fragment_many_sparse,
     fragment_many_int4_bf16, fragment_many_int4_f16, fragment_many_wide;
 

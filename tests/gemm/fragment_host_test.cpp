@@ -361,6 +361,12 @@ TEST(FragmentPlan, FewRowsAndMany) {
     EXPECT_LE(plan.tile_tokens, 24) << fragment_words(plan);
   }
   EXPECT_GE(plan_fragments(sizes(32, 1, 4096, 7168), h200).split, 2);
+  for (const auto& s : {sizes(8, 256, 28672, 4096), sizes(8, 256, 4096, 14336),
+                        sizes(32, 1024, 5760, 2880), sizes(128, 8192, 2048, 768)}) {
+    const PackedPlan plan = plan_fragments(s, h200);
+    EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);
+    EXPECT_LE(plan.tile_tokens, most_middle_tokens) << fragment_words(plan);
+  }
   for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(128, 65536, 1536, 2048)}) {
     const PackedPlan plan = plan_fragments(s, h200);
     EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);

@@ -1,0 +1,413 @@
+// Grouped GEMM of packed weights for groups of some twenty to a hundred rows on Hopper. Weights are
+// wgmma's A, decoded into registers (wgmma.sp's where they are sparse), rows ("tokens") its B in
+// shared memory; rows may be gathered, of another dtype, or weighted.
+//
+// Packed weights are few bytes: with 128 rows of them, as the other kernels have, what crosses from
+// the L2 is tokens for the most part. A block takes tiles of 256 rows of weights, two tiles of the
+// layout, by up to `tokens` rows of a group (64 or 128): tile numbers blockIdx.x, blockIdx.x +
+// gridDim.x, .. k goes by in steps of 128, a stage each. Three warpgroups:
+//   0          copies: one thread orders the weights' bulk copies, scales and all, those of the
+//              first tile before the groups are listed. Tokens that lie in order it orders by a
+//              tensor map, 16 at once; others all threads copy in pieces of 16 bytes,
+//              asynchronously where they are as they must be, else through registers. What is
+//              behind a group's last row is whatever there was: nobody reads its sums
+//   1, 2       128 rows of weights each, all tokens: while the tensor cores multiply 64 rows by 32
+//              of k (64 of sparse weights) the next are decoded into other registers. A tile
+//              multiplies as many tokens as the least of a few widths holds
+//   full[s]    stage s is there: bytes, one arrival, and 128 threads' copies where tokens are not
+//              mapped
+//   empty[s]   stage s may be overwritten: the 8 warps that multiply
+//   barrier 1, 2: a warpgroup's own at a tile's end; 3: the copying one's, around its list of rows
+// What is computed, and in which order, is as in fragment_many_rows.cuh. A tile's end hides behind
+// the ring as far as memory is what is waited for.
+//
+// Bytes: packed weights once a tile, tokens once a 256 rows of weights. Time on an H200: a step of
+// 256 x 128 nvfp4 by 32 tokens is 26 KB, at 18 bytes a clock 1450 clocks; a warp issues 310
+// instructions for it, two warps a scheduler, which takes some 1400.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/launch.hpp"
+#include "gemm/finish.cuh"
+#include "gemm/fragment_lane.hpp"
+#include "gemm/fragment_product.hpp"
+#include "gemm/fragment_results.hpp"
+#include "gemm/fragment_rows.cuh"
+#include "gemm/fragment_wgmma.cuh"
+#include "gemm/tile_list.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <class L_, int tokens_>
+struct MiddleFragments {
+  using L = L_;
+  static constexpr int tokens = tokens_;
+  static constexpr int wide = 2;                      // tiles of the layout, a warpgroup's each
+  static constexpr int blocks = 2;                    // of 64 rows of weights, a warpgroup's
+  static constexpr int box = 16;                      // tokens that a bulk copy brings
+  static constexpr int boxes = tokens == 64 ? 2 : 1;  // for results, of a warpgroup
+  static constexpr int copying = 128, threads = copying + 128 * wide;
+  static constexpr int weight_bytes = L::parts.bytes, token_bytes = tokens * 256;
+  static constexpr int stage_bytes = (token_bytes + wide * weight_bytes + 1023) / 1024 * 1024;
+  static constexpr int floats = (tokens + 63) / 64 * 32;  // of sums, as TileFinish wants them
+  using List = TileList<8, tokens / 8>;
+  static constexpr int most_bytes = 227 * 1024 - 256;  // of shared memory, beside the barriers
+  static constexpr int other_bytes = 1024 + wide * boxes * 8192 + 8 * tokens;
+  static constexpr int stages =
+      (most_bytes - other_bytes - List::bytes(most_listed_groups)) / stage_bytes;
+  static constexpr int shared_bytes(int groups) {
+    return other_bytes + stages * stage_bytes + List::bytes(groups);
+  }
+  static_assert(stages >= 2 && tokens % 32 == 0);
+};
+
+#if defined(SHUNT_SM_90A)
+
+template <int stages>
+struct StepRing {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+// The compiler otherwise works it out anew in every step.
+__device__ __forceinline__ std::uint32_t kept_address(const void* shared) {
+  return static_cast<std::uint32_t>(kept(static_cast<int>(shared_address(shared))));
+}
+
+// What a warp knows of the stages: addresses in shared memory of the first one's.
+struct StagesOfWarp {
+  const unsigned char* weights;  // of the tile of the layout that it has rows of
+  std::uint32_t tokens, full, empty;
+  int warp;  // of the warpgroup
+  int lane;
+  bool mapped;  // tokens come by bulk copies
+
+  // Of copies other than bulk ones.
+  __device__ __forceinline__ void fence_copies() const {
+    asm volatile(
+        "{\n.reg .pred bulk;\nsetp.ne.s32 bulk, %0, 0;\n"
+        "@!bulk fence.proxy.async.shared::cta;\n}" ::"r"(static_cast<int>(mapped))
+        : "memory");
+  }
+  // What all lanes have read: wgmma was waited for since. Predicated inside, for a branch here
+  // would have the compiler make every wgmma wait for the one before.
+  __device__ __forceinline__ void free(std::uint32_t stage, int not_yet = 0) const {
+    asm volatile(
+        "{\n.reg .pred tells;\nsetp.eq.s32 tells, %1, 0;\n"
+        "@tells mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(empty + 8 * stage),
+        "r"(lane | not_yet)
+        : "memory");
+  }
+};
+
+// The products of a tile: n tokens. d is 0.
+template <int n, class S>
+__device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
+                                               const StagesOfWarp& at, StepRing<S::stages>& ring,
+                                               int steps) {
+  using L = typename S::L;
+  constexpr bool scaled = L::codes == Codes::fp8_block;
+  float part[scaled ? S::blocks : 1][scaled ? S::floats : 1];
+  if constexpr (scaled) {
+#pragma unroll
+    for (auto& block : part) {
+#pragma unroll
+      for (float& p : block) p = 0;
+    }
+  }
+  std::uint32_t a[2][8];
+  std::uint32_t before = 0;  // the last step's stage
+  int first = 1;
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i) {
+    const auto stage = static_cast<std::uint32_t>(ring.stage);
+    wait_at(at.full + 8 * stage, ring.parity);
+    at.fence_copies();
+    const unsigned char* const tile = at.weights + ring.stage * S::stage_bytes;
+    L mine[S::blocks];
+#pragma unroll
+    for (int m = 0; m < S::blocks; ++m) mine[m].load_scales(tile, at.warp + 4 * m, at.lane);
+    // Where registers allow it all of a step's at once: loads do not pass what is waited for below.
+    constexpr bool all = S::tokens == 64 && !eight_bits(L::codes);
+    std::uint32_t words[L::pairs][S::blocks][L::code_words];
+#pragma unroll
+    for (int pair = 0; pair < (all ? L::pairs : 0); ++pair) {
+#pragma unroll
+      for (int m = 0; m < S::blocks; ++m) {
+        L::load_codes(tile, at.warp + 4 * m, pair, at.lane, words[pair][m]);
+      }
+    }
+    const std::uint32_t tokens = at.tokens + stage * S::stage_bytes;
+#pragma unroll
+    for (int pair = 0; pair < L::pairs; ++pair) {
+      const std::uint64_t b =
+          L::sparse ? wgmma_descriptor(tokens + pair * S::tokens * 128)
+                    : wgmma_descriptor(tokens + pair / 2 * S::tokens * 128) + pair % 2 * 4;
+#pragma unroll
+      for (int m = 0; m < S::blocks; ++m) {
+        const int turn = pair * S::blocks + m;
+        if (!all) L::load_codes(tile, at.warp + 4 * m, pair, at.lane, words[pair][m]);
+        wgmma_wait<1>();  // what reads these registers is over
+        if (turn == 1) at.free(before, first);
+        std::uint32_t(&now)[8] = a[turn % 2];
+        mine[m].template decode<true>(words[pair][m], pair, now);
+        wgmma_fence();
+        if constexpr (L::sparse) {
+          const std::uint32_t positions = L::positions(tile, at.warp + 4 * m, pair, at.lane);
+          wgmma_sparse<n, L::bf16, 0>(d[m], now, b, positions);
+          wgmma_sparse<n, L::bf16, 1>(d[m], now + 4, b + 4, positions);
+        } else {
+          if constexpr (scaled) {
+            wgmma_registers<n, L::bf16>(part[m], now, b);
+            wgmma_registers<n, L::bf16>(part[m], now + 4, b + 2);
+          } else {
+            wgmma_registers<n, L::bf16>(d[m], now, b);
+            wgmma_registers<n, L::bf16>(d[m], now + 4, b + 2);
+          }
+        }
+        wgmma_commit();
+      }
+    }
+    if constexpr (scaled) {
+      wgmma_wait<0>();
+#pragma unroll
+      for (int m = 0; m < S::blocks; ++m) {
+        const float low = mine[m].scale(0, 0), high = mine[m].scale(0, 1);
+#pragma unroll
+        for (int j = 0; j < n / 2; ++j) {
+          d[m][j] = __fmaf_rn(part[m][j], j / 2 % 2 == 0 ? low : high, d[m][j]);
+          part[m][j] = 0;
+        }
+      }
+    }
+    before = stage, first = 0;
+    ring.next();
+  }
+  wgmma_wait<0>();
+  at.free(before);
+}
+
+#endif
+
+template <class S>
+__global__ void __launch_bounds__(S::threads, 1)
+    middle_fragments(const __grid_constant__ FragmentArgs args,
+                     const __grid_constant__ CUtensorMap tokens,
+                     const __grid_constant__ CUtensorMap out, bool mapped) {
+#if defined(SHUNT_SM_90A)
+  using L = typename S::L;
+  extern __shared__ unsigned char shared[];
+  __shared__ std::uint64_t full[S::stages], empty[S::stages];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
+  unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
+  auto* const sources = reinterpret_cast<int*>(outgoing + S::wide * S::boxes * box_bytes);
+  auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
+  if (thread == 0) {
+    if (args.finish.plain) prefetch_tensor_map(&out);
+    if (mapped) prefetch_tensor_map(&tokens);
+    for (int s = 0; s < S::stages; ++s) {
+      mbarrier_init(&full[s], mapped ? 1 : 1 + S::copying);
+      mbarrier_init(&empty[s], 4 * S::wide);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int columns = (args.columns + S::wide - 1) / S::wide;
+  const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+  // Bulk copies of a tile's tokens.
+  const auto boxes_of = [&](const GroupTile& at) {
+    return mapped ? (at.count + S::box - 1) / S::box : 0;
+  };
+  // By one thread: weights of step i of a tile. The last tile of a group may have fewer of the
+  // layout's. The bytes of tokens that come later are expected here too.
+  const auto copy_weights = [&](const GroupTile& at, int i, int stage) {
+    const int there = min(S::wide, args.columns - S::wide * at.column);
+    mbarrier_arrive_expect(
+        &full[stage], static_cast<unsigned>(there * S::weight_bytes + boxes_of(at) * S::box * 256));
+    const std::int64_t column = std::int64_t{args.steps} * S::weight_bytes;
+    const char* const from = args.tiles + at.group * args.group_bytes +
+                             S::wide * at.column * column + std::int64_t{i} * S::weight_bytes;
+    unsigned char* const to = stages + stage * S::stage_bytes + S::token_bytes;
+#pragma unroll
+    for (int w = 0; w < S::wide; ++w) {
+      if (w < there) {
+        copy_bytes_once(to + w * S::weight_bytes, from + w * column, S::weight_bytes, &full[stage]);
+      }
+    }
+  };
+  const bool early = args.early;  // weights and groups are older than the grid before this one
+  if (!early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  int ahead = 0;  // weights of the first tile's steps before are under way
+  if (warp == 0) {
+    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, columns, first);
+    if (at.group >= 0) {
+      ahead = min(args.steps, S::stages);
+      if (lane == 0) {
+#pragma unroll 1
+        for (int i = 0; i < ahead; ++i) copy_weights(at, i, i);
+      }
+    }
+    __syncwarp();
+  }
+  typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
+  list.build(args.walk);
+  const int tiles = list.tiles();
+  StepRing<S::stages> ring;
+  if (warp < 4) {
+    fewer_registers<56>();
+    if (early) {
+      wait_for_predecessor();
+      let_successor_start();
+    }
+    if (mapped) {
+      if (warp == 0) {
+        for (int tile = first; tile < tiles; tile += stride) {
+          const GroupTile at = list.find(tile);
+          if (lane == 0) {
+            const int boxes = boxes_of(at);
+#pragma unroll 1
+            for (int i = 0; i < args.steps; ++i) {
+              mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+              if (i >= ahead) copy_weights(at, i, ring.stage);
+              unsigned char* to = stages + ring.stage * S::stage_bytes;
+#pragma unroll 1
+              for (int b = 0; b < boxes; ++b, to += S::box * 128) {
+                copy_box(to, &tokens, &full[ring.stage], 128 * i, at.row + S::box * b);
+                copy_box(to + S::token_bytes / 2, &tokens, &full[ring.stage], 128 * i + 64,
+                         at.row + S::box * b);
+              }
+              ring.next();
+            }
+            ahead = 0;
+          }
+          __syncwarp();
+        }
+      }
+    } else {
+      ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
+      for (int tile = first; tile < tiles; tile += stride) {
+        const GroupTile at = list.find(tile);
+        named_barrier(S::wide + 1, S::copying);  // the list of the tile before has been read
+        list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
+        named_barrier(S::wide + 1, S::copying);
+        rows.begin(args, at.count);
+#pragma unroll 1
+        for (int i = 0; i < args.steps; ++i) {
+          mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+          if (thread == 0 && i >= ahead) copy_weights(at, i, ring.stage);
+          const std::uint32_t to = shared_address(stages + ring.stage * S::stage_bytes);
+          rows.copy(args, to, std::int64_t{i} * 128);
+          rows.copy(args, to + S::token_bytes / 2, std::int64_t{i} * 128 + 64);
+          if (args.direct) {
+            mbarrier_arrive_after_copies(&full[ring.stage]);
+          } else {
+            mbarrier_arrive(&full[ring.stage]);
+          }
+          ring.next();
+        }
+        ahead = 0;
+      }
+    }
+  } else {
+    more_registers<224>();
+    const int group = warp / 4 - 1, quarter = warp % 4;
+    StagesOfWarp stages_of{.weights = nullptr,
+                           .tokens = shared_address(stages),
+                           .full = kept_address(full),
+                           .empty = kept_address(empty),
+                           .warp = quarter,
+                           .lane = lane,
+                           .mapped = mapped};
+    Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
+              .count = S::boxes,
+              .map = &out,
+              .barrier = 1 + group};
+    for (int tile = first; tile < tiles; tile += stride) {
+      const GroupTile at = list.find(tile);
+      // Where there are no weights left its warps multiply the first ones, for nothing.
+      const bool there = S::wide * at.column + group < args.columns;
+      const int which = there ? group : 0, column = S::wide * at.column + which;
+      stages_of.weights = stages + S::token_bytes + which * S::weight_bytes;
+      float d[S::blocks][S::floats];
+#pragma unroll
+      for (auto& block : d) {
+#pragma unroll
+        for (float& sum : block) sum = 0;
+      }
+      const auto with = [&]<int n>() { multiply_steps<n, S>(d, stages_of, ring, args.steps); };
+      // As many as the tile has, by a few widths: more of them, and registers would not do.
+      if constexpr (S::tokens == 64) {
+        if (at.count <= 16) {
+          with.template operator()<16>();
+        } else if (at.count <= 32) {
+          with.template operator()<32>();
+        } else if (at.count <= 48) {
+          with.template operator()<48>();
+        } else {
+          with.template operator()<64>();
+        }
+      } else {
+        at.count <= 96 ? with.template operator()<96>() : with.template operator()<128>();
+      }
+      const float* const factors =
+          reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                         args.factors_at + std::int64_t{column} * 512) +
+          16 * quarter + lane / 4;
+#pragma unroll
+      for (int m = 0; m < S::blocks; ++m) {
+        const float low = __ldg(factors + 64 * m), high = __ldg(factors + 64 * m + 8);
+#pragma unroll
+        for (int i = 0; i < S::tokens / 2; ++i) {
+          d[m][i] = __fmul_rn(__fmul_rn(d[m][i], args.unscale), i / 2 % 2 == 0 ? low : high);
+        }
+      }
+      using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
+      TileFinish<T, S::blocks, S::floats>(args.finish, at.group, at.row, there ? at.count : 0,
+                                          std::int64_t{column} * 128, box)
+          .write(d);
+    }
+    if (thread % 128 == 0) wait_for_boxes_written();
+  }
+#endif
+}
+
+template <class S>
+void launch_middle(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
+  CUtensorMap out{};
+  map_results(out, args.finish, S::L::bf16, args.walk.rows);
+  // Rows that lie in order come by a tensor map.
+  CUtensorMap tokens{};
+  const bool mapped = args.direct && args.permutation == nullptr &&
+                      map_rows(tokens, args.source, S::L::bf16, args.source_rows, args.k,
+                               args.source_row_bytes / 2, S::box);
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+          .block = dim3(S::threads),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups))},
+         middle_fragments<S>, args, tokens, out, mapped);
+}
+
+template <class L>
+void launch_middle_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
+  if constexpr (L::codes == Codes::fp8_block) {  // which has sums twice
+    launch_middle<MiddleFragments<L, 64>>(gpu, plan, args);
+  } else {
+    (plan.tile_tokens == 64 ? launch_middle<MiddleFragments<L, 64>>
+                            : launch_middle<MiddleFragments<L, 128>>)(gpu, plan, args);
+  }
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine
