@@ -15,7 +15,8 @@
 //
 // Scales, as a factor in both halves of a register: nvfp4's e4m3 have become e5m3 without sign
 // (value 2^(E - 10) (1 + m / 8), E > 0) and stand for 2^119 or 2^7 times that, so that a weight is
-// decoded to 2^-7 of what it is, exact in either type. mxfp4's stand relative to the row's largest.
+// decoded to 2^-7 of what it is, exact in either type. Those of mxfp4 and mxfp8 stand relative to
+// the row's largest, whose weights are decoded to 2 and 2^7 times what their codes are worth.
 // int4's are f16 in units of a power of two of the row's. What is left out is in the row's factor
 // or in unscale().
 #pragma once
@@ -285,25 +286,31 @@ SHUNT_BOTH inline void decode_int8(std::uint32_t w0, std::uint32_t w1, std::uint
     }
   }
 }
+// Times 2^-120 (bf16) or 2^-8.
 template <bool bf16>
-SHUNT_BOTH inline void decode_e4m3(std::uint32_t w0, std::uint32_t w1, std::uint32_t* to) {
+SHUNT_BOTH inline void spread_e4m3(std::uint32_t w0, std::uint32_t w1, std::uint32_t* to) {
   const std::uint32_t w[2] = {w0, w1};
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t x = i % 2 == 0 ? w[i / 2] : w[i / 2] << 8;
-    if constexpr (bf16) {
-      to[i] = times<true>((x & 0x80008000U) | (x >> 4 & 0x07f007f0U), 0x7b807b80U);  // 2^120
-    } else {
-      to[i] = (x & 0x80008000U) | (x >> 1 & 0x3f803f80U);
-    }
+    to[i] = bf16 ? (x & 0x80008000U) | (x >> 4 & 0x07f007f0U)
+                 : (x & 0x80008000U) | (x >> 1 & 0x3f803f80U);
   }
+}
+template <bool bf16>
+SHUNT_BOTH inline void decode_e4m3(std::uint32_t w0, std::uint32_t w1, std::uint32_t* to) {
+  spread_e4m3<bf16>(w0, w1, to);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int i = 0; i < 4 && bf16; ++i) to[i] = times<true>(to[i], 0x7b807b80U);  // 2^120
 }
 
 // ---- scales -------------------------------------------------------------------------------------
 
-// Factors of e2m1 from bytes 0 and 2 of a word (or, `odd`, 1 and 3), one in each half.
+// Factors from bytes 0 and 2 of a word (or, `odd`, 1 and 3), one in each half.
 template <bool bf16>
 SHUNT_BOTH inline std::uint32_t e5m3_factors(std::uint32_t word, bool odd) {
   const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : even_bytes(word);

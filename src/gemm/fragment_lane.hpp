@@ -46,7 +46,7 @@ struct Lane {
   // Sums that are scaled apart: of so many pairs (0: none; half a pair is a fragment).
   static constexpr bool scaled_sums = codes == Codes::int4 || codes == Codes::fp8_block;
   static constexpr int scale_words = codes == Codes::nvfp4 || sparse ? 4
-                                     : codes == Codes::mxfp4         ? 2
+                                     : mx(codes)                     ? 2
                                      : codes == Codes::int4          ? groups
                                      : codes == Codes::fp8_block     ? 2
                                                                      : 1;
@@ -58,8 +58,7 @@ struct Lane {
     const unsigned char* const from = tile + parts.scales;
     if constexpr (codes == Codes::fp8_block) {
       load_words<2>(from, scales);
-    } else if constexpr (codes == Codes::nvfp4 || sparse || codes == Codes::mxfp4 ||
-                         codes == Codes::int4) {
+    } else if constexpr (codes == Codes::nvfp4 || sparse || mx(codes) || codes == Codes::int4) {
       load_words<scale_words>(from + scales_at(block, lane / 4, 2 * scale_words), scales);
     }
     if constexpr (codes == Codes::int4) {
@@ -104,6 +103,10 @@ struct Lane {
     if constexpr (codes == Codes::int8) {
       decode_int8<bf16>(w[0], w[1], to);
       decode_int8<bf16>(w[2], w[3], to + 4);
+    } else if constexpr (codes == Codes::mxfp8) {
+      spread_e4m3<bf16>(w[0], w[1], to);
+      spread_e4m3<bf16>(w[2], w[3], to + 4);
+      scale_registers(pair, to);
     } else if constexpr (eight_bits(codes)) {
       decode_e4m3<bf16>(w[0], w[1], to);
       decode_e4m3<bf16>(w[2], w[3], to + 4);
@@ -133,10 +136,7 @@ struct Lane {
       }
     } else {
       decode_e2m1<bf16>(w[0], w[1], to);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-      for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
+      scale_registers(pair, to);
     }
   }
   template <bool rounded>
@@ -159,10 +159,16 @@ struct Lane {
   SHUNT_BOTH std::uint32_t zero_point(int nibble) const {
     return lifted<bf16>(zeros[nibble / 8][nibble % 2], nibble % 8 / 2);
   }
+  SHUNT_BOTH void scale_registers(int pair, std::uint32_t (&to)[8]) const {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
+  }
   // Of register i of a pair, in both halves; where registers share one, the compiler sees it.
   SHUNT_BOTH std::uint32_t factor(int pair, int i) const {
     const int upper = i % 2;
-    if constexpr (codes == Codes::mxfp4) {
+    if constexpr (mx(codes)) {
       return twice(power_factors<bf16>(scales[upper], pair % 2 == 1), pair >= 2);
     } else {
       const int which = sparse ? (2 * pair + i / 4) * 2 + i % 4 / 2 : 2 * pair + i / 4;

@@ -28,7 +28,14 @@
 
 namespace shunt::cuda_engine {
 
-enum class Codes : std::int32_t { nvfp4, mxfp4, sparse, int4, int8, fp8, fp8_block };
+enum class Codes : std::int32_t { nvfp4, mxfp4, sparse, int4, int8, fp8, fp8_block, mxfp8 };
+
+SHUNT_BOTH constexpr bool eight_bits(Codes codes) {
+  return codes == Codes::int8 || codes == Codes::fp8 || codes == Codes::fp8_block ||
+         codes == Codes::mxfp8;
+}
+// Blocks of 32 with a power of two.
+SHUNT_BOTH constexpr bool mx(Codes codes) { return codes == Codes::mxfp4 || codes == Codes::mxfp8; }
 
 // Of a tile, in bytes: where each part begins, and all of it.
 struct TileParts {
@@ -36,11 +43,10 @@ struct TileParts {
 };
 // `groups`: of scales along k of a row of a tile, only of int4: 8, 4, 2 or 1.
 SHUNT_BOTH constexpr TileParts tile_parts(Codes codes, int groups) {
-  const bool eight = codes == Codes::int8 || codes == Codes::fp8 || codes == Codes::fp8_block;
-  const int values = codes == Codes::sparse ? 4096 : eight ? 16384 : 8192;
+  const int values = codes == Codes::sparse ? 4096 : eight_bits(codes) ? 16384 : 8192;
   TileParts parts{values, values + (codes == Codes::sparse ? 2048 : 0), 0, 0};
   const int scales = codes == Codes::nvfp4 || codes == Codes::sparse ? 1024
-                     : codes == Codes::mxfp4                         ? 512
+                     : mx(codes)                                     ? 512
                      : codes == Codes::int4                          ? 256 * groups
                      : codes == Codes::fp8_block                     ? 16
                                                                      : 0;
@@ -61,7 +67,7 @@ struct FragmentLayout {
   static constexpr bool holds(Format format) {
     return format == Format::nvfp4 || format == Format::mxfp4 || format == Format::sparse_nvfp4 ||
            format == Format::int4 || format == Format::int8 || format == Format::fp8_block ||
-           format == Format::fp8_channel || format == Format::fp8_tensor;
+           format == Format::fp8_channel || format == Format::fp8_tensor || format == Format::mxfp8;
   }
   constexpr Codes codes() const {
     switch (format.format) {
@@ -77,6 +83,8 @@ struct FragmentLayout {
         return Codes::int8;
       case Format::fp8_block:
         return Codes::fp8_block;
+      case Format::mxfp8:
+        return Codes::mxfp8;
       default:
         return Codes::fp8;
     }
@@ -122,9 +130,6 @@ SHUNT_BOTH constexpr int column_of(const FragmentPlace& at) {
   return at.fragment * 16 + at.reg / 2 * 8 + at.lane % 4 * 2 + at.half;
 }
 
-SHUNT_BOTH constexpr bool eight_bits(Codes codes) {
-  return codes == Codes::int8 || codes == Codes::fp8 || codes == Codes::fp8_block;
-}
 // Pairs of fragments of 16 rows of a tile, and the byte offset of a lane's part of one: 8 bytes, or
 // 16 of 8-bit codes.
 SHUNT_BOTH constexpr int pairs_of(Codes codes) { return codes == Codes::sparse ? 2 : 4; }

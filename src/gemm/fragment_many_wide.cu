@@ -13,6 +13,8 @@ void launch_wide(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& l
       return launch_many_rows<Lane<Codes::int8, 0, bf16>>(gpu, plan, args);
     case Codes::fp8:
       return launch_many_rows<Lane<Codes::fp8, 0, bf16>>(gpu, plan, args);
+    case Codes::mxfp8:
+      return launch_many_rows<Lane<Codes::mxfp8, 0, bf16>>(gpu, plan, args);
     default:
       return launch_many_rows<Lane<Codes::fp8_block, 0, bf16>>(gpu, plan, args);
   }

@@ -53,6 +53,7 @@ struct Row {
       case Format::sparse_nvfp4:
         return 16;
       case Format::mxfp4:
+      case Format::mxfp8:
         return 32;
       default:
         return matrix->format.group;
@@ -81,7 +82,7 @@ Row row_of(const FragmentLayout& layout, const PackedMatrix& gate, const PackedM
 
 // What a row's scales are relative to, and the factor that its sums get.
 struct RowScale {
-  int largest = 0;   // mxfp4: code of a block that is not zeros
+  int largest = 0;   // mxfp4, mxfp8: code of a block that is not zeros
   int exponent = 0;  // int4: scales times 2^-exponent are at most 2^11
   float factor = 0;
   bool finite = true;
@@ -103,13 +104,15 @@ RowScale row_scale(const Row& row) {
     case Format::fp8_block:
       result.factor = m.global_scale;
       break;
-    case Format::mxfp4: {
+    case Format::mxfp4:
+    case Format::mxfp8: {
+      const bool wide = m.format.format == Format::mxfp8;
       for (std::int64_t k = 0; k < m.k; ++k) {
-        if ((row.code(k) & 7) != 0)
+        if ((row.code(k) & (wide ? 0x7f : 7)) != 0)
           result.largest = std::max<int>(result.largest, row.scale_byte(k));
       }
       result.finite = result.largest < 255;
-      result.factor = std::ldexp(1.0F, result.largest - 128);
+      result.factor = std::ldexp(1.0F, result.largest - (wide ? 134 : 128));
       break;
     }
     case Format::int4: {
@@ -194,8 +197,8 @@ class TileWriter {
       if ((scale & 0x7f) == 0) return 0;
       if ((scale & 0x80) != 0) code ^= 8;
     }
-    if (codes_ == Codes::mxfp4 && k < from.matrix->k && power(row, k) < 1) return 0;
-    if (codes_ == Codes::fp8 || codes_ == Codes::fp8_block) {
+    if (mx(codes_) && k < from.matrix->k && power(row, k) < 1) return 0;
+    if (eight_bits(codes_) && codes_ != Codes::int8) {
       finite_ = finite_ && (code & 0x7f) != 0x7f;
     }
     return code;
@@ -258,7 +261,7 @@ class TileWriter {
         scales[scales_at(block, q, 8) + 8 * upper + i] = static_cast<char>(
             (scale & 0x7f) == 0 ? least_e5m3 : e5m3_of(static_cast<std::uint8_t>(scale & 0x7f)));
       }
-    } else if (codes_ == Codes::mxfp4) {
+    } else if (mx(codes_)) {
       for (int i = 0; i < 4; ++i) {
         const std::int64_t k = first_ + 32 * i;
         if (inside(k)) finite_ = finite_ && row.scale_byte(k) < 255;
@@ -357,8 +360,9 @@ void read_as(const FragmentLayout& layout, const char* from, std::int64_t row, d
     if (eight_bits(codes)) {
       for (int f = 0; f < 2; ++f) {
         const std::uint32_t w0 = word_at(words + 8 * f), w1 = word_at(words + 8 * f + 4);
-        codes == Codes::int8 ? decode_int8<bf16>(w0, w1, regs + 4 * f)
-                             : decode_e4m3<bf16>(w0, w1, regs + 4 * f);
+        codes == Codes::int8    ? decode_int8<bf16>(w0, w1, regs + 4 * f)
+        : codes == Codes::mxfp8 ? spread_e4m3<bf16>(w0, w1, regs + 4 * f)
+                                : decode_e4m3<bf16>(w0, w1, regs + 4 * f);
       }
       if (codes == Codes::fp8_block) {
         scale = static_cast<double>(float_of(word_at(scales + 4 * upper)));
@@ -379,14 +383,16 @@ void read_as(const FragmentLayout& layout, const char* from, std::int64_t row, d
         scale = static_cast<double>(f16_value(h));
       } else {
         decode_e2m1<bf16>(w0, w1, regs);
-        const bool mx = codes == Codes::mxfp4;
-        const int bytes = mx ? 4 : 8, which = mx ? column / 32 : sparse ? column / 8 : column / 16;
-        const auto byte = static_cast<unsigned char>(
-            scales[scales_at(at.block, q, bytes) + bytes * upper + which]);
-        regs[reg] = times<bf16>(
-            regs[reg],
-            twice(mx ? power_factors<bf16>(byte, false) : e5m3_factors<bf16>(byte, false), false));
       }
+    }
+    if (mx(codes) || codes == Codes::nvfp4 || sparse) {
+      const int bytes = mx(codes) ? 4 : 8;
+      const int which = column / (mx(codes) ? 32 : sparse ? 8 : 16);
+      const auto byte =
+          static_cast<unsigned char>(scales[scales_at(at.block, q, bytes) + bytes * upper + which]);
+      regs[reg] = times<bf16>(regs[reg], twice(mx(codes) ? power_factors<bf16>(byte, false)
+                                                         : e5m3_factors<bf16>(byte, false),
+                                               false));
     }
     to[k] = static_cast<double>(half_value<bf16>(regs[reg] >> (16 * at.half))) * scale *
             static_cast<double>(unscale(codes, bf16)) * static_cast<double>(factor);

@@ -241,7 +241,7 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
           "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
-          "prepared and 0 (but mxfp8, dense3 and ordered), fp8_block and 2, fp8_channel or "
+          "prepared and 0 (but dense3 and ordered), fp8_block and 2, fp8_channel or "
           "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
           to_string(spec.format), static_cast<int>(spec.rows));
     }

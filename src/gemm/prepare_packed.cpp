@@ -41,10 +41,10 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
   }
   if (on_gpu(context) && rows == RowFormat::as_dtype) {
     if (!cuda_engine::FragmentLayout::holds(format.format)) {
-      fail(
-          Status::unsupported,
-          "{}: format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8 or one of fp8 on a GPU",
-          what, to_string(format));
+      fail(Status::unsupported,
+           "{}: format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8, mxfp8 or one of fp8 "
+           "on a GPU",
+           what, to_string(format));
     }
     if (dtype == DType::f32) {
       fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);

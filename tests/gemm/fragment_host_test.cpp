@@ -36,6 +36,7 @@ TEST(FragmentLayout, EveryValueOfATileHasItsPlace) {
   EXPECT_EQ(tile_parts(Codes::nvfp4, 0).bytes, 128 * 128 * 9 / 16);
   EXPECT_EQ(tile_parts(Codes::sparse, 0).bytes, 128 * 128 * 7 / 16);
   EXPECT_EQ(tile_parts(Codes::mxfp4, 0).bytes, 128 * 128 * 17 / 32);
+  EXPECT_EQ(tile_parts(Codes::mxfp8, 0).bytes, 128 * 128 * 33 / 32);
   for (const int groups : {1, 2, 4, 8}) EXPECT_EQ(tile_parts(Codes::int4, groups).bytes % 16, 0);
 }
 
@@ -180,6 +181,8 @@ std::vector<double> decoded(const FragmentLayout& layout, const char* group, boo
       return decoded<Lane<Codes::fp8, 0, bf16>>(layout, group, rounded);
     case Codes::fp8_block:
       return decoded<Lane<Codes::fp8_block, 0, bf16>>(layout, group, rounded);
+    case Codes::mxfp8:
+      return decoded<Lane<Codes::mxfp8, 0, bf16>>(layout, group, rounded);
     case Codes::int4:
       break;
   }
@@ -250,7 +253,7 @@ std::vector<FormatSpec> formats() {
 }
 
 TEST(FragmentPrepare, LanesDecodeWhatTheFormatsSay) {
-  EXPECT_EQ(formats().size(), 13U);
+  EXPECT_EQ(formats().size(), 14U);
   for (const FormatSpec& spec : formats()) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{1, 1}, {130, 129}, {24, 400}, {72, 16}, {9, 259}}) {
@@ -280,22 +283,21 @@ TEST(FragmentPrepare, ScalesOfEveryKind) {
     }
   }
   // Powers of two: exact as far as a dtype reaches, else little of a row's largest is lost.
-  Packed mx = Packed::of({Format::mxfp4}, normal_values(n * k, 3), n, k);
-  for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
-    bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(100 + random() % 24);
-  }
-  check(mx.packed, nullptr);
-  for (const int base : {0, 200}) {
-    for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
-      bytes_of(mx.packed.scales)[i] =
-          static_cast<std::uint8_t>(static_cast<unsigned>(base) + random() % 55);
+  // mxfp8's codes span 2^17 more.
+  for (const Format format : {Format::mxfp4, Format::mxfp8}) {
+    Packed mx = Packed::of({format}, normal_values(n * k, 3), n, k);
+    const auto draw = [&](unsigned base, unsigned range) {
+      for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
+        bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(base + random() % range);
+      }
+    };
+    draw(100, format == Format::mxfp4 ? 24 : 22);
+    check(mx.packed, nullptr);
+    for (const auto& [base, range] : {std::pair{0U, 55U}, {200U, 55U}, {0U, 255U}}) {
+      draw(base, range);
+      check(mx.packed, nullptr, 0, 0x1p-25);
     }
-    check(mx.packed, nullptr, 0, 0x1p-25);
   }
-  for (std::int64_t i = 0; i < mx.packed.scales.elements(); ++i) {
-    bytes_of(mx.packed.scales)[i] = static_cast<std::uint8_t>(random() % 255);
-  }
-  check(mx.packed, nullptr, 0, 0x1p-25);
 
   Packed four = Packed::of({Format::int4, 32}, normal_values(n * k, 3), n, k);
   std::vector<std::uint8_t> zeros(static_cast<std::size_t>(four.packed.scales.elements()));
@@ -330,7 +332,7 @@ TEST(FragmentPrepare, WhatIsNotFiniteIsRefused) {
         p.packed.scales.as<std::uint16_t>()[0] = 0x7f80;
       } else {
         bytes_of(p.packed.values)[0] = 3;
-        bytes_of(p.packed.scales)[0] = spec.format == Format::mxfp4 ? 255 : 0x7f;
+        bytes_of(p.packed.scales)[0] = p.packed.scales.dtype == DType::f8_e8m0 ? 255 : 0x7f;
       }
       EXPECT_TRUE(refused(p.packed));
     }

@@ -27,9 +27,7 @@ std::vector<FormatSpec> formats() {
 TEST(LayerPackedOnAGpu, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
   const Device gpu{DeviceType::cuda, 0};
-  for (const Format format : {Format::mxfp8, Format::dense3}) {
-    EXPECT_FALSE(supports(spec, {.dtype = DType::bf16, .format = {format}}, gpu));
-  }
+  EXPECT_FALSE(supports(spec, {.dtype = DType::bf16, .format = {Format::dense3}}, gpu));
   EXPECT_FALSE(supports(spec, {.dtype = DType::f32, .format = {Format::nvfp4}}, gpu));
   EXPECT_FALSE(
       supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}, .in_place = true}, gpu));
