@@ -21,6 +21,7 @@ constexpr double start_us = 3;  // launch, group walk, first loads, last stores
 constexpr double many_start_us = 6;
 constexpr double memory_share = 0.95;     // of what memory's clock says
 constexpr double tensor_share = 0.68;     // that the power limit leaves at 4096 operations a clock
+constexpr double copy_power = 0.15;       // of what products take: a byte copied for each
 constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
 constexpr double together_clocks = 3500;  // a tile's end and the next one's start
 constexpr double in_turn_clocks = 1000;
@@ -68,8 +69,9 @@ struct Model {
     constexpr int cluster = 2;
     ProductPlan plan{.kernel = ProductPlan::many_rows, .tile_tokens = tokens, .tile_rows = rows};
     const std::int64_t columns = ceil_div(sizes.group_rows, std::int64_t{cluster} * rows);
-    // Of a group and a column: tiles, units of 64 rows, clocks.
-    double tiles = 0, units = 0, clocks = 0;
+    // Of a group and a column: tiles, units of 64 rows, clocks; bytes copied in a step, and
+    // products.
+    double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
     for (const double away : {-1.0, 0.0, 1.0}) {
       // Of 64 rows: what is loaded; instructions are cut in halves of these.
       const double rows_here = std::max(1.0, mean + away * spread());
@@ -80,6 +82,8 @@ struct Model {
       const double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
       tiles += down / 3;
       units += here / 3;
+      copied += down * (rows * 128 + wide / cluster * 128);
+      multiplied += down * rows * wide;
       clocks += down / 3 *
                 (static_cast<double>(steps) * both(products, loads) +
                  (in_turn ? in_turn_clocks : together_clocks));
@@ -89,7 +93,9 @@ struct Model {
     const double rounds = std::ceil(each * tiles / static_cast<double>(clusters));
     const double operations =
         each * cluster * rows * units * 64 * static_cast<double>(steps) * 64 * 2;
-    const double power = us(operations / (4096 * tensor_share * gpu.multiprocessors));
+    // Copies take power from products; 128 x 256 has a byte for each.
+    const double power = (1 + copy_power * (copied / multiplied - 1)) *
+                         us(operations / (4096 * tensor_share * gpu.multiprocessors));
     plan.us = many_start_us + all(memory_us(), us(rounds * clocks / tiles), power);
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
