@@ -29,6 +29,15 @@ __device__ __noinline__ float any_activation(const cpu_engine::ActivationRule& r
   return activated(rule, gate, up);
 }
 
+// fast_silu() where nothing is limited: the same bits, for what `ftz` flushes is nothing beside 1.
+__device__ __forceinline__ float unlimited_silu(const cpu_engine::ActivationRule& rule, float gate,
+                                                float up) {
+  float e, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(gate * (rule.alpha * -1.4426950408889634f)));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
+  return gate * inverse * (up + rule.up_offset);
+}
+
 __device__ __forceinline__ float magnitude(float x) {
   const float size = fabsf(x);
   return size < __int_as_float(0x7f800000) ? size : 0;
@@ -50,19 +59,6 @@ __device__ __forceinline__ void put_box(const void* map, std::uint32_t from, int
 }
 __device__ __forceinline__ void commit_boxes() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// A float to the same place of block `rank` of the cluster; its four bytes count at the barrier at
-// `barrier`'s place there, and who waits for them sees it.
-__device__ __forceinline__ void store_at_rank(const void* local, float value,
-                                              const std::uint64_t* barrier, unsigned rank) {
-  asm volatile(
-      "{\n.reg .b32 place, barrier;\nmapa.shared::cluster.u32 place, %0, %3;\n"
-      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [barrier];\n}" ::"r"(
-          shared_address(local)),
-      "r"(__float_as_uint(value)), "r"(shared_address(barrier)), "r"(rank)
-      : "memory");
 }
 
 // Four 8x8 tiles of 16-bit numbers: lane l gives the address of 16 bytes, line l % 8 of tile l / 8.
@@ -117,7 +113,13 @@ class WarpFinish {
       }
     }
     if (end == End::pairs8 || f_.paired) {
-      if (end == End::pairs8 || f_.plain) {
+      if ((end == End::pairs8 || f_.plain) && f_.rule.limit == __int_as_float(0x7f800000)) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = unlimited_silu(f_.rule, acc[gate], acc[gate + 4]);
+        }
+      } else if (end == End::pairs8 || f_.plain) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;
@@ -149,38 +151,18 @@ class WarpFinish {
     }
   }
 
-  // 128 numbers of a row in 16 bits to two boxes of 64. `box`: shared address of 4 KB at a multiple
-  // of 1024.
+  // Columns 64 h to 64 h + 63 of rows in 16 bits, to a box's 16 lines of 128 bytes, swizzled.
   template <bool bf16>
-  __device__ __forceinline__ void put_16(const float (&acc)[64], std::uint32_t box) const {
+  __device__ __forceinline__ void put_16(const float (&acc)[64], int h, std::uint32_t lines) const {
     const int line = lane_ % 16;
 #pragma unroll
-    for (int j = 0; j < 16; j += 2) {
-      const float* const d = acc + 4 * j;
+    for (int j = 0; j < 8; j += 2) {
+      const float* const d = acc + 32 * h + 4 * j;
       const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
                                      pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
-      const int piece = (j % 8 + lane_ / 16) ^ (line % 8);
-      stmatrix_x4(box + static_cast<std::uint32_t>(j / 8 * 2048 + line * 128 + 16 * piece), four);
+      const int piece = (j + lane_ / 16) ^ (line % 8);
+      stmatrix_x4(lines + static_cast<std::uint32_t>(line * 128 + 16 * piece), four);
     }
-  }
-  // What the warp has written before has left its boxes.
-  __device__ __forceinline__ void free_boxes() const {
-    if (lane_ == 0) wait_for_boxes_read<0>();
-    __syncwarp();
-  }
-  // Both boxes of put_16().
-  __device__ __forceinline__ void send_boxes(std::uint32_t box, const void* map,
-                                             const Where& at) const {
-    fence_for_async();
-    __syncwarp();
-    const int tokens = min(16, at.count);
-    if (lane_ != 0 || tokens <= 0) return;
-    const int x = static_cast<int>(at.first);
-    if (at.first < f_.out_columns) put_box(map, box, x, 16 - tokens, at.row + tokens);
-    if (at.first + 64 < f_.out_columns) {
-      put_box(map, box + 2048, x + 64, 16 - tokens, at.row + tokens);
-    }
-    commit_boxes();
   }
   __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],
                                             bool with_scales, float (&factor)[2]) const {
@@ -200,14 +182,32 @@ class WarpFinish {
   template <int columns>
   __device__ __forceinline__ void round(float (&acc)[64], DType between, const Where& at,
                                         float (&most)[2]) const {
-    const std::int64_t first = (f_.paired ? at.first / 2 : at.first) + 2 * pair_;
+    // One question for all: else there is a branch for each of them.
+    if (between == DType::bf16) {
+#pragma unroll
+      for (int i = 0; i < columns / 2; i += 2) {
+        const std::uint32_t two = pack<true>(acc[i], acc[i + 1]);
+        acc[i] = __uint_as_float(two << 16);
+        acc[i + 1] = __uint_as_float(two & 0xffff0000u);
+      }
+    } else if (between == DType::f16) {
+#pragma unroll
+      for (int i = 0; i < columns / 2; ++i) acc[i] = f16_to_f32(f32_to_f16(acc[i]));
+    }
+    const std::int64_t first = f_.paired ? at.first / 2 : at.first;
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) {
-      acc[i] = between == DType::bf16  ? bf16_to_f32(f32_to_bf16(acc[i]))
-               : between == DType::f16 ? f16_to_f32(f32_to_f16(acc[i]))
-                                       : acc[i];
-      const bool inside = first + i / 4 * 8 + i % 2 < f_.out_columns;
-      most[i / 2 % 2] = fmaxf(most[i / 2 % 2], inside ? magnitude(acc[i]) : 0);
+      most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(acc[i]));  // NaN is no maximum
+    }
+    if (first + columns > f_.out_columns ||
+        !(fmaxf(most[0], most[1]) < __int_as_float(0x7f800000))) {
+      most[0] = most[1] = 0;  // without infinities, and what is no column
+      const auto left = static_cast<int>(f_.out_columns - first) - 2 * pair_;
+#pragma unroll
+      for (int i = 0; i < columns / 2; ++i) {
+        const bool inside = i / 4 * 8 + i % 2 < left;
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], inside ? magnitude(acc[i]) : 0);
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

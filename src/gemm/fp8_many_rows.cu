@@ -1,35 +1,42 @@
 // Grouped GEMM of fp8 for groups of many rows on Hopper: rows ("tokens") are wgmma's A, weights its
 // B, so that a thread has whole rows: a scale of a row is one number, and the results of a row that
-// are rounded to fp8 together lie in four threads, or four of either block.
+// are rounded to fp8 together lie in four threads.
 //
-// A cluster of two blocks takes tiles of up to 256 tokens by 256 rows of weights, tile numbers
-// cluster, cluster + clusters, .., tall ones first: each block all tokens and 128 of the weights. k
-// goes by in steps of 128 through a ring of units of 8 KB, of which a step takes two for the
-// weights and one for 64 tokens: three or four steps under way with 256 tokens, five or six with
-// 128. 12 warps:
-//   warp 0      one thread orders copies: its block's weights, and every other 64 tokens for both
-//               blocks (tensor map; what lies behind the group's end is another group's and is not
-//               stored)
-//   warps 1, 2  the step's scales, 128 tokens each; warp 1 those of the weights too
+// A block multiplies up to 128 tokens by 256 rows of weights, a cluster of two takes tiles of one
+// of two forms, tile numbers cluster, cluster + clusters, .., tall ones first: tall, up to 256
+// tokens, 128 for each block, by the same weights; low, up to 128 tokens, the same for both, by 512
+// rows of weights. What the blocks share comes by multicast, a half from each. k goes by in steps
+// of 128 through a ring of slots of 48 KB: two boxes of 64 tokens, then 256 rows of weights. 12
+// warps:
+//   warp 0      one thread orders copies (tokens by a tensor map: what lies behind the group's end
+//               is another group's and is not stored)
+//   warp 1      the step's scales
+//   warp 2      16 bits as they are: one thread orders the stores of a tile's results
 //   warp 3      finds tiles ahead of the others
-//   warps 4-11  two warpgroups: each has every other 64 tokens, by all 128 of the weights, one
-//               after the other. Products of a step leave the tensor cores for the sums, times
-//               their scales, while the other warpgroup multiplies
-//   full[s]     step s is there: an arrival and its bytes, both blocks' copies, and 64 more where
-//               there are scales
-//   empty[s]    what step s had may be overwritten in both blocks: 16 arrivals
-//   found, left a tile has been found, has been read by all warps but the one that finds
-//   met[w]      the largest magnitudes of the other block's results for the rows of warp w
+//   warps 4-11  two warpgroups: 64 tokens each by 128 of the weights, then by the other 128; of 64
+//               tokens and fewer, each by 128 of the weights. Products of a step leave the tensor
+//               cores for the sums, times their scales, while the other warpgroup multiplies
+//   full[s]     slot s is there: an arrival and its bytes, of both blocks' copies, and 32 more
+//               where there are scales
+//   empty[s]    what slot s had may be overwritten in both blocks: 16 arrivals
+//   found, left a tile has been found, has been read by all warps that want it
+//   staged      a tile's results lie in shared memory: 8 arrivals
+//   stored      and have been read from there
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
 // shared memory. The two ends of a layer's products have kernels of their own, for their code alone
-// fits the instruction cache: 16 bits as they are, by bulk stores of boxes of 16 rows, and pairs
-// that become fp8. The 128 columns of pairs that share a scale are both blocks': their warps
-// exchange magnitudes. The last cluster barrier: no block leaves while the other writes into it.
+// fits the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave
+// from where the last step's operands lay (what that had is freed by warp 2) while products of the
+// next tile run; and pairs that become fp8. The 128 columns of pairs that share a scale are the
+// block's; where warpgroups have halves of them, they exchange magnitudes. The last cluster
+// barrier: no block leaves while the other writes into it.
 //
-// Bytes a step and block from L2 with 256 tokens: 32 KB for 8.4 MFLOP, 24 for 4.2 with 128. Shared
-// memory is written 48 KB and read 96 in the former: 1152 clocks at 128 bytes a clock, and the
-// tensor cores need 1024. Measured: docs/notes/cuda-fp8.md.
+// Bytes a step and block from L2, for 8.4 MFLOP: 32 KB of a tall tile, 40 of a low one. Shared
+// memory is written 48 KB and read 96: 1152 clocks at 128 bytes a clock, and the tensor cores need
+// 1024. A warpgroup's chain is 256 clocks of products and some 190 of sums, twice, of which the
+// other hides a half: nothing else should be in it, so operands and the next slot's barrier are
+// looked up while products run, in uniform registers. (A branch by lanes around a bulk store,
+// before or after a loop, makes the compiler give these up.) Measured: docs/notes/cuda-fp8.md.
 #include <type_traits>
 
 #include "cuda/fp8.cuh"
@@ -46,55 +53,46 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr int cluster = 2;
-constexpr int teams = 2, parts = 2;  // of warps that multiply, and how often each has 64 tokens
+constexpr int teams = 2, halves_most = 2;  // of warps that multiply; 128 rows of weights of a block
 constexpr int threads = 128 * (1 + teams), finishers = 4 * teams;
 constexpr int step = 128;  // along k
 constexpr int box = 64;    // tokens of a copy
-constexpr int boxes_most = teams * parts;
-constexpr int unit_bytes = 8192;                   // a box of a step, or 64 rows of weights
-constexpr int slots = 8;                           // steps under way
-constexpr int slot_scales = boxes_most * box + 4;  // floats: tokens', and gate's and up's
-constexpr int places = 4;                          // tiles that have been found
-using Tiles = TallFirst<boxes_most * box / 2>;
+constexpr int block_tokens = teams * box;
+constexpr int box_bytes8 = box * step, half_bytes = 128 * step;
+constexpr int stage_bytes = box * 128;  // 64 tokens' results of 64 columns of 16 bits
+constexpr int slot_bytes = teams * box_bytes8 + halves_most * half_bytes;
+constexpr int slots_most = 4;                                // steps under way
+constexpr int slot_scales = block_tokens + 2 * halves_most;  // floats: tokens', and halves' pairs
+constexpr int places = 4;                                    // tiles that have been found
+using Tiles = TallFirst<block_tokens>;
 
 // Shared memory: the ring, where warps' results leave, scales, tiles.
 template <End end>
 struct Room {
-  // Two boxes of 16 x 128 bytes, or 16 lines.
-  static constexpr int turn = end == End::plain16 ? 4096 : 16 * pitch;
-  static constexpr int scales = slots * slot_scales * 4;
-  static int bytes(int units, int groups) {
-    return 1024 + units * unit_bytes + finishers * turn + scales + Tiles::bytes(groups);
+  // A box of 16 x 128 bytes, or 16 lines.
+  static constexpr int turn = end == End::plain16 ? 2 * stage_bytes / finishers : 16 * pitch;
+  static int bytes(int slots, int groups) {
+    return 1024 + slots * (slot_bytes + slot_scales * 4) + finishers * turn + Tiles::bytes(groups);
   }
-  // Of the ring. Steps of one box are the shortest.
-  static int units(int groups, int most_bytes) {
-    for (int units = 3 * slots; units > 20; units -= 2) {
-      if (bytes(units, groups) + 1024 <= most_bytes) return units;
-    }
-    return 20;
+  static int slots(int groups, int most_bytes) {
+    return bytes(slots_most, groups) + 2048 <= most_bytes ? slots_most : slots_most - 1;
   }
 };
 
-// Where a step lies in the ring: its number among `slots`, and its first unit. Weights do not go
-// around the ring's end; a unit that is left there is the step's before.
-struct RingPlace {
-  int units;
-  int slot = 0, unit = 0;
-  unsigned parity = 0;
+// What a block has of a tile.
+struct Share {
+  bool tall;
+  int group, row, count;  // tokens
+  int tile, halves;       // of the prepared layout: the first, and how many of two there are
 
-  // Of box b of a step that begins with unit `first`.
-  __device__ __forceinline__ int unit_of(int first, int b) const {
-    const int at = first + 2 + b;
-    return at >= units ? at - units : at;
-  }
-  // On to the next, from a step of so many boxes; how many units that had.
-  __device__ __forceinline__ int end(int boxes) {
-    unit = unit_of(unit, boxes);
-    const bool skip = unit == units - 1;
-    if (skip) unit = 0;
-    if (++slot == slots) slot = 0, parity ^= 1;
-    return 2 + boxes + (skip ? 1 : 0);
-  }
+  __device__ __forceinline__ Share(const GroupTile& at, int rank, int row_tiles)
+      : tall(at.count > block_tokens),
+        group(at.group),
+        row(at.row + (tall ? rank * block_tokens : 0)),
+        count(tall ? min(block_tokens, at.count - rank * block_tokens) : at.count),
+        tile(2 * (tall ? at.column : cluster * at.column + rank)),
+        halves(min(halves_most, max(row_tiles - tile, 0))) {}
+  __device__ __forceinline__ int boxes() const { return (count + box - 1) / box; }
 };
 
 #if defined(SHUNT_SM_90A)
@@ -102,7 +100,7 @@ struct RingPlace {
 // The compiler sees: the same in all lanes. It else computes descriptors in every lane, some 25
 // instructions before each product.
 __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) {
-  return __reduce_max_sync(0xffffffffu, x);
+  return __shfl_sync(0xffffffffu, x, 0);
 }
 // Keeps x, instead of working it out again wherever it is read.
 __device__ __forceinline__ std::uint32_t once(std::uint32_t x) {
@@ -120,6 +118,16 @@ __device__ __forceinline__ bool is_there(std::uint32_t barrier, unsigned parity)
       : "memory");
   return done != 0;
 }
+// Bytes that lie one after the other, to the same place of both blocks; they count at the barrier
+// at `barrier`'s place there.
+__device__ __forceinline__ void copy_bytes_to_both(void* to, const void* from, unsigned bytes,
+                                                   std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(std::uint16_t{3})
+      : "memory");
+}
 // d = the products of a step; by lower halves of descriptors.
 __device__ __forceinline__ void multiply_step(float (&d)[64], std::uint32_t a, std::uint32_t b) {
   const auto whole = [](std::uint32_t lower) {
@@ -134,41 +142,59 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], std::uint32_t a, s
 
 template <End end>
 __global__ void __launch_bounds__(threads, 1)
-    many_rows(const __grid_constant__ PackedArgs args, int units,
+    many_rows(const __grid_constant__ PackedArgs args, int slots,
               const __grid_constant__ CUtensorMap tokens,
               const __grid_constant__ CUtensorMap results) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
-  __shared__ std::uint64_t full[slots], empty[slots], met[finishers], found[places], left[places];
+  __shared__ std::uint64_t full[slots_most], empty[slots_most], found[places], left[places];
+  __shared__ std::uint64_t staged, stored;
   __shared__ int4 found_tile[places];  // group (-1: no more), row, count, column
+  __shared__ float met[2][teams][box];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   // The same offset in both blocks.
   unsigned char* const ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
-  unsigned char* const turns = ring + units * unit_bytes;
+  unsigned char* const turns = ring + slots * slot_bytes;
   unsigned char* const scales_at = turns + finishers * Room<end>::turn;
   auto* const scales = reinterpret_cast<float*>(scales_at);
+  if (!args.block_scales) {
+    for (int i = thread; i < slots * slot_scales; i += threads) scales[i] = 1;
+  }
   if (thread == 0) {
     prefetch_tensor_map(&tokens);
     for (int s = 0; s < slots; ++s) {
-      mbarrier_init(&full[s], args.block_scales ? 1 + 64 : 1);
+      mbarrier_init(&full[s], args.block_scales ? 1 + 32 : 1);
       mbarrier_init(&empty[s], finishers * cluster);
     }
-    for (int w = 0; w < finishers; ++w) mbarrier_init(&met[w], 1);
     for (int t = 0; t < places; ++t) {
       mbarrier_init(&found[t], 1);
-      mbarrier_init(&left[t], 3 + finishers);
+      mbarrier_init(&left[t], (end == End::plain16 ? 3 : 2) + finishers);
     }
+    mbarrier_init(&staged, finishers);
+    mbarrier_init(&stored, 1);
     mbarrier_init_fence();
   }
   wait_for_predecessor();
   let_successor_start();
-  Tiles list(scales_at + Room<end>::scales, args.walk, args.groups, args.columns);
+  Tiles list(scales_at + slots * slot_scales * 4, args.walk, args.groups, args.columns);
   list.build();
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
-  RingPlace at_step{.units = units};
+  int slot = 0;
+  unsigned parity = 0;
+  bool again = false;  // the ring has been round
+  const auto next_slot = [&] {
+    if (++slot == slots) slot = 0, parity ^= 1, again = true;
+  };
+  // plain16: where 64 columns of 64 tokens' results leave: of the last step's slot, or behind.
+  const auto stage_of = [&](int which, int of_box, int column) {
+    const int n = of_box * (2 * halves_most) + column;
+    constexpr int inside = slot_bytes / stage_bytes;
+    return n < inside ? ring + which * slot_bytes + n * stage_bytes
+                      : turns + (n - inside) * stage_bytes;
+  };
   // Tiles one after the other, as warp 3 finds them.
   int place = 0;
   unsigned place_parity = 0;
@@ -187,91 +213,119 @@ __global__ void __launch_bounds__(threads, 1)
     at.column = __shfl_sync(0xffffffffu, tile.w, 0);
     return at.group >= 0;
   };
-  const auto boxes_of_tile = [&] { return (at.count + box - 1) / box; };
   if (warp < 4) {
     fewer_registers<40>();
     if (warp == 0) {
-      // Steps that have not been waited for: the first one's slot, how many units are free, and
-      // four bits a slot for how many it has.
-      int oldest = 0, free = units;
-      unsigned oldest_parity = 0, taken_by = 0;
       while (next_tile()) {
         if (lane == 0) {
-          const int boxes = boxes_of_tile(), tile_at = cluster * at.column + rank;
-          const bool some = tile_at < args.row_tiles;
-          const char* weights = args.tiles + at.group * args.group_bytes +
-                                std::int64_t{some ? tile_at : 0} * args.steps * (2 * unit_bytes);
-          const auto bytes =
-              static_cast<unsigned>((some ? 2 * unit_bytes : 0) + boxes * unit_bytes);
+          const Share mine(at, rank, args.row_tiles);
+          const int boxes = mine.boxes();
+          const std::int64_t apart = std::int64_t{args.steps} * half_bytes;
+          // A tall tile's weights are both blocks', a half from each; a low one's tokens.
+          const int first = mine.tall ? rank : 0, end_half = mine.tall ? rank + 1 : halves_most;
+          const char* weights =
+              args.tiles + mine.group * args.group_bytes + (mine.tile + first) * apart;
+          const auto bytes = static_cast<unsigned>(boxes * box_bytes8 + mine.halves * half_bytes);
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
-            RingPlace next = at_step;
-            const int taken = next.end(boxes), slot = at_step.slot;
-            while (free < taken) {
-              mbarrier_wait(&empty[oldest], oldest_parity);
-              free += static_cast<int>(taken_by >> 4 * oldest & 15);
-              if (++oldest == slots) oldest = 0, oldest_parity ^= 1;
-            }
-            free -= taken;
-            taken_by = (taken_by & ~(15u << 4 * slot)) | static_cast<unsigned>(taken) << 4 * slot;
+            if (again) mbarrier_wait(&empty[slot], parity ^ 1);
+            unsigned char* const to = ring + slot * slot_bytes;
             mbarrier_arrive_expect(&full[slot], bytes);
-            if (some) {
-              copy_bytes(ring + at_step.unit * unit_bytes, weights, 2 * unit_bytes, &full[slot]);
-            }
-            weights += 2 * unit_bytes;
 #pragma unroll 1
-            for (int b = rank; b < boxes; b += cluster) {
-              copy_box_to_ranks(ring + at_step.unit_of(at_step.unit, b) * unit_bytes, &tokens,
-                                &full[slot], box * i, at.row + box * b, 3);
+            for (int b = mine.tall ? 0 : rank; b < boxes; b += mine.tall ? 1 : cluster) {
+              if (mine.tall) {
+                copy_box(to + b * box_bytes8, &tokens, &full[slot], box * i, mine.row + box * b);
+              } else {
+                copy_box_to_ranks(to + b * box_bytes8, &tokens, &full[slot], box * i,
+                                  mine.row + box * b, 3);
+              }
             }
-            at_step = next;
+            const char* from = weights;
+#pragma unroll 1
+            for (int h = first; h < min(end_half, mine.halves); ++h) {
+              unsigned char* const half = to + teams * box_bytes8 + h * half_bytes;
+              if (mine.tall) {
+                copy_bytes_to_both(half, from, half_bytes, &full[slot]);
+              } else {
+                copy_bytes(half, from, half_bytes, &full[slot]);
+              }
+              from += apart;
+            }
+            weights += half_bytes;
+            next_slot();
           }
         }
         __syncwarp();
       }
     } else if (warp == 3) {
       const int clusters = static_cast<int>(gridDim.x) / cluster, tiles = list.tiles();
-      bool more = true, again = false;
+      bool more = true, round = false;
       for (int tile = static_cast<int>(blockIdx.x) / cluster; more; tile += clusters) {
         more = tile < tiles;
         GroupTile next{.group = -1};
         if (more) next = list.find(tile);
         if (lane == 0) {
-          if (again) mbarrier_wait(&left[place], place_parity ^ 1);
+          if (round) mbarrier_wait(&left[place], place_parity ^ 1);
           found_tile[place] = make_int4(next.group, next.row, next.count, next.column);
           mbarrier_arrive(&found[place]);
         }
         __syncwarp();
-        if (++place == places) place = 0, place_parity ^= 1, again = true;
+        if (++place == places) place = 0, place_parity ^= 1, round = true;
       }
-    } else if (!args.block_scales) {
-      while (next_tile()) {
+    } else if (warp == 2) {
+      unsigned staged_parity = 0;
+      while (end == End::plain16 && next_tile()) {
+        const Share mine(at, rank, args.row_tiles);
+        slot = (slot + args.steps - 1) % slots;
+        if (mine.halves > 0) {
+          mbarrier_wait(&staged, staged_parity);
+          staged_parity ^= 1;
+          if (lane == 0) {
+#pragma unroll 1
+            for (int b = 0; b < mine.boxes(); ++b) {
+              const int count = min(box, mine.count - box * b), row = mine.row + box * b + count;
+#pragma unroll 1
+              for (int c = 0; c < 2 * mine.halves; ++c) {
+                const int column = 128 * mine.tile + 64 * c;
+                if (column >= args.finish.out_columns) break;
+                put_box(&results, shared_address(stage_of(slot, b, c)), column, box - count, row);
+              }
+            }
+            commit_boxes();
+            wait_for_boxes_read<0>();
+            mbarrier_arrive(&stored);
+          }
+          __syncwarp();
+          // For the warps that multiplied.
+          const int holders = mine.count > box || mine.halves == 2 ? finishers : finishers / teams;
+          if (lane < cluster * finishers && lane % finishers < holders) {
+            mbarrier_free_at(&empty[slot], static_cast<unsigned>(lane / finishers));
+          }
+        }
+        if (++slot == slots) slot = 0;
       }
-    } else {
-      constexpr int each = boxes_most * box / 2, rows = each / 32;  // of a warp, of a lane
-      bool again = false;
-      int slot = 0;
-      unsigned parity = 0;
-      const int first = each * (warp - 1);
+      if (end == End::plain16 && lane == 0) wait_for_boxes_written();
+    } else if (warp == 1) {
+      constexpr int rows = block_tokens / 32;  // of a lane: lane, lane + 32, ..
       const auto last = static_cast<int>(args.walk.rows) - 1;
       const std::int64_t along = args.row_scale_step;
       while (next_tile()) {
-        const bool some = at.count > first;
-        const float* of_rows[rows];  // each lane has rows lane, lane + 32, ..
+        if (!args.block_scales) continue;
+        const Share mine(at, rank, args.row_tiles);
+        const float* of_rows[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
           of_rows[r] =
-              args.row_scales + min(at.row + first + lane + 32 * r, last) * args.row_scale_stride;
+              args.row_scales + min(mine.row + lane + 32 * r, last) * args.row_scale_stride;
         }
-        // And lanes 0 and 1 gate's and up's.
-        const int tile_at = min(cluster * at.column + rank, args.row_tiles - 1);
+        // And lanes 0 to 3 gate's and up's of either half.
+        const int tile = min(mine.tile + lane / 2 % 2, args.row_tiles - 1);
         const float* of_weights = reinterpret_cast<const float*>(
-                                      args.tiles + at.group * args.group_bytes + args.scales_at) +
-                                  std::int64_t{tile_at} * args.steps * 4 + lane % 2;
+                                      args.tiles + mine.group * args.group_bytes + args.scales_at) +
+                                  std::int64_t{tile} * args.steps * 4 + lane % 2;
         // Two steps ahead: what comes from memory takes longer than one.
-        float row[2][rows] = {}, weight[2] = {};
+        float row[2][rows], weight[2];
         const auto load = [&](int to) {
-          if (!some) return;
 #pragma unroll
           for (int r = 0; r < rows; ++r) {
             row[to][r] = __ldg(of_rows[r]);
@@ -285,18 +339,16 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {
           if (again) mbarrier_wait(&empty[slot], parity ^ 1);
-          if (some) {
-            float* const to = scales + slot * slot_scales;
+          float* const to = scales + slot * slot_scales;
 #pragma unroll
-            for (int r = 0; r < rows; ++r) to[first + lane + 32 * r] = row[0][r];
-            if (first == 0 && lane < 2) to[boxes_most * box + lane] = weight[0];
-          }
+          for (int r = 0; r < rows; ++r) to[lane + 32 * r] = row[0][r];
+          if (lane < 2 * halves_most) to[block_tokens + lane] = weight[0];
           mbarrier_arrive(&full[slot]);
 #pragma unroll
           for (int r = 0; r < rows; ++r) row[0][r] = row[1][r];
           weight[0] = weight[1];
           if (i + 2 < args.steps) load(1);
-          if (++slot == slots) slot = 0, parity ^= 1, again = true;
+          next_slot();
         }
       }
     }
@@ -308,82 +360,100 @@ __global__ void __launch_bounds__(threads, 1)
         once(address_of_rank(empty, static_cast<unsigned>(lane % cluster)));
     const std::uint32_t ring_at =
         once(static_cast<std::uint32_t>(wgmma_descriptor(shared_address(ring))));
-    const auto of_unit = [&](int n) {
-      return ring_at + static_cast<std::uint32_t>(n * (unit_bytes / 16));
-    };
+    constexpr std::uint32_t weights_at = teams * box_bytes8 / 16, half_at = half_bytes / 16;
     const int line = warp % 4 * 16;  // of 64 tokens, the warp's first
     unsigned char* const turn = turns + (warp - 4) * Room<end>::turn;
     const WarpFinish finish(args, turn, lane);
-    const auto leave = [&](int slot) {
+    const auto leave = [&](int which, bool really = true) {
       __syncwarp();  // all lanes have read their scales
-      if (lane < cluster) mbarrier_free_at(empty_at + 8 * static_cast<unsigned>(slot));
+      if (lane < cluster && really) mbarrier_free_at(empty_at + 8 * static_cast<unsigned>(which));
     };
-    unsigned turns_met = 0;  // of met
+    bool before = false;  // plain16: tiles have been stored
+    unsigned stored_parity = 0;
+    const auto wait_for_store = [&] {
+      if (before) mbarrier_wait(&stored, stored_parity ^ 1);
+    };
+    const auto store = [&] {  // by warp 2, once all have come here
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&staged);
+      before = true, stored_parity ^= 1;
+    };
+    int turns_met = 0;
     while (next_tile()) {
-      const int boxes = boxes_of_tile(), tile_at = cluster * at.column + rank;
-      if (team >= boxes || tile_at >= args.row_tiles) {  // nothing of this tile
+      const Share share(at, rank, args.row_tiles);
+      const bool both = share.count > box;  // warpgroups have 64 tokens each, and all weights
+      const int first_half = both ? 0 : team, mine = both ? share.halves : share.halves - team;
+      if (mine <= 0) {  // nothing of this tile
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {
-          wait_at(full_at + 8 * static_cast<unsigned>(at_step.slot), at_step.parity);
-          leave(at_step.slot);
-          at_step.end(boxes);
+          wait_at(full_at + 8 * static_cast<unsigned>(slot), parity);
+          leave(slot);
+          next_slot();
+        }
+        if (end == End::plain16 && share.halves > 0) {
+          wait_for_store();
+          store();
         }
         continue;
       }
 
-      const int mine = boxes > team + teams ? 2 : 1;  // of the boxes
+      const int my_box = both ? team : 0;
       float acc[2][64];
 #pragma unroll
       for (int i = 0; i < 64; ++i) acc[0][i] = acc[1][i] = 0;
-      // The next step's operands: descriptors but for the upper half, which is the same for all.
-      std::uint32_t a_at[2], b_at;
-      const auto find_operands = [&] {
-#pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          a_at[p] = once(of_unit(at_step.unit_of(at_step.unit, team + teams * p)));
-        }
-        b_at = once(of_unit(at_step.unit));
-      };
-      find_operands();
-      bool ready = false;  // it is there
-      const float* const of_row = scales + box * team + line + lane / 4;
+      const float* const of_row = scales + box * my_box + line + lane / 4;
+      const float* const of_weights = scales + block_tokens + 2 * first_half;
+      const std::uint32_t to_a = uniform(static_cast<std::uint32_t>(my_box * (box_bytes8 / 16)));
+      const std::uint32_t to_b =
+          uniform(weights_at + static_cast<std::uint32_t>(first_half) * half_at);
       const auto multiply = [&](auto of) {
         constexpr int count = decltype(of)::value;
+        // Of the next step: its operands, and whether it is there.
+        const auto find_operands = [&] {
+          return uniform(ring_at + static_cast<std::uint32_t>(slot * (slot_bytes / 16)));
+        };
+        std::uint32_t from = find_operands();
+        bool ready = false;
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {
-          const int slot = at_step.slot;
-          const std::uint32_t b = uniform(b_at);
-          const std::uint32_t a[2] = {uniform(a_at[0]), count == 2 ? uniform(a_at[1]) : 0};
-          if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(slot), at_step.parity);
+          const int now = slot;
+          if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(now), parity);
+          const std::uint32_t a = from + to_a, b = from + to_b;
+          float d[64];
+          wgmma_fence();
+          multiply_step(d, a, b);
+          wgmma_commit();
+          float s[2][2][2];  // of halves, of rows lane / 4 and 8 further, of gate and of up
 #pragma unroll
           for (int p = 0; p < count; ++p) {
-            float d[64];
-            wgmma_fence();
-            multiply_step(d, a[p], b);
-            wgmma_commit();
-            float s[2][2] = {{1, 1}, {1, 1}};  // of rows lane / 4 and 8 further; of gate and of up
-            if (args.block_scales) {
-              const float2 weights =
-                  *reinterpret_cast<const float2*>(scales + slot * slot_scales + boxes_most * box);
+            const float2 weights =
+                *reinterpret_cast<const float2*>(of_weights + now * slot_scales + 2 * p);
 #pragma unroll
-              for (int r = 0; r < 2; ++r) {
-                const float row = of_row[slot * slot_scales + box * teams * p + 8 * r];
-                s[r][0] = __fmul_rn(row, weights.x), s[r][1] = __fmul_rn(row, weights.y);
-              }
+            for (int r = 0; r < 2; ++r) {
+              const float row = of_row[now * slot_scales + 8 * r];
+              s[p][r][0] = __fmul_rn(row, weights.x), s[p][r][1] = __fmul_rn(row, weights.y);
             }
-            if (p + 1 == count) {
-              at_step.end(boxes);
-              find_operands();
-              ready = __all_sync(0xffffffffu,
-                                 is_there(full_at + 8 * static_cast<unsigned>(at_step.slot),
-                                          at_step.parity)) != 0;
-            }
+          }
+          if (count == 2) {
             wgmma_wait<0>();
-            if (p + 1 == count) leave(slot);
 #pragma unroll
             for (int e = 0; e < 64; ++e) {
-              acc[p][e] = __fmaf_rn(d[e], s[e / 2 % 2][e / 4 % 2], acc[p][e]);
+              acc[0][e] = __fmaf_rn(d[e], s[0][e / 2 % 2][e / 4 % 2], acc[0][e]);
             }
+            wgmma_fence();
+            multiply_step(d, a, b + half_at);
+            wgmma_commit();
+          }
+          next_slot();
+          from = find_operands();
+          ready = __all_sync(0xffffffffu,
+                             is_there(full_at + 8 * static_cast<unsigned>(slot), parity)) != 0;
+          wgmma_wait<0>();
+          leave(now, end != End::plain16 || i + 1 < args.steps);
+          constexpr int p = count - 1;
+#pragma unroll
+          for (int e = 0; e < 64; ++e) {
+            acc[p][e] = __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
           }
         }
       };
@@ -394,15 +464,21 @@ __global__ void __launch_bounds__(threads, 1)
       }
 
       const auto where_of = [&](int p) {
-        const int first = box * (team + teams * p) + line;
-        return Where{.group = at.group,
-                     .row = at.row + first,
-                     .count = at.count - first,
-                     .first = std::int64_t{128} * tile_at};
+        const int first = box * my_box + line;
+        return Where{.group = share.group,
+                     .row = share.row + first,
+                     .count = share.count - first,
+                     .first = std::int64_t{128} * (share.tile + first_half + p)};
       };
       const bool paired = end == End::pairs8 || (end == End::any && args.finish.paired);
       const bool fp8 = end == End::pairs8 || (end == End::any && args.out_scales != nullptr);
       float most[2][2] = {{0, 0}, {0, 0}};
+      const int last_slot = (slot == 0 ? slots : slot) - 1;
+      if constexpr (end == End::plain16) {
+        // The last step's slot has been read by all, and what lies behind the ring has been stored.
+        if (both || share.halves == 2) named_barrier(1, 128 * teams);
+        wait_for_store();
+      }
       // A constant number: or else sums would have addresses, and lie in memory.
       const auto finish_part = [&](auto number) {
         constexpr int p = decltype(number)::value;
@@ -410,11 +486,14 @@ __global__ void __launch_bounds__(threads, 1)
         const Where where = where_of(p);
         finish.scale(acc[p], where);
         if constexpr (end == End::plain16) {
-          const std::uint32_t to = shared_address(turn);
-          finish.free_boxes();
-          args.finish.out_dtype == DType::bf16 ? finish.put_16<true>(acc[p], to)
-                                               : finish.put_16<false>(acc[p], to);
-          finish.send_boxes(to, &results, where);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const std::uint32_t to =
+                shared_address(stage_of(last_slot, my_box, 2 * (first_half + p) + h)) +
+                static_cast<std::uint32_t>(line * 128);
+            args.finish.out_dtype == DType::bf16 ? finish.put_16<true>(acc[p], h, to)
+                                                 : finish.put_16<false>(acc[p], h, to);
+          }
         } else {
           finish.template activate<end>(acc[p], where);
           if (!fp8) {
@@ -429,42 +508,32 @@ __global__ void __launch_bounds__(threads, 1)
       };
       finish_part(std::integral_constant<int, 0>{});
       finish_part(std::integral_constant<int, 1>{});
-      if (end != End::plain16 && fp8 && paired) {
-        // Columns 64 on of the 128 are the other block's. Magnitudes go behind the lines of the
-        // warp there that has the same rows, at even and odd times to places of their own.
-        if (cluster * at.column + 1 < args.row_tiles) {
-          std::uint64_t* const here = &met[warp - 4];
-          const auto there = static_cast<unsigned>(rank ^ 1);
-          unsigned char* const first = turn + lane / 4 * pitch + 128 + 8 * (turns_met & 1);
-          if (lane == 0) mbarrier_arrive_expect(here, static_cast<unsigned>(mine * 64));
-          if (lane % 4 == 0) {
+      if constexpr (end == End::plain16) {
+        fence_for_async();
+        store();
+      } else if (fp8 && paired) {
+        // A row's 128 columns of pairs are 256 rows of weights.
+        float all[2] = {fmaxf(most[0][0], most[1][0]), fmaxf(most[0][1], most[1][1])};
+        if (!both && share.halves == 2) {
+          // At even and odd times to places of their own.
+          float(&there)[teams][box] = met[turns_met & 1];
 #pragma unroll
-            for (int p = 0; p < 2; ++p) {
-              if (p >= mine) continue;
-#pragma unroll
-              for (int r = 0; r < 2; ++r) {
-                store_at_rank(first + 8 * r * pitch + 4 * p, most[p][r], here, there);
-              }
-            }
+          for (int r = 0; r < 2; ++r) {
+            if (lane % 4 == 0) there[team][line + lane / 4 + 8 * r] = all[r];
           }
-          mbarrier_wait_cluster(here, turns_met & 1);
+          named_barrier(1, 128 * teams);
 #pragma unroll
-          for (int p = 0; p < 2; ++p) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              const float other = *reinterpret_cast<const float*>(first + 8 * r * pitch + 4 * p);
-              if (p < mine) most[p][r] = fmaxf(most[p][r], other);
-            }
+          for (int r = 0; r < 2; ++r) {
+            all[r] = fmaxf(all[r], there[team ^ 1][line + lane / 4 + 8 * r]);
           }
           ++turns_met;
         }
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
-          if (p < mine) finish.write_fp8<64>(acc[p], where_of(p), most[p], rank == 0);
+          if (p < mine) finish.write_fp8<64>(acc[p], where_of(p), all, first_half + p == 0);
         }
       }
     }
-    if (end == End::plain16 && lane == 0) wait_for_boxes_written();
   }
   __syncwarp();
   cluster_barrier();
@@ -486,7 +555,7 @@ End end_of(const PackedArgs& args, const Tensor& out) {
 
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p,
                    PackedArgs args) {
-  args.columns = (args.row_tiles + cluster - 1) / cluster;
+  args.columns = (args.row_tiles + halves_most - 1) / halves_most;
   CUtensorMap tokens, results{};
   // Bytes in twos: a box of 64 elements of 16 bits is one of 128 bytes.
   if (!map_rows(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
@@ -495,17 +564,17 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
   }
   const End end = end_of(args, p.out);
   if (end == End::plain16 && !map_row_ends(results, p.out.data, true, p.out.shape[0],
-                                           p.out.shape[1], p.out.strides[0], 64, 16)) {
+                                           p.out.shape[1], p.out.strides[0], 64, box)) {
     return false;
   }
   const auto start = [&](auto kernel, auto room) {
-    const int units = room.units(args.groups, gpu.shared_bytes);
+    const int slots = room.slots(args.groups, gpu.shared_bytes);
     launch("grouped_gemm", gpu,
            {.grid = dim3(static_cast<unsigned>(plan.blocks)),
             .block = dim3(threads),
-            .shared = static_cast<std::size_t>(room.bytes(units, args.groups)),
+            .shared = static_cast<std::size_t>(room.bytes(slots, args.groups)),
             .cluster = cluster},
-           kernel, args, units, tokens, results);
+           kernel, args, slots, tokens, results);
   };
   if (end == End::plain16) {
     start(many_rows<End::plain16>, Room<End::plain16>{});

@@ -4,7 +4,7 @@
 //
 // A group's rows are cut into tall tiles of 2 x `half` rows; what is left is tall too if it is more
 // than `half`, else low. Tall tiles of a group are numbered in bands of 8, within a band column by
-// column: blocks that run at once share weights and rows.
+// column: blocks that run at once share weights and rows. A low tile is as wide as two columns.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ class TallFirst {
         low_(tall_ + groups + 1),
         walk_(walk),
         groups_(groups),
-        columns_(columns) {}
+        columns_(columns),
+        wide_((columns + 1) / 2) {}
 
   // By all threads of a block; ends with a barrier.
   __device__ void build() {
@@ -41,7 +42,7 @@ class TallFirst {
       GroupRows mine;
       if (group < groups_) mine = walk_.of(group);
       const int halves = halves_of(static_cast<int>(mine.end - mine.begin));
-      int tall = halves / 2 * columns_, low = halves % 2 * columns_;
+      int tall = halves / 2 * columns_, low = halves % 2 * wide_;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int tall_below = __shfl_up_sync(0xffffffffu, tall, step);
@@ -96,7 +97,7 @@ class TallFirst {
   int* low_;   // [groups + 1] low ones
   const GroupWalk& walk_;
   int groups_;
-  int columns_;
+  int columns_, wide_;  // of tall tiles, of low ones
 };
 
 }  // namespace shunt::cuda_engine
