@@ -86,8 +86,8 @@ struct WholeOperands {
   bool bf16 = false;
 };
 
-// One token. Returns false, and does nothing, where that is not for the rule. `ordered`: sorts the
-// ids too, or null.
+// One token and up to 256 columns; returns false, and does nothing, for more. `r` and `ordered` as
+// below.
 bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                 const OrderCall* ordered);
 // `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes. `ordered`:

@@ -23,8 +23,8 @@
 //             the grid reads until all have come: no fence, no counting. Where one cluster holds
 //             whole rows (one column tile, one group), they never leave shared memory.
 // and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
-// sorted too, the last of the blocks that routed does it (order/sort_tail.cuh). One token of most
-// rules goes to router_one.cu.
+// sorted too, the last of the blocks that routed does it (order/sort_tail.cuh). One token of up
+// to 256 columns goes to router_one.cu.
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting

@@ -1,6 +1,6 @@
 // Router for one token: hidden states [1, H] times router weights [C, H], C up to 256, then the
 // whole of routing, one launch. x and W of one 16-bit type, rows at multiples of 16 bytes, H a
-// multiple of 8. For the rules of token_rows.cuh.
+// multiple of 8.
 //
 // A block has two columns, over one of `parts` cuts of H in chunks of 256; its 8 warps take every
 // eighth. Fragments of mma.sync come straight from memory, a chunk of a row by 32 lanes of 16
@@ -11,7 +11,8 @@
 //   blocks   each sum goes to memory with the number of its launch in the other half of 8 bytes,
 //            which memory never parts; a thread of the last block reads the parts of its column
 //            until all are of this launch. No fence, no counting.
-// and route_token(). Where the ids are sorted too, that block does it (order/sort_tail.cuh).
+// and route_token() for the rules of token_rows.cuh, route_shared_rows() by one warp for others.
+// Where the ids are sorted too, that block does it (order/sort_tail.cuh).
 //
 // Bytes: W once, x once a block. Time predicted for 256 x 7168 (3.7 MB) on an H200: 0.8 us launch,
 // 1.4 until W is there, 0.15 for the sums of a block, 0.5 for the meeting, 0.7 for routing: 3.6.
@@ -22,6 +23,7 @@
 #include "order/sort_tail.cuh"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
+#include "route/shared_rows.cuh"
 #include "route/token_rows.cuh"
 
 namespace shunt::routing {
@@ -115,18 +117,12 @@ __device__ __forceinline__ float2 multiply_chunks(const Operands& o, int first_c
                           : make_float2(sums[0][0], sums[0][2]);
 }
 
-// `usual`: is_softmax_of_top(), or is_deepseek_v3().
-template <class S, bool usual, bool ordered>
-__global__ void __launch_bounds__(threads)
-    one(const __grid_constant__ Operands o, const __grid_constant__ TokenRoute r,
-        const __grid_constant__ ordering::SortTail tail) {
+// What a block has summed goes to memory, and in the last block of the grid each thread then has
+// the raw logit of its column. False in all others.
+__device__ __forceinline__ bool meet(const Operands& o, std::uint32_t launch, int thread,
+                                     float& raw) {
   __shared__ __align__(16) float sums[2][8 * warps];
-  __shared__ TokenScratch<S> scratch;
-  cuda_engine::wait_for_predecessor();
-  cuda_engine::let_successor_start();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
-  const std::uint32_t launch = max(__ldcg(o.launches) + 1, 1U);  // never 0, which nothing is from
+  const int lane = thread & 31, warp = thread >> 5;
   const int part = static_cast<int>(blockIdx.x) % o.parts;
   const int first_column = static_cast<int>(blockIdx.x) / o.parts * 2;
   bool counts = false;
@@ -148,7 +144,7 @@ __global__ void __launch_bounds__(threads)
       send(o.meeting + part * o.columns + first_column + column, sum, launch);
     }
   }
-  if (blockIdx.x != gridDim.x - 1) return;
+  if (blockIdx.x != gridDim.x - 1) return false;
 
   const uint2* const from = o.meeting + min(thread, o.columns - 1);
   uint2 of[most_parts];
@@ -164,11 +160,32 @@ __global__ void __launch_bounds__(threads)
       if (p < o.parts) there = there && of[p].y == launch;
     }
   }
-  float raw = __uint_as_float(of[0].x);
+  raw = __uint_as_float(of[0].x);
 #pragma unroll
   for (int p = 1; p < most_parts; ++p) {
     if (p < o.parts) raw += __uint_as_float(of[p].x);
   }
+  return true;
+}
+
+// Never 0, which nothing is from.
+__device__ __forceinline__ std::uint32_t this_launch(const Operands& o) {
+  return max(__ldcg(o.launches) + 1, 1U);
+}
+
+// `usual`: is_softmax_of_top(), or is_deepseek_v3().
+template <class S, bool usual, bool ordered>
+__global__ void __launch_bounds__(threads)
+    one(const __grid_constant__ Operands o, const __grid_constant__ TokenRoute r,
+        const __grid_constant__ ordering::SortTail tail) {
+  __shared__ TokenScratch<S> scratch;
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
+  const std::uint32_t launch = this_launch(o);
+  float raw = 0;
+  if (!meet(o, launch, thread, raw)) return;
   if (valid_tokens(r) < 1) {
     clear_slot(r, 0, thread);
   } else if constexpr (usual && S::in_groups) {
@@ -177,6 +194,32 @@ __global__ void __launch_bounds__(threads)
     route_token<S, usual>(r, raw, scratch, 0, warp, lane);
   }
   // All blocks have sent: each had read the number before.
+  if (thread == 0) *o.launches = launch;
+  if constexpr (ordered) {
+    __syncthreads();
+    ordering::run_sort_tail(tail, 0);
+  }
+}
+
+// Other rules, and outputs that route_token() does not write: the same sums, so that a row's bits
+// do not depend on what is asked for.
+template <bool ordered>
+__global__ void __launch_bounds__(threads)
+    one_of_any_rule(const __grid_constant__ Operands o, const __grid_constant__ DeviceRoute r,
+                    const __grid_constant__ ordering::SortTail tail) {
+  __shared__ __align__(16) float logits[threads];
+  __shared__ SharedRoute route;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  route.fill(r, thread, threads);
+  cuda_engine::wait_for_predecessor();
+  cuda_engine::let_successor_start();
+  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
+  const std::uint32_t launch = this_launch(o);
+  float raw = 0;
+  if (!meet(o, launch, thread, raw)) return;
+  logits[thread] = raw;  // past the last column that one's again
+  __syncthreads();
+  route_shared_rows<512>(route.get(), logits, threads, 0, 1, warp, warps, lane);
   if (thread == 0) *o.launches = launch;
   if constexpr (ordered) {
     __syncthreads();
@@ -195,8 +238,19 @@ struct Launch {
     using S = TokenShape<warps, best, ranked>;
     order != nullptr ? start<S, usual, true>() : start<S, usual, false>();
   }
+  void go_any() const { order != nullptr ? start_any<true>() : start_any<false>(); }
+
+ private:
   template <class S, bool usual, bool ordered>
   void start() const {
+    launch<ordered>(one<S, usual, ordered>, TokenRoute(r));
+  }
+  template <bool ordered>
+  void start_any() const {
+    launch<ordered>(one_of_any_rule<ordered>, r);
+  }
+  template <bool ordered, class Route>
+  void launch(void (*kernel)(Operands, Route, ordering::SortTail), const Route& route) const {
     ordering::SortTail tail;
     std::size_t bytes = 0;
     if constexpr (ordered) {
@@ -207,7 +261,7 @@ struct Launch {
     cuda_engine::launch(
         "route: router", gpu,
         {.grid = {static_cast<unsigned>(pairs * o.parts)}, .block = {threads}, .shared = bytes},
-        one<S, usual, ordered>, o, TokenRoute(r), tail);
+        kernel, o, route, tail);
   }
 };
 
@@ -215,8 +269,7 @@ struct Launch {
 
 bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                 const OrderCall* ordered) {
-  const bool fits = r.fast.lanes != 0 && r.rule.top_k <= 8 && r.rule.columns <= 32 * warps;
-  if (r.tokens != 1 || !fits) return false;
+  if (r.tokens != 1 || r.rule.columns > 32 * warps) return false;
   const int pairs = (r.rule.columns + 1) / 2;
   const int chunks = (operands.hidden + chunk_of_warp - 1) / chunk_of_warp;
   const Operands o{
@@ -230,7 +283,9 @@ bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOp
       .meeting = reinterpret_cast<uint2*>(gpu.tickets + cuda_engine::router_meeting),
       .launches = gpu.tickets + cuda_engine::router_launches};
   const Launch launch{gpu, r, o, ordered};
-  if (is_softmax_of_top(r)) {
+  if (r.fast.lanes == 0 || r.rule.top_k > 8) {
+    launch.go_any();
+  } else if (is_softmax_of_top(r)) {
     r.rule.top_k <= 4 ? launch.go<4, Ranked::logit, true>() : launch.go<8, Ranked::logit, true>();
   } else if (r.fast.in_groups) {
     is_deepseek_v3(r) ? launch.go<8, Ranked::score_in_groups, true>()
