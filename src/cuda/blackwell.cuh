@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cuda/hopper.cuh"
+#include "cuda/stage_ring.cuh"
 #include "cuda/tcgen05_words.hpp"
 
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL)
@@ -59,18 +60,6 @@ __device__ __forceinline__ void tcgen05_fence_before() {
 __device__ __forceinline__ void tcgen05_fence_after() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
-
-// ---- a ring of stages
-// -----------------------------------------------------------------------------
-
-template <int stages>
-struct StageRing {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
 
 // ---- products -----------------------------------------------------------------------------------
 

@@ -5,16 +5,8 @@ namespace shunt::cuda_engine {
 
 void fragment_few_int4_bf16(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                             const FragmentArgs& args) {
-  switch (layout.groups()) {
-    case 1:
-      return launch_few_rows<Lane<Codes::int4, 1, true>>(gpu, plan, args);
-    case 2:
-      return launch_few_rows<Lane<Codes::int4, 2, true>>(gpu, plan, args);
-    case 4:
-      return launch_few_rows<Lane<Codes::int4, 4, true>>(gpu, plan, args);
-    default:
-      return launch_few_rows<Lane<Codes::int4, 8, true>>(gpu, plan, args);
-  }
+  with_int4_lane<true>(
+      layout, [&]<class L>(std::type_identity<L>) { launch_few_rows<L>(gpu, plan, args); });
 }
 
 }  // namespace shunt::cuda_engine

@@ -5,16 +5,8 @@ namespace shunt::cuda_engine {
 
 void fragment_few_int4_f16(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                            const FragmentArgs& args) {
-  switch (layout.groups()) {
-    case 1:
-      return launch_few_rows<Lane<Codes::int4, 1, false>>(gpu, plan, args);
-    case 2:
-      return launch_few_rows<Lane<Codes::int4, 2, false>>(gpu, plan, args);
-    case 4:
-      return launch_few_rows<Lane<Codes::int4, 4, false>>(gpu, plan, args);
-    default:
-      return launch_few_rows<Lane<Codes::int4, 8, false>>(gpu, plan, args);
-  }
+  with_int4_lane<false>(
+      layout, [&]<class L>(std::type_identity<L>) { launch_few_rows<L>(gpu, plan, args); });
 }
 
 }  // namespace shunt::cuda_engine

@@ -31,6 +31,7 @@
 #pragma once
 
 #include "cuda/launch.hpp"
+#include "cuda/stage_ring.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
@@ -70,16 +71,6 @@ struct FewFragments {
 };
 
 #if defined(SHUNT_SM_90A)
-
-// A place in the ring.
-template <int stages>
-struct RingPlace {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
 
 // A warp's end of a tile: what it and its partners, the warps that have the same weights and tokens
 // of other parts of k, do with their sums.
@@ -277,7 +268,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   list.build(args.walk);
   cluster_barrier();  // the other blocks' barriers are there
   const int tiles = list.tiles();
-  RingPlace<S::stages> place;
+  StageRing<S::stages> place;
   if (copies) {
     if (early) {
       wait_for_predecessor();

@@ -3,28 +3,11 @@
 
 namespace shunt::cuda_engine {
 
-namespace {
-
-template <bool bf16>
-void launch_wide(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
-                 const FragmentArgs& args) {
-  switch (layout.codes()) {
-    case Codes::int8:
-      return launch_few_rows<Lane<Codes::int8, 0, bf16>>(gpu, plan, args);
-    case Codes::fp8:
-      return launch_few_rows<Lane<Codes::fp8, 0, bf16>>(gpu, plan, args);
-    case Codes::mxfp8:
-      return launch_few_rows<Lane<Codes::mxfp8, 0, bf16>>(gpu, plan, args);
-    default:
-      return launch_few_rows<Lane<Codes::fp8_block, 0, bf16>>(gpu, plan, args);
-  }
-}
-
-}  // namespace
-
 void fragment_few_wide(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                        const FragmentArgs& args) {
-  (layout.dtype == DType::bf16 ? launch_wide<true> : launch_wide<false>)(gpu, plan, layout, args);
+  const auto go = [&]<class L>(std::type_identity<L>) { launch_few_rows<L>(gpu, plan, args); };
+  layout.dtype == DType::bf16 ? with_wide_lane<true>(layout, go)
+                              : with_wide_lane<false>(layout, go);
 }
 
 }  // namespace shunt::cuda_engine

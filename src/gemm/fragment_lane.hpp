@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "gemm/fragment_codes.hpp"
 
@@ -177,6 +178,34 @@ struct Lane {
     }
   }
 };
+
+// f(the type of a layout's Lane), of int4 and of 8-bit codes.
+template <bool bf16, class F>
+void with_int4_lane(const FragmentLayout& layout, const F& f) {
+  switch (layout.groups()) {
+    case 1:
+      return f(std::type_identity<Lane<Codes::int4, 1, bf16>>());
+    case 2:
+      return f(std::type_identity<Lane<Codes::int4, 2, bf16>>());
+    case 4:
+      return f(std::type_identity<Lane<Codes::int4, 4, bf16>>());
+    default:
+      return f(std::type_identity<Lane<Codes::int4, 8, bf16>>());
+  }
+}
+template <bool bf16, class F>
+void with_wide_lane(const FragmentLayout& layout, const F& f) {
+  switch (layout.codes()) {
+    case Codes::int8:
+      return f(std::type_identity<Lane<Codes::int8, 0, bf16>>());
+    case Codes::fp8:
+      return f(std::type_identity<Lane<Codes::fp8, 0, bf16>>());
+    case Codes::mxfp8:
+      return f(std::type_identity<Lane<Codes::mxfp8, 0, bf16>>());
+    default:
+      return f(std::type_identity<Lane<Codes::fp8_block, 0, bf16>>());
+  }
+}
 
 }  // namespace shunt::cuda_engine
 

@@ -31,6 +31,7 @@
 #include <algorithm>
 
 #include "cuda/launch.hpp"
+#include "cuda/stage_ring.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
@@ -79,19 +80,6 @@ struct ManyFragments {
 
 #if defined(SHUNT_SM_90A)
 
-template <int stages>
-struct HalfRing {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-  // `steps` stages back, fewer than there are.
-  __device__ __forceinline__ int before(int steps) const {
-    return stage >= steps ? stage - steps : stage - steps + stages;
-  }
-};
-
 // What the two warpgroups know of the block's memory.
 template <class S>
 struct Memory {
@@ -115,7 +103,7 @@ struct Memory {
 // The products of a tile: n tokens. d is 0.
 template <int n, class S>
 __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const Memory<S>& memory,
-                                              HalfRing<S::stages>& ring, int& slot, int steps,
+                                              StageRing<S::stages>& ring, int& slot, int steps,
                                               int group, int warp, int lane) {
   using L = typename S::L;
   constexpr bool scaled = L::codes == Codes::fp8_block;
@@ -222,7 +210,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   const int first = static_cast<int>(blockIdx.x) / sharing;
   // The last block of a cluster may have no weights: it multiplies its neighbour's, for nothing.
   const auto column_of = [&](const GroupTile& at) { return sharing * at.column + rank; };
-  HalfRing<S::stages> ring;
+  StageRing<S::stages> ring;
   int slot = 0;
   if (warp < 4) {
     fewer_registers<56>();

@@ -29,6 +29,7 @@
 #include <algorithm>
 
 #include "cuda/launch.hpp"
+#include "cuda/stage_ring.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
@@ -66,15 +67,6 @@ struct MiddleFragments {
 
 #if defined(SHUNT_SM_90A)
 
-template <int stages>
-struct StepRing {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
 // The compiler otherwise works it out anew in every step.
 __device__ __forceinline__ std::uint32_t kept_address(const void* shared) {
   return static_cast<std::uint32_t>(kept(static_cast<int>(shared_address(shared))));
@@ -109,7 +101,7 @@ struct StagesOfWarp {
 // The products of a tile: n tokens. d is 0.
 template <int n, class S>
 __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
-                                               const StagesOfWarp& at, StepRing<S::stages>& ring,
+                                               const StagesOfWarp& at, StageRing<S::stages>& ring,
                                                int steps) {
   using L = typename S::L;
   constexpr bool scaled = L::codes == Codes::fp8_block;
@@ -263,7 +255,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
   list.build(args.walk);
   const int tiles = list.tiles();
-  StepRing<S::stages> ring;
+  StageRing<S::stages> ring;
   if (warp < 4) {
     fewer_registers<56>();
     if (early) {

@@ -34,6 +34,7 @@
 #pragma once
 
 #include "cuda/launch.hpp"
+#include "cuda/stage_ring.cuh"
 #include "cuda/tensor_map.hpp"
 #include "gemm/finish.cuh"
 #include "gemm/store_map.hpp"
@@ -76,27 +77,14 @@ struct ManyTile {
 
 #if defined(SHUNT_SM_90A)
 
-template <int stages>
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-  __device__ __forceinline__ void skip(int steps) {
-    stage += steps;
-    parity ^= static_cast<unsigned>(stage / stages) & 1;
-    stage %= stages;
-  }
-};
-
 // The products of a tile of n tokens. `next`: the barrier at which the other warpgroup waits for
 // its turn, where it does. d is 0.
 template <int n, class S, class T>
 __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens / 2], int steps,
                                                std::uint32_t a_base, std::uint32_t b_base,
                                                std::uint64_t* full, std::uint64_t* empty,
-                                               Ring<S::stages>& ring, unsigned lane, int next) {
+                                               StageRing<S::stages>& ring, unsigned lane,
+                                               int next) {
   int before = 0;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
@@ -194,7 +182,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         wait_for_predecessor();
         let_successor_start();
       }
-      Ring<S::stages> ring;
+      StageRing<S::stages> ring;
       bool again = false;  // the ring has been round
       for (int round = 0; round < rounds.count; ++round) {
         const int parity = round % 2;
@@ -265,7 +253,7 @@ __global__ void __launch_bounds__(S::threads, 1)
               .count = boxes,
               .map = &out,
               .barrier = 1 + group};
-    Ring<S::stages> ring;
+    StageRing<S::stages> ring;
     if (S::in_turn && group == 1) ring.skip(args.steps);
     for (int round = S::in_turn ? group : 0; round < rounds.count; round += S::in_turn ? 2 : 1) {
       float d[S::blocks][S::tokens / 2];

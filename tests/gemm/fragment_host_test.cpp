@@ -168,6 +168,8 @@ std::vector<double> decoded(const FragmentLayout& layout, const char* group, boo
 
 template <bool bf16>
 std::vector<double> decoded(const FragmentLayout& layout, const char* group, bool rounded) {
+  std::vector<double> w;
+  const auto go = [&]<class L>(std::type_identity<L>) { w = decoded<L>(layout, group, rounded); };
   switch (layout.codes()) {
     case Codes::nvfp4:
       return decoded<Lane<Codes::nvfp4, 0, bf16>>(layout, group, rounded);
@@ -175,26 +177,12 @@ std::vector<double> decoded(const FragmentLayout& layout, const char* group, boo
       return decoded<Lane<Codes::mxfp4, 0, bf16>>(layout, group, rounded);
     case Codes::sparse:
       return decoded<Lane<Codes::sparse, 0, bf16>>(layout, group, rounded);
-    case Codes::int8:
-      return decoded<Lane<Codes::int8, 0, bf16>>(layout, group, rounded);
-    case Codes::fp8:
-      return decoded<Lane<Codes::fp8, 0, bf16>>(layout, group, rounded);
-    case Codes::fp8_block:
-      return decoded<Lane<Codes::fp8_block, 0, bf16>>(layout, group, rounded);
-    case Codes::mxfp8:
-      return decoded<Lane<Codes::mxfp8, 0, bf16>>(layout, group, rounded);
     case Codes::int4:
-      break;
-  }
-  switch (layout.groups()) {
-    case 1:
-      return decoded<Lane<Codes::int4, 1, bf16>>(layout, group, rounded);
-    case 2:
-      return decoded<Lane<Codes::int4, 2, bf16>>(layout, group, rounded);
-    case 4:
-      return decoded<Lane<Codes::int4, 4, bf16>>(layout, group, rounded);
+      with_int4_lane<bf16>(layout, go);
+      return w;
     default:
-      return decoded<Lane<Codes::int4, 8, bf16>>(layout, group, rounded);
+      with_wide_lane<bf16>(layout, go);
+      return w;
   }
 }
 
