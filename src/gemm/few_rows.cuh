@@ -20,9 +20,8 @@
 //   used        they have been read: likewise
 // At a tile's end the sums of all blocks of the cluster are added in the order of k, each block
 // doing its share of the results, and finished as finish.cuh says; in one block, from registers
-// where few_end.cuh can. A result's sum runs over k in an
-// order that the split alone decides. The last cluster barrier: no block leaves while others read
-// its sums.
+// where few_end.cuh can. A result's sum runs over k in an order that the split alone decides. The
+// last cluster barrier: no block leaves while others read its sums.
 //
 // Bytes: weights of the groups hit; in flight 150 to 200 KB a multiprocessor. Time predicted on an
 // H200: 3 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 78 us, N5120 K1024 40.5; G128 M1 N2048 K5120

@@ -185,8 +185,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
       if (!cuda_engine::FragmentLayout::holds(options.format.format)) {
         return refuse(
             "LayerOptions.format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8, mxfp8 or "
-            "one "
-            "of fp8 on a GPU",
+            "one of fp8 on a GPU",
             to_string(options.format));
       }
       if (options.dtype == DType::f32) {
