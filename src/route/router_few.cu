@@ -38,6 +38,7 @@
 #include "route/cuda.hpp"
 #include "route/fast_shared_rows.cuh"
 #include "route/plain_shared_rows.cuh"
+#include "route/router_meeting.cuh"
 
 namespace shunt::routing {
 
@@ -71,33 +72,6 @@ struct Tile {
   static constexpr int batch = MT == 1 ? (NT == 1 ? 6 : 4) : NT == 4 ? 4 : 2;
   static constexpr int blocks = NT * MT <= 4 ? 2 : 1;  // of a multiprocessor
 };
-
-__device__ __forceinline__ uint4 load_where(const std::uint16_t* from, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "l"(from), "r"(static_cast<int>(there))
-      : "memory");
-  return v;
-}
-
-// Two sums and the launch that each is from.
-__device__ __forceinline__ void send(uint4* to, float first, float second, std::uint32_t launch) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to),
-               "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(launch)
-               : "memory");
-}
-__device__ __forceinline__ uint4 receive(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
 
 __device__ __forceinline__ void add(float4& sum, const float4& v) {
   sum.x += v.x;
@@ -191,9 +165,7 @@ __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
   if (o.ordered) {
     ordering::zero_ahead(tail, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
   }
-  // Never 0, which nothing was sent with.
-  std::uint32_t launch = 0;
-  if (o.meeting != nullptr) launch = max(__ldcg(o.launches) + 1, 1U);
+  const std::uint32_t launch = o.meeting != nullptr ? this_launch(o.launches) : 0;
   const int part = static_cast<int>(blockIdx.x) % o.parts;
   const int rank = part % o.ranks, group = part / o.ranks;
   const int first_column = static_cast<int>(blockIdx.x) / o.parts * Shape::columns;

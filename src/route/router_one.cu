@@ -23,6 +23,7 @@
 #include "order/sort_tail.cuh"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
+#include "route/router_meeting.cuh"
 #include "route/shared_rows.cuh"
 #include "route/token_rows.cuh"
 
@@ -45,32 +46,6 @@ struct Operands {
   uint2* meeting;  // [parts, C]: a sum, and the launch that it is from
   std::uint32_t* launches;
 };
-
-__device__ __forceinline__ uint4 load_where(const std::uint16_t* from, bool there) {
-  uint4 v;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "l"(from), "r"(static_cast<int>(there))
-      : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void send(uint2* to, float sum, std::uint32_t launch) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(__float_as_uint(sum)),
-               "r"(launch)
-               : "memory");
-}
-__device__ __forceinline__ uint2 receive(const uint2* from) {
-  uint2 v;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "l"(from)
-               : "memory");
-  return v;
-}
 
 template <class T>
 __device__ __forceinline__ void multiply(const uint4& a, const uint4& b, const uint4& x,
@@ -168,11 +143,6 @@ __device__ __forceinline__ bool meet(const Operands& o, std::uint32_t launch, in
   return true;
 }
 
-// Never 0, which nothing is from.
-__device__ __forceinline__ std::uint32_t this_launch(const Operands& o) {
-  return max(__ldcg(o.launches) + 1, 1U);
-}
-
 // `usual`: is_softmax_of_top(), or is_deepseek_v3().
 template <class S, bool usual, bool ordered>
 __global__ void __launch_bounds__(threads)
@@ -183,7 +153,7 @@ __global__ void __launch_bounds__(threads)
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
-  const std::uint32_t launch = this_launch(o);
+  const std::uint32_t launch = this_launch(o.launches);
   float raw = 0;
   if (!meet(o, launch, thread, raw)) return;
   if (valid_tokens(r) < 1) {
@@ -214,7 +184,7 @@ __global__ void __launch_bounds__(threads)
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
-  const std::uint32_t launch = this_launch(o);
+  const std::uint32_t launch = this_launch(o.launches);
   float raw = 0;
   if (!meet(o, launch, thread, raw)) return;
   logits[thread] = raw;  // past the last column that one's again

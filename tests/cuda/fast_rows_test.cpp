@@ -393,14 +393,16 @@ TEST(FastRows, BiasedScores) {
   expect_same_bits<FastShape<16, 16, 16, Ranked::score>>(spec, bias_of(384));
 }
 
+const RouteSpec deepseek_v3{.experts = 256,
+                            .top_k = 8,
+                            .score = Score::sigmoid,
+                            .selection_bias = true,
+                            .groups = {8, 4, GroupRank::sum_of_top_2},
+                            .renormalize = true,
+                            .scale = 2.5F};
+
 TEST(FastRows, Groups) {
-  RouteSpec spec{.experts = 256,
-                 .top_k = 8,
-                 .score = Score::sigmoid,
-                 .selection_bias = true,
-                 .groups = {8, 4, GroupRank::sum_of_top_2},
-                 .renormalize = true,
-                 .scale = 2.5F};
+  RouteSpec spec = deepseek_v3;
   expect_same_bits<FastShape<8, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
   expect_same_bits<FastShape<32, 8, 8, Ranked::score_in_groups>>(spec, bias_of(256));
   spec.groups.rank_by = GroupRank::max;
@@ -456,16 +458,9 @@ TEST(TokenRows, BiasedScores) {
 }
 
 void expect_same_bits_of_deepseek(const std::vector<float>& bias, float deviation = 1) {
-  const RouteSpec spec{.experts = 256,
-                       .top_k = 8,
-                       .score = Score::sigmoid,
-                       .selection_bias = true,
-                       .groups = {8, 4, GroupRank::sum_of_top_2},
-                       .renormalize = true,
-                       .scale = 2.5F};
   std::vector<float> logits = logits_of(24, 256);
   for (float& l : logits) l *= deviation;
-  Routed routed(spec, std::move(logits), bias);
+  Routed routed(deepseek_v3, std::move(logits), bias);
   std::vector<float> aligned(256 + 4);  // vectors of 4
   const auto offset = reinterpret_cast<std::uintptr_t>(aligned.data()) % 16 / 4;
   float* const own_bias = aligned.data() + (4 - offset) % 4;
