@@ -84,6 +84,13 @@ GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {
           .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant)};
 }
 
+std::string to_text(const Call& call, const std::string& name, const char (&text)[32]) {
+  if (std::memchr(text, '\0', sizeof text) == nullptr) {
+    call.wrong("{} does not end within {} bytes", name, sizeof text);
+  }
+  return text;
+}
+
 FormatSpec to_format(const char* text) {
   return text == nullptr || *text == '\0' ? FormatSpec{} : format_from_string(text);
 }
@@ -94,14 +101,11 @@ RowFormat to_rows(const Call& call, const char* name, std::int32_t value) {
 
 PackedMatrix to_packed(const Call& call, const std::string& name,
                        const shunt_packed_matrix& given) {
-  if (std::memchr(given.format, '\0', sizeof given.format) == nullptr) {
-    call.wrong("{}.format does not end within {} bytes", name, sizeof given.format);
-  }
   call.reserved((name + ".reserved").c_str(), given.reserved);
   const auto tensor = [&](const char* field, const shunt_tensor& part) {
     return part.rank == 0 ? Tensor{} : call.tensor((name + field).c_str(), &part);
   };
-  return {.format = resolved(to_format(given.format)),
+  return {.format = resolved(to_format(to_text(call, name + ".format", given.format).c_str())),
           .n = given.n,
           .k = given.k,
           .values = tensor(".values", given.values),

@@ -13,7 +13,10 @@ ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec);
 CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec);
 ShuffleSpec to_spec(const Call& call, const shunt_shuffle_spec* spec);
 ScatterAddSpec to_spec(const Call& call, const shunt_scatter_add_spec* spec);
-// `name`: of the argument, in messages. Formats of texts that may be NULL: plain.
+// `name`: of the argument, in messages.
+// A text that a struct has itself.
+std::string to_text(const Call& call, const std::string& name, const char (&text)[32]);
+// NULL and "": plain.
 FormatSpec to_format(const char* text);
 PackedMatrix to_packed(const Call& call, const std::string& name, const shunt_packed_matrix& given);
 RowFormat to_rows(const Call& call, const char* name, std::int32_t value);

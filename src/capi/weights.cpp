@@ -13,25 +13,15 @@ using shunt::Tensor;
 using shunt::capi::Call;
 using shunt::capi::run;
 using shunt::capi::run_supports;
-using shunt::capi::to_c;
 using shunt::capi::to_format;
 using shunt::capi::to_packed;
 using shunt::capi::to_rows;
 using shunt::capi::to_spec;
+using shunt::capi::to_text;
 
 namespace {
 
-// Texts of a struct's own.
-using Text = char[32];
-
-std::string text_of(const Call& call, const char* name, const Text& text) {
-  if (std::memchr(text, '\0', sizeof text) == nullptr) {
-    call.wrong("{} does not end within {} bytes", name, sizeof text);
-  }
-  return text;
-}
-
-void put_text(Text& to, const std::string& text) {
+void put_text(char (&to)[32], const std::string& text) {
   std::memset(to, 0, sizeof to);
   std::memcpy(to, text.data(), std::min(text.size(), sizeof to - 1));
 }
@@ -51,17 +41,23 @@ shunt::PreparedWeights to_prepared(const Call& call, const char* name,
                      p.device_index},
           .data = p.data,
           .bytes = static_cast<std::size_t>(p.bytes),
-          .format = to_format(text_of(call, "prepared.format", p.format).c_str()),
+          .format = to_format(to_text(call, "prepared.format", p.format).c_str()),
           .rows = to_rows(call, "prepared.rows", p.rows)};
+}
+
+// Before the work, not after: that packed weights can be written there.
+void check_room(const Call& call, const shunt_prepared_weights* to) {
+  call.read("prepared", to);
+  if (to->struct_size < sizeof *to) {
+    call.wrong("prepared.struct_size is {}: must be {} for packed weights", to->struct_size,
+               sizeof *to);
+  }
 }
 
 void write_prepared(const Call& call, shunt_prepared_weights* to,
                     const shunt::PreparedWeights& weights) {
-  const std::string format = weights.format == shunt::FormatSpec{} ? "" : to_string(weights.format);
-  if (!format.empty() && to->struct_size < sizeof *to) {
-    call.wrong("prepared.struct_size is {}: must be {} for weights in {}", to->struct_size,
-               sizeof *to, format);
-  }
+  const bool packed = weights.format != shunt::FormatSpec{};
+  if (packed) check_room(call, to);
   shunt_prepared_weights p{};
   p.dtype = static_cast<int32_t>(weights.dtype);
   p.groups = weights.groups;
@@ -72,7 +68,7 @@ void write_prepared(const Call& call, shunt_prepared_weights* to,
   p.device_index = weights.device.index;
   p.data = weights.data;
   p.bytes = weights.bytes;
-  put_text(p.format, format);
+  if (packed) put_text(p.format, to_string(weights.format));
   p.rows = static_cast<int32_t>(weights.rows);
   call.write("prepared", to, p);
 }
@@ -203,7 +199,7 @@ shunt_status shunt_prepare_packed(const shunt_context* context, int32_t dtype, i
     const shunt::Context& on = call.not_null("context", context).context;
     const auto type = call.choice("dtype", dtype, shunt::DType::f4_e2m1);
     const auto list = to_matrices(call, "matrices", matrices, groups);
-    call.read("prepared", prepared);
+    check_room(call, prepared);
     write_prepared(
         call, prepared,
         shunt::prepare_packed(on, type, list, {memory, memory_bytes}, to_rows(call, "rows", rows)));
@@ -220,7 +216,7 @@ shunt_status shunt_prepare_packed_paired(const shunt_context* context, int32_t d
     const auto type = call.choice("dtype", dtype, shunt::DType::f4_e2m1);
     const auto gates = to_matrices(call, "gate", gate, groups);
     const auto ups = to_matrices(call, "up", up, groups);
-    call.read("prepared", prepared);
+    check_room(call, prepared);
     write_prepared(call, prepared,
                    shunt::prepare_packed_paired(on, type, gates, ups, {memory, memory_bytes},
                                                 to_rows(call, "rows", rows)));

@@ -55,8 +55,9 @@ namespace {
 constexpr int cluster = 2;
 constexpr int teams = 2, halves_most = 2;  // of warps that multiply; 128 rows of weights of a block
 constexpr int threads = 128 * (1 + teams), finishers = 4 * teams;
-constexpr int step = 128;  // along k
-constexpr int box = 64;    // tokens of a copy
+constexpr int step = 128;             // along k
+constexpr int step_pairs = step / 2;  // columns of a tensor map of rows: two numbers each
+constexpr int box = 64;               // tokens of a copy
 constexpr int block_tokens = teams * box;
 constexpr int box_bytes8 = box * step, half_bytes = 128 * step;
 constexpr int stage_bytes = box * 128;  // 64 tokens' results of 64 columns of 16 bits
@@ -234,9 +235,10 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll 1
             for (int b = mine.tall ? 0 : rank; b < boxes; b += mine.tall ? 1 : cluster) {
               if (mine.tall) {
-                copy_box(to + b * box_bytes8, &tokens, &full[slot], box * i, mine.row + box * b);
+                copy_box(to + b * box_bytes8, &tokens, &full[slot], step_pairs * i,
+                         mine.row + box * b);
               } else {
-                copy_box_to_ranks(to + b * box_bytes8, &tokens, &full[slot], box * i,
+                copy_box_to_ranks(to + b * box_bytes8, &tokens, &full[slot], step_pairs * i,
                                   mine.row + box * b, 3);
               }
             }

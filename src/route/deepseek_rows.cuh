@@ -58,16 +58,7 @@ __device__ __forceinline__ TwoBest two_best_of_4(const float* v) {
 __device__ __forceinline__ float sigmoid_of_small(float l) {
   const float e = exp_of_small_negative(-fabsf(l));
   const float a = l < 0 ? e : 1.0F, b = 1.0F + e;
-#if defined(__CUDA_ARCH__)
-  // As the compiler divides. Where e is tiny b is 1, and nothing is rounded.
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-  r = fused(r, fused(-b, r, 1.0F), r);
-  const float quotient = a * r;
-  return fused(r, fused(-b, quotient, a), quotient);
-#else
-  return a / b;
-#endif
+  return quotient(a, b, reciprocal(b));  // where a is tiny b is 1, and nothing is rounded
 }
 
 // Scores of any logits. Not inlined, so as not to lie in the way.
@@ -86,12 +77,7 @@ __device__ __forceinline__ int groups_before(float rank, int group) {
   for (int g = 0; g < 8; ++g) {
     const float other = __shfl_sync(every_lane, rank, 4 * g);
     const bool lower = g < group;
-    const float difference = lower ? other - rank : rank - other;
-#if defined(__CUDA_ARCH__)
-    const int sign = static_cast<int>(static_cast<std::uint32_t>(bits_of(difference)) >> 31);
-#else
-    const int sign = difference < 0 ? 1 : 0;  // a host's NaN may have a sign
-#endif
+    const int sign = static_cast<int>(sign_of(lower ? other - rank : rank - other));
     before += lower ? -sign : sign;
   }
   return before;
@@ -105,18 +91,15 @@ __device__ __forceinline__ int rank_in_order(const float* values, float value, i
   const int quad = lane >> 2, j = lane & 3;
   const float4 own = quads[quad];
   const float next_below = float_of_ordered(ordered(value) - 1);
-  const auto sign = [](float difference) {
-    return static_cast<std::uint32_t>(bits_of(difference)) >> 31;
-  };
   std::uint32_t before[4] = {};  // short chains
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float4 others = quads[i];
     const float from = i < quad ? next_below : value;
-    before[0] += sign(from - others.x);
-    before[1] += sign(from - others.y);
-    before[2] += sign(from - others.z);
-    before[3] += sign(from - others.w);
+    before[0] += sign_of(from - others.x);
+    before[1] += sign_of(from - others.y);
+    before[2] += sign_of(from - others.z);
+    before[3] += sign_of(from - others.w);
   }
   before[0] += j > 0 && own.x == value ? 1 : 0;
   before[1] += j > 1 && own.y == value ? 1 : 0;

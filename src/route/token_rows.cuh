@@ -47,12 +47,7 @@ struct alignas(16) TokenScratch {
 // side of 0, where -0 has one too, nothing is said. -inf - -inf counts as no sign.
 __device__ __forceinline__ int count_signs(const float4& others, float value, float side) {
   const auto sign = [&](float other) {
-    const float difference = fused(other, side, -side * value);
-#if defined(__CUDA_ARCH__)
-    return static_cast<int>(static_cast<std::uint32_t>(bits_of(difference)) >> 31);
-#else
-    return std::signbit(difference) && difference == difference ? 1 : 0;  // NaN has none on a GPU
-#endif
+    return static_cast<int>(sign_of(fused(other, side, -side * value)));
   };
   return (sign(others.x) + sign(others.y)) + (sign(others.z) + sign(others.w));
 }

@@ -31,24 +31,45 @@ __device__ __forceinline__ float exp_of_mostly_small(float x) {
     e = exp_of_very_negative(x);
   return e;
 }
+// As the compiler divides: a reciprocal, for any number of divisions by b, and a / b by it. b in
+// [1, 64]; a in [0, 1], not tiny or b 1.
+__device__ __forceinline__ float reciprocal(float b) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  return fused(r, fused(-b, r, 1.0F), r);
+#else
+  return 1 / b;
+#endif
+}
+__device__ __forceinline__ float quotient(float a, float b,
+                                          [[maybe_unused]] float reciprocal_of_b) {
+#if defined(__CUDA_ARCH__)
+  const float about = a * reciprocal_of_b;
+  return fused(reciprocal_of_b, fused(-b, about, a), about);
+#else
+  return a / b;
+#endif
+}
 // a[i] / b for b in [1, 64] and a[i] in [0, 1].
 template <int n>
 __device__ __forceinline__ void divide_by(float (&a)[n], float b) {
-#if defined(__CUDA_ARCH__)
-  // As the compiler divides, with one reciprocal for all.
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-  r = fused(r, fused(-b, r, 1.0F), r);
+  const float r = reciprocal(b);
 #pragma unroll
   for (int i = 0; i < n; ++i) {
-    float quotient = a[i] * r;
-    quotient = fused(r, fused(-b, quotient, a[i]), quotient);
+    float x = quotient(a[i], b, r);
     if (a[i] < 0x1p-60F) [[unlikely]]
-      quotient = quotient_of_small(a[i], b);
-    a[i] = quotient;
+      x = quotient_of_small(a[i], b);
+    a[i] = x;
   }
+}
+
+// Whether a difference is below zero or -0. Of NaN, which has no sign on a GPU, 0.
+__device__ __forceinline__ std::uint32_t sign_of(float difference) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<std::uint32_t>(bits_of(difference)) >> 31;
 #else
-  for (float& x : a) x = x / b;
+  return std::signbit(difference) && difference == difference ? 1 : 0;
 #endif
 }
 
