@@ -267,6 +267,15 @@ __device__ __noinline__ void route_in_rounds(const DeviceRoute& whole, const T* 
   }
 }
 
+// Ids that tie meet in one slot, in any order; their token is left whichever stays.
+__device__ __forceinline__ void take_slot(std::int32_t& slot, std::int32_t id) {
+#if defined(__CUDA_ARCH__)
+  atomicExch(&slot, id);
+#else
+  slot = id;
+#endif
+}
+
 // All 32 lanes call it together; `t` and `there` are those of the lane's token. `v`: the raw logits
 // of the lane's experts, anything past E; spoilt. `row`: the raw logits of the lane's token again.
 // `won`: room for S::best ids of the lane's token, in shared memory. Returns the lanes whose tokens
@@ -320,7 +329,7 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
 #pragma unroll
     for (int i = 0; i < S::best; ++i) slot += list.of[i] > x ? 1 : 0;
     if (slot >= k) return;  // not a number
-    won[slot] = id;
+    take_slot(won[slot], id);
     if (slot < k - 1) return;
     left |= last >= 0;
     last = id;
