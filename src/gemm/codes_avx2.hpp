@@ -35,12 +35,39 @@ SHUNT_INLINE Words funnel(Words low, Words high) {
   return {_mm256_or_si256(_mm256_srli_epi32(low.v, shift), _mm256_slli_epi32(high.v, 32 - shift))};
 }
 
+// Two numbers of bf16 in each word: the lower one is a column's weight at some k, the upper one
+// that of the k behind it.
+struct Bf16Pair {
+  __m256i v;
+};
+template <int i>
+SHUNT_INLINE F32 number_of(Bf16Pair a) {
+  if constexpr (i == 0) return {_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16))};
+  return {_mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32(-0x10000)))};
+}
+// 16 bytes in both halves of a register.
+SHUNT_INLINE __m256i byte_table(const std::uint8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// Look-ups are of bytes, a bf16's one after the other, for there are eight codes of 32 bits to a
+// look-up of words, but 32 bytes to one of bytes.
 template <int bit>
-SHUNT_INLINE F32 e2m1_of(Words a) {
-  const __m256 table = _mm256_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F);
-  const __m256 magnitude = _mm256_permutevar8x32_ps(table, shifted<bit>(a));
-  const __m256i sign = _mm256_and_si256(shifted<bit - 28>(a), _mm256_set1_epi32(INT32_MIN));
-  return {_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))};
+using E2m1Pair = Bf16Pair;
+template <int bit>
+SHUNT_INLINE E2m1Pair<bit> e2m1_pair(Words a) {
+  alignas(16) static constexpr std::uint8_t lower[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0,
+                                                         0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+  alignas(16) static constexpr std::uint8_t upper[16] = {
+      0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+  const __m256i codes = _mm256_and_si256(shifted<bit>(a), _mm256_set1_epi32(0x000f000f));
+  const __m256i low = _mm256_shuffle_epi8(byte_table(lower), codes);
+  const __m256i high = _mm256_shuffle_epi8(byte_table(upper), codes);
+  return {_mm256_or_si256(low, _mm256_slli_epi16(high, 8))};
+}
+template <int i, class Pair>
+SHUNT_INLINE F32 e2m1_of(Pair a) {
+  return number_of<i>(a);
 }
 template <int bit>
 SHUNT_INLINE F32 nibble_of(Words a) {
@@ -59,14 +86,40 @@ template <int byte>
 SHUNT_INLINE F32 e4m3_of(Halves a) {
   return e4m3_fields(byte == 0 ? _mm_slli_epi16(a.v, 8) : a.v);
 }
-template <int bit>
-SHUNT_INLINE F32 dense3_of(Words a) {
-  const __m256i window = _mm256_and_si256(shifted<bit>(a), _mm256_set1_epi32(63));
-  // Two bytes each: the lower half of a word is the number before it.
-  const __m256i pair =
-      _mm256_i32gather_epi32(reinterpret_cast<const int*>(dense3_bf16 - 1), window, 2);
-  return {_mm256_castsi256_ps(
-      _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000U))))};
+// Four windows of six bits, three apart, are looked up at once, a byte of each word for each: in
+// the four quarters of the table, of which the windows' two upper bits then choose one.
+template <int shift>
+struct Dense3Four {
+  Bf16Pair of[2];
+};
+template <int shift, int i>
+SHUNT_INLINE __m256i dense3_window(Words a) {  // into byte i
+  return _mm256_and_si256(shifted<shift - 5 * i>(a), _mm256_set1_epi32(63 << (8 * i)));
+}
+SHUNT_INLINE __m256i dense3_bytes(const std::uint8_t* table, __m256i windows) {
+  const __m256i odd = _mm256_slli_epi16(windows, 3), last = _mm256_slli_epi16(windows, 2);
+  const __m256i a = _mm256_shuffle_epi8(byte_table(table), windows);
+  const __m256i b = _mm256_shuffle_epi8(byte_table(table + 16), windows);
+  const __m256i c = _mm256_shuffle_epi8(byte_table(table + 32), windows);
+  const __m256i d = _mm256_shuffle_epi8(byte_table(table + 48), windows);
+  return _mm256_blendv_epi8(_mm256_blendv_epi8(a, b, odd), _mm256_blendv_epi8(c, d, odd), last);
+}
+template <int shift>
+SHUNT_INLINE Dense3Four<shift> dense3_four(Words a) {
+  const __m256i windows =
+      _mm256_or_si256(_mm256_or_si256(dense3_window<shift, 0>(a), dense3_window<shift, 1>(a)),
+                      _mm256_or_si256(dense3_window<shift, 2>(a), dense3_window<shift, 3>(a)));
+  const __m256i low = dense3_bytes(dense3_bytes_of_bf16.lower, windows);
+  const __m256i high = dense3_bytes(dense3_bytes_of_bf16.upper, windows);
+  // Woven, a column's four numbers are in two words side by side.
+  const __m256 first = _mm256_castsi256_ps(_mm256_unpacklo_epi8(low, high));
+  const __m256 second = _mm256_castsi256_ps(_mm256_unpackhi_epi8(low, high));
+  return {{{_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88))},
+           {_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd))}}};
+}
+template <int i, int shift>
+SHUNT_INLINE F32 dense3_of(const Dense3Four<shift>& a) {
+  return number_of<i % 2>(a.of[i / 2]);
 }
 
 SHUNT_INLINE __m128i load_bytes(const char* p) {

@@ -15,4 +15,16 @@ alignas(64) inline constexpr std::uint16_t dense3_padded[65] = {
     0x3f7c, 0x3fc8, 0x4001, 0x4028, 0x3fee, 0x4052, 0x3fec, 0x4029, 0x3fe7, 0x4030};
 inline constexpr const std::uint16_t* dense3_bf16 = dense3_padded + 1;
 
+// Their bytes apart, for look-ups of bytes.
+struct Dense3Bytes {
+  alignas(64) std::uint8_t lower[64], upper[64];
+  constexpr Dense3Bytes() : lower{}, upper{} {
+    for (int i = 0; i < 64; ++i) {
+      lower[i] = static_cast<std::uint8_t>(dense3_bf16[i] & 0xff);
+      upper[i] = static_cast<std::uint8_t>(dense3_bf16[i] >> 8);
+    }
+  }
+};
+inline constexpr Dense3Bytes dense3_bytes_of_bf16;
+
 }  // namespace shunt::cpu_engine

@@ -13,9 +13,12 @@ constexpr std::size_t lanes(int vectors) {
 }
 
 // ---- codes: what a step holds, and the weights in it ---------------------------------------------
+//
+// `part<p>`: what the weights of k = p * part_k .. are looked up in together; `weight<i>`: that of the
+// i-th of them.
 
 struct Nibbles {
-  static constexpr int step_k = 8, step_bytes = 256;
+  static constexpr int step_k = 8, part_k = 2, step_bytes = 256;
   using Codes = Words;
   SHUNT_INLINE static Codes load_codes(const char* step, std::size_t column) {
     return load_words(step + 4 * column);
@@ -25,9 +28,13 @@ struct E2m1Codes : Nibbles {
   struct Extra {};
   static constexpr int extra_bytes = 0;
   SHUNT_INLINE static Extra extra(const char*, int) { return {}; }
-  template <int j>
-  SHUNT_INLINE static F32 weight(const Codes& c, const Extra&) {
-    return e2m1_of<nibble_bit(j)>(c);
+  template <int p>
+  SHUNT_INLINE static auto part(const Codes& c) {
+    return e2m1_pair<nibble_bit(2 * p)>(c);
+  }
+  template <int i, class Part>
+  SHUNT_INLINE static F32 weight(const Part& pair, const Extra&) {
+    return e2m1_of<i>(pair);
   }
 };
 struct Int4Codes : Nibbles {
@@ -35,13 +42,29 @@ struct Int4Codes : Nibbles {
   SHUNT_INLINE static Extra extra(const char* at, std::size_t column) {
     return bytes_to_f32(at + column);
   }
-  template <int j>
-  SHUNT_INLINE static F32 weight(const Codes& c, const Extra& zero) {
-    return sub(nibble_of<nibble_bit(j)>(c), zero);
+  template <int p>
+  struct Pair {
+    Codes codes;
+  };
+  template <int p>
+  SHUNT_INLINE static Pair<p> part(const Codes& c) {
+    return {c};
+  }
+  template <int i, int p>
+  SHUNT_INLINE static F32 weight(const Pair<p>& pair, const Extra& zero) {
+    return sub(nibble_of<nibble_bit(2 * p + i)>(pair.codes), zero);
   }
 };
-struct Int8Codes {
-  static constexpr int step_k = 4, step_bytes = 256;
+// Looked up each by itself.
+template <class Codes>
+struct Singly {
+  template <int>
+  SHUNT_INLINE static const Codes& part(const Codes& c) {
+    return c;
+  }
+};
+struct Int8Codes : Singly<Words> {
+  static constexpr int step_k = 4, part_k = 4, step_bytes = 256;
   using Codes = Words;
   struct Extra {};
   SHUNT_INLINE static Extra extra(const char*, int) { return {}; }
@@ -54,8 +77,8 @@ struct Int8Codes {
   }
 };
 // Weights are 2^-8 of what they mean: an e4m3 in the fields of an f16.
-struct E4m3Codes {
-  static constexpr int step_k = 2, step_bytes = 128;
+struct E4m3Codes : Singly<Halves> {
+  static constexpr int step_k = 2, part_k = 2, step_bytes = 128;
   using Codes = Halves;
   struct Extra {};
   SHUNT_INLINE static Extra extra(const char*, int) { return {}; }
@@ -68,7 +91,7 @@ struct E4m3Codes {
   }
 };
 struct Dense3Codes {
-  static constexpr int step_k = 32, step_bytes = 768;
+  static constexpr int step_k = 32, part_k = 4, step_bytes = 768;
   struct Codes {
     Words word[3];
   };
@@ -78,14 +101,18 @@ struct Dense3Codes {
     const char* const at = step + 4 * column;
     return {{load_words(at), load_words(at + 256), load_words(at + 512)}};
   }
-  template <int j>
-  SHUNT_INLINE static F32 weight(const Codes& c, const Extra&) {
-    constexpr int bit = 3 * j - 3, word = bit < 0 ? 0 : bit / 32, shift = bit - 32 * word;
-    if constexpr (shift > 26) {
-      return dense3_of<0>(funnel<shift>(c.word[word], c.word[word < 2 ? word + 1 : 2]));
+  template <int p>
+  SHUNT_INLINE static auto part(const Codes& c) {
+    constexpr int bit = 12 * p - 3, word = bit < 0 ? 0 : bit / 32, shift = bit - 32 * word;
+    if constexpr (shift > 32 - 15) {
+      return dense3_four<0>(Words(funnel<shift>(c.word[word], c.word[word < 2 ? word + 1 : 2])));
     } else {
-      return dense3_of<shift>(c.word[word]);
+      return dense3_four<shift>(c.word[word]);
     }
+  }
+  template <int i, class Part>
+  SHUNT_INLINE static F32 weight(const Part& four, const Extra&) {
+    return dense3_of<i>(four);
   }
 };
 
@@ -107,14 +134,19 @@ struct DenseStep {
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
       c[v] = Codes::load_codes(step, column + lanes(v));
     }
-    each<0, step_k>([&]<int j>() SHUNT_LAMBDA {
-      F32 w[vectors];
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] =
-          Codes::template weight<j>(c[v], extra[v]);
-      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        const F32 x = set1(row[r][k + j]);
-        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
-      }
+    constexpr int part_k = Codes::part_k;
+    each<0, step_k / part_k>([&]<int p>() SHUNT_LAMBDA {
+      std::remove_cvref_t<decltype(Codes::template part<p>(c[0]))> part[vectors];
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) part[v] = Codes::template part<p>(c[v]);
+      each<0, part_k>([&]<int i>() SHUNT_LAMBDA {
+        F32 w[vectors];
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] =
+            Codes::template weight<i>(part[v], extra[v]);
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          const F32 x = set1(row[r][k + part_k * p + i]);
+          SHUNT_UNROLL for (int v = 0; v < vectors; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
+        }
+      });
     });
   }
 };
@@ -132,15 +164,19 @@ struct SparseStep {
       place[v] = widen_half_words(step + 2 * at);
       c[v] = load_words(step + 128 + 4 * at);
     }
-    each<0, 8>([&]<int j>() SHUNT_LAMBDA {
-      F32 w[vectors];
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = e2m1_of<nibble_bit(j)>(c[v]);
-      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        const Four x = load_four(row[r] + k + std::size_t{4} * (j / 2));
-        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-          acc[r][v] = fma(pick<2 * j>(x, place[v]), w[v], acc[r][v]);
+    each<0, 4>([&]<int p>() SHUNT_LAMBDA {
+      E2m1Pair<nibble_bit(2 * p)> pair[vectors];
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) pair[v] = e2m1_pair<nibble_bit(2 * p)>(c[v]);
+      each<0, 2>([&]<int i>() SHUNT_LAMBDA {
+        F32 w[vectors];
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = e2m1_of<i>(pair[v]);
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          const Four x = load_four(row[r] + k + std::size_t{4} * p);
+          SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+            acc[r][v] = fma(pick<2 * (2 * p + i)>(x, place[v]), w[v], acc[r][v]);
+          }
         }
-      }
+      });
     });
   }
 };

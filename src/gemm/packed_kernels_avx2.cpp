@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm/dense3_bf16.hpp"
 #include "gemm/packed_kernels.hpp"
