@@ -59,7 +59,7 @@ struct Int4Codes : Nibbles {
 template <class Codes>
 struct Singly {
   template <int>
-  SHUNT_INLINE static const Codes& part(const Codes& c) {
+  SHUNT_INLINE static Codes part(const Codes& c) {
     return c;
   }
 };
@@ -143,7 +143,7 @@ struct DenseStep {
         SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] =
             Codes::template weight<i>(part[v], extra[v]);
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const F32 x = set1(row[r][k + part_k * p + i]);
+          const F32 x = set1(row[r][k + std::size_t{part_k * p + i}]);
           SHUNT_UNROLL for (int v = 0; v < vectors; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
         }
       });
