@@ -62,6 +62,11 @@ CombineSpec combine_spec_from_json(const std::string& json) {
 }
 
 void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out) {
+  combine(context, spec, in, out, false);
+}
+
+void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out,
+             bool early) {
   const Device device = context.device();
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "combine: {}", support.reason);
@@ -115,7 +120,7 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
   }
 
   if constexpr (cuda_engine::built) {
-    if (device.type == DeviceType::cuda) return combine_cuda(context, spec, in, out);
+    if (device.type == DeviceType::cuda) return combine_cuda(context, spec, in, out, early);
   }
   // Nothing is read through an index that was not checked.
   const std::int32_t* inverse = in.inverse.as<std::int32_t>();

@@ -38,6 +38,7 @@ struct CombineCall {
   std::int32_t identity_from;
   bool weighted;
   float shared_scale;
+  bool early;  // inverse and weights are older than the grid before this one
 };
 
 struct Term {
@@ -155,19 +156,30 @@ template <Form form, int n, int slots>
 __global__ void __launch_bounds__(256, 4)
     combine_slots_kernel(const __grid_constant__ CombineCall call) {
   constexpr int raw_bytes = n * form_bytes(form);
-  wait_for_predecessor();
-  let_successor_start();
+  if (!call.early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
   const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const unsigned h = (blockIdx.y * blockDim.x + threadIdx.x) * n;
-  if (token >= call.tokens || h >= call.width) return;
-  const auto rows = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token];
+  const bool there = token < call.tokens && h < call.width;
+  Several<std::int32_t, slots> rows{};
   Several<float, slots> weight;
 #pragma unroll
   for (int j = 0; j < slots; ++j) weight.of[j] = 1;
-  if (call.weighted) {
-    weight = reinterpret_cast<const Several<float, slots>*>(call.weights)[token];
+  bool valid = false;
+  if (there) {
+    rows = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token];
+    if (call.weighted) {
+      weight = reinterpret_cast<const Several<float, slots>*>(call.weights)[token];
+    }
+    valid = call.valid_tokens == nullptr || token < *call.valid_tokens;
   }
-  const bool valid = call.valid_tokens == nullptr || token < *call.valid_tokens;
+  if (call.early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  if (!there) return;
   const auto count = static_cast<std::uint32_t>(call.row_count);
   const auto row_bytes = static_cast<std::uint32_t>(call.rows.row_bytes);
   const char* const column = call.rows.data + h * form_bytes(form);
@@ -284,7 +296,7 @@ bool run(const Gpu& gpu, const CombineCall& call) {
 }  // namespace
 
 void combine_cuda(const Context& context, const CombineSpec& spec, const CombineInputs& in,
-                  const Tensor& out) {
+                  const Tensor& out, bool early) {
   const CombineCall call{
       .rows = RowsView(in.rows),
       .hidden = RowsView(in.hidden),
@@ -304,6 +316,7 @@ void combine_cuda(const Context& context, const CombineSpec& spec, const Combine
       .identity_from = spec.identity_from,
       .weighted = spec.weighted,
       .shared_scale = spec.shared_scale,
+      .early = early,
   };
   if (call.tokens == 0 || call.width == 0) return;
   const Gpu& on = gpu(context);

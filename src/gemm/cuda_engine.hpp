@@ -9,6 +9,7 @@
 #include "activate/kernels.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/cuda_layout.hpp"
+#include "gemm/few_chain.hpp"
 #include "gemm/group_walk.hpp"
 #include "shunt/tensor.hpp"
 
@@ -57,6 +58,9 @@ std::int64_t expected_rows(const Product& p) {
 // Enqueues the product. Offsets, counts and a permutation that are out of range give rows that are
 // skipped or read as zeros.
 void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
+// One with a chain; with ids in it, of those products that take them.
+void multiply_groups(const Gpu& gpu, const GroupedProduct& product, const FewChain& chain);
+bool takes_pairs(const Gpu& gpu, const GroupedProduct& product);
 // Whether rows that a permutation picks are better gathered beforehand. `other`: they are of
 // another dtype, or to be scaled.
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,

@@ -6,7 +6,7 @@
 // a group, tile numbers cluster, cluster + clusters, ..; each of its blocks has a part of k, in
 // steps of 64 through a ring of stages as deep as shared memory holds. 12 warps:
 //   warp 0      one thread orders bulk copies of the weights, 16 KB a step: a tile of the prepared
-//               layout, or a box of a tensor
+//               layout, or a box of a tensor; at last, of what comes next into the L2
 //   warps 2, 3  copy the tokens' rows in pieces of 16 bytes, zeros for what is not there. Where
 //               groups are older than the grid before this one, only they wait for that: everything
 //               that others do but copying weights comes after a copy of theirs
@@ -31,6 +31,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "gemm/few_end.cuh"
+#include "gemm/few_pairs.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -51,9 +52,11 @@ struct FewTile {
   using List = TileList<tokens, 1>;
   static constexpr int stages =
       (most_bytes - 1024 - sum_bytes - List::bytes(most_listed_groups)) / stage_bytes;
-  static constexpr int shared_bytes(int groups) {
-    return 1024 + stages * stage_bytes + sum_bytes + List::bytes(groups);
+  static constexpr int shared_bytes(int groups, bool pairs) {
+    return 1024 + stages * stage_bytes + sum_bytes + List::bytes(groups) +
+           (pairs ? FewWalk::bytes(groups) : 0);
   }
+  static_assert(shared_bytes(most_chained_groups, true) <= most_bytes);
 };
 
 #if defined(SHUNT_SM_90A)
@@ -62,8 +65,8 @@ struct FewTile {
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::threads, 1)
-    few_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ CUtensorMap weights,
-             int split) {
+    few_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ FewChain chain,
+             const __grid_constant__ CUtensorMap weights, int split) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
@@ -118,8 +121,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     wait_for_predecessor();
     let_successor_start();
   }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
-                        args.groups, args.columns);
+  unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
+  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  typename S::List list(listed_at, walk.groups, args.groups, args.columns);
   if (warp < 4) {
     GroupTile at;
     bool listed = false;
@@ -132,7 +136,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     };
     bool more = false;
     if (warp != 1) {
-      at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
+      at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
       more = at.group >= 0 || find_listed();
     }
     const auto go_on = [&] {
@@ -144,6 +148,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       for (; more; go_on()) {
         if (lane == 0) copy_weights(at);
       }
+      fetch_next(chain, list, args.columns, min(list.tiles(), clusters) * split,
+                 S::stages * S::weight_bytes, lane);
     } else if (warp >= 2) {
       if (early) {
         wait_for_predecessor();
@@ -160,8 +166,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           from[c] = nullptr;
           if (line + 8 * c < at.count) {
             std::int64_t row = at.row + line + 8 * c;
-            if (args.permutation != nullptr) {
-              const std::int32_t pair = args.permutation[row];
+            if (walk.permutation != nullptr) {
+              const std::int32_t pair = walk.permutation[row];
               row = pair < 0 ? -1 : pair / args.slots;
             }
             if (row >= 0 && row < args.source_rows) {
@@ -186,7 +192,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     if (split > 1) cluster_wait();
   } else {
-    list.build(args.walk, thread - 128, 256, 3);
+    list.build(walk.groups, thread - 128, 256, 3);
     named_arrive(2, 256 + 96);
     const int tiles = list.tiles();
     if (split > 1) cluster_wait();  // the other blocks' barriers are there
@@ -276,7 +282,8 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 template <class T, class S>
 bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
-                bool bf16) {
+                FewChain chain, bool bf16) {
+  chain.at_once = gpu.multiprocessors;
   args.columns = (args.group_rows + S::rows - 1) / S::rows;
   CUtensorMap weights{};
   if (args.tiles == nullptr &&
@@ -287,24 +294,24 @@ bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
-          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         few_rows<T, S>, args, weights, plan.split);
+         few_rows<T, S>, args, chain, weights, plan.split);
   return true;
 }
 
 template <class T>
 bool launch_few_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
-                     const HopperArgs& args, bool bf16) {
+                     const HopperArgs& args, const FewChain& chain, bool bf16) {
   switch (plan.tile_tokens) {
     case 8:
-      return launch_few<T, FewTile<8>>(gpu, plan, product, args, bf16);
+      return launch_few<T, FewTile<8>>(gpu, plan, product, args, chain, bf16);
     case 16:
-      return launch_few<T, FewTile<16>>(gpu, plan, product, args, bf16);
+      return launch_few<T, FewTile<16>>(gpu, plan, product, args, chain, bf16);
     case 32:
-      return launch_few<T, FewTile<32>>(gpu, plan, product, args, bf16);
+      return launch_few<T, FewTile<32>>(gpu, plan, product, args, chain, bf16);
     default:
-      return launch_few<T, FewTile<64>>(gpu, plan, product, args, bf16);
+      return launch_few<T, FewTile<64>>(gpu, plan, product, args, chain, bf16);
   }
 }
 

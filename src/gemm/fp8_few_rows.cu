@@ -12,7 +12,8 @@
 //               what it was: nobody reads its sums
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
 //               its sums leave the tensor cores: sums += products * (scale of row * of token)
-//   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales
+//   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales; at
+//               last, of what comes next into the L2
 //   Where groups are older than the grid before this one, only warps 0-3 wait for that.
 //   listed      named barrier 2: warps 4-11 have listed the groups, while the others found their
 //               first tile by themselves
@@ -33,6 +34,7 @@
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
 #include "gemm/few_end.cuh"
+#include "gemm/few_pairs.cuh"
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
 #include "gemm/row_pieces.cuh"
@@ -60,9 +62,11 @@ struct FewTile {
   using List = TileList<tokens, 1>;
   static constexpr int stages = (most_bytes - 1024 - sum_bytes - List::bytes(most_listed_groups)) /
                                 (stage_bytes + 4 * scales);
-  static constexpr int shared_bytes(int groups) {
-    return 1024 + stages * (stage_bytes + 4 * scales) + sum_bytes + List::bytes(groups);
+  static constexpr int shared_bytes(int groups, bool pairs) {
+    return 1024 + stages * (stage_bytes + 4 * scales) + sum_bytes + List::bytes(groups) +
+           (pairs ? FewWalk::bytes(groups) : 0);
   }
+  static_assert(shared_bytes(most_chained_groups, true) <= most_bytes);
 };
 
 #if defined(SHUNT_SM_90A)
@@ -196,7 +200,8 @@ enum class Rows { wide, narrow, pieces };
 
 template <class S, Rows rows>
 __global__ void __launch_bounds__(S::threads, S::together)
-    few_rows(const __grid_constant__ PackedArgs args, int split) {
+    few_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ FewChain chain,
+             int split) {
 #if defined(SHUNT_SM_90A)
   constexpr bool wide = rows == Rows::wide;
   extern __shared__ unsigned char shared[];
@@ -223,8 +228,9 @@ __global__ void __launch_bounds__(S::threads, S::together)
     wait_for_predecessor();
     let_successor_start();
   }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums) + S::sum_bytes, args.walk,
-                        args.groups, args.columns);
+  unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
+  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  typename S::List list(listed_at, walk.groups, args.groups, args.columns);
 
   const int rank = static_cast<int>(cluster_rank());
   const int clusters = static_cast<int>(gridDim.x) / split;
@@ -253,7 +259,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     more = find_listed();
   };
   if (warp < 4 || warp == 12) {
-    at = S::List::find_unlisted(args.walk, args.groups, args.columns, tile);
+    at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
     more = at.group >= 0 || find_listed();
     if (early && warp < 4) {  // what these copy is younger
       wait_for_predecessor();
@@ -278,6 +284,8 @@ __global__ void __launch_bounds__(S::threads, S::together)
         }
       }
     }
+    fetch_next(chain, list, args.columns, min(list.tiles(), clusters) * split,
+               S::stages * S::weight_bytes, lane);
     if (split > 1) cluster_wait();
   } else if (rows == Rows::pieces && warp < 4) {
     if constexpr (S::together == 2) more_registers<104>();
@@ -289,7 +297,11 @@ __global__ void __launch_bounds__(S::threads, S::together)
     int number = 0;  // of this block's steps, all tiles: the tile's first
     for (; more; number += end - begin, go_on()) {
       constexpr int halves = S::tokens > 32 ? 2 : 1;
-      const auto source = [&](int token) { return source_of(args, std::int64_t{at.row} + token); };
+      PackedArgs gathered = args;
+      gathered.permutation = walk.permutation;
+      const auto source = [&](int token) {
+        return source_of(gathered, std::int64_t{at.row} + token);
+      };
       pieces.begin(args.source_row_bytes, at.count - line,
                    [&](int c) { return source(line + 4 * c); });
       const float* of_row[halves];
@@ -348,8 +360,8 @@ __global__ void __launch_bounds__(S::threads, S::together)
         if (token >= at.count) continue;
         std::int64_t row = at.row + token;
         if (args.row_weight != nullptr) weight[h] = args.row_weight[row];
-        if (args.permutation != nullptr) {
-          const std::int32_t pair = args.permutation[row];
+        if (walk.permutation != nullptr) {
+          const std::int32_t pair = walk.permutation[row];
           row = pair < 0 ? -1 : pair / args.slots;
         }
         if (row < args.source_rows) source[h] = static_cast<int>(row);
@@ -455,7 +467,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     if (rows == Rows::pieces && !args.block_scales) {  // these warps alone read them
       for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
     }
-    list.build(args.walk, thread - 128, 256, 3);
+    list.build(walk.groups, thread - 128, 256, 3);
     named_arrive(2, 256 + 160);
     const int tiles = list.tiles();
     if (split > 1) cluster_wait();  // the other blocks' barriers are there
@@ -549,7 +561,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
         }
         if (args.block_scales) return all;
         std::int64_t from = at.row + token;
-        if (args.permutation != nullptr) from = args.permutation[from] / args.slots;
+        if (walk.permutation != nullptr) from = walk.permutation[from] / args.slots;
         from = min(max(from, std::int64_t{0}), args.source_rows - 1);
         return __fmul_rn(all,
                          __fmul_rn(args.row_scales[from * args.row_scale_stride], row_scales[row]));
@@ -567,32 +579,33 @@ __global__ void __launch_bounds__(S::threads, S::together)
 }
 
 template <class S>
-bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args) {
+bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChain chain) {
+  chain.at_once = gpu.multiprocessors * S::together;
   args.columns = args.row_tiles;
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
-          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
          args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
          : args.pieces                   ? few_rows<S, Rows::pieces>
                                          : few_rows<S, Rows::narrow>,
-         args, plan.split);
+         args, chain, plan.split);
   return true;
 }
 
 }  // namespace
 
-bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct&, PackedArgs args) {
+bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, const FewChain& chain) {
   switch (plan.tile_tokens) {
     case 8:
-      return launch_few<FewTile<8>>(gpu, plan, args);
+      return launch_few<FewTile<8>>(gpu, plan, args, chain);
     case 16:
-      return launch_few<FewTile<16>>(gpu, plan, args);
+      return launch_few<FewTile<16>>(gpu, plan, args, chain);
     case 32:
-      return launch_few<FewTile<32>>(gpu, plan, args);
+      return launch_few<FewTile<32>>(gpu, plan, args, chain);
     default:
-      return launch_few<FewTile<64>>(gpu, plan, args);
+      return launch_few<FewTile<64>>(gpu, plan, args, chain);
   }
 }
 

@@ -4,9 +4,10 @@
 namespace shunt::cuda_engine {
 
 void fragment_few_fp4_f16(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
-                          const FragmentArgs& args) {
-  (layout.codes() == Codes::nvfp4 ? launch_few_rows<Lane<Codes::nvfp4, 0, false>>
-                                  : launch_few_rows<Lane<Codes::mxfp4, 0, false>>)(gpu, plan, args);
+                          const FragmentArgs& args, const FewChain& chain) {
+  (layout.codes() == Codes::nvfp4
+       ? launch_few_rows<Lane<Codes::nvfp4, 0, false>>
+       : launch_few_rows<Lane<Codes::mxfp4, 0, false>>)(gpu, plan, args, chain);
 }
 
 }  // namespace shunt::cuda_engine

@@ -9,10 +9,11 @@
 // `split` blocks of a cluster, each a part of k: tile numbers are theirs, set, set + sets, .. k
 // goes by in steps of 128, a stage each.
 //   warps 0-3   a team's copies each: one thread orders bulk copies, a tile of the layout a step, 7
-//               to 16 KB, scales and all; those of the first tile before the groups are listed. All
-//               lanes copy the tokens' rows in pieces of 16 bytes, asynchronously where they are as
-//               they must be, else through registers; zeros behind k. What is behind a group's last
-//               row stays what it was: nobody reads its sums
+//               to 16 KB, scales and all. Their first tile they find by themselves, while warps
+//               4-19 list the groups (listed: named barrier 2). All lanes copy the tokens' rows in
+//               pieces of 16 bytes, asynchronously where they are as they must be, else through
+//               registers; zeros behind k. What is behind a group's last row stays what it was:
+//               nobody reads its sums
 //   warps 4-19  four of a team. A warp has 32 rows of weights, so that what it reads of the tokens
 //               serves twice, by all tokens; it multiplies as many eights of tokens as there are
 //   full[s]     stage s is there: the ordering thread and the bytes, and a warp's copies
@@ -32,6 +33,7 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/stage_ring.cuh"
+#include "gemm/few_pairs.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
@@ -64,9 +66,11 @@ struct FewFragments {
   static constexpr int stages =  // of a team
       (most_bytes - 128 - 4 * warps * sum_floats - List::bytes(most_listed_groups)) / stage_bytes /
       teams;
-  static constexpr int shared_bytes(int groups) {
-    return 128 + teams * stages * stage_bytes + 4 * warps * sum_floats + List::bytes(groups);
+  static constexpr int shared_bytes(int groups, bool pairs) {
+    return 128 + teams * stages * stage_bytes + 4 * warps * sum_floats + List::bytes(groups) +
+           (pairs ? FewWalk::bytes(groups) : 0);
   }
+  static_assert(shared_bytes(most_chained_groups, true) <= most_bytes);
   static_assert(stages >= 2 && team * rows == 128 && (tokens == 8 || tokens == 24));
 };
 
@@ -202,7 +206,8 @@ struct WarpEnd {
 
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
-    few_fragments(const __grid_constant__ FragmentArgs args, int split, int share) {
+    few_fragments(const __grid_constant__ FragmentArgs args, const __grid_constant__ FewChain chain,
+                  int split, int share) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
@@ -246,45 +251,55 @@ __global__ void __launch_bounds__(S::threads, 1)
                         (std::int64_t{at.column} * args.steps + i) * S::weight_bytes,
                     S::weight_bytes, &filled[stage]);
   };
+  // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
+  if (split > 1) cluster_arrive();
   const bool early = args.early;  // weights and groups are older than the grid before this one
   if (!early) {
     wait_for_predecessor();
     let_successor_start();
   }
-  int ahead = begin;  // weights of the first tile's steps before are under way
+  unsigned char* const listed_at =
+      reinterpret_cast<unsigned char*>(sums + S::warps * S::sum_floats);
+  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  typename S::List list(listed_at, walk.groups, args.groups, args.columns);
+  StageRing<S::stages> place;
   if (copies) {
-    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, args.columns, first);
+    FragmentArgs gathered = args;
+    gathered.permutation = walk.permutation;
+    bool listed = false;
+    int tile = first;
+    GroupTile at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
+    const auto find_listed = [&] {
+      if (!listed) named_barrier(2, S::threads);  // once each of four warps
+      listed = true;
+      if (tile >= list.tiles()) return false;
+      at = list.find(tile);
+      return true;
+    };
+    int ahead = begin;  // weights of the first tile's steps before are under way
     if (at.group >= 0) {
       ahead = min(end, begin + S::stages);
       if (lane == 0) {
 #pragma unroll 1
         for (int i = begin; i < ahead; ++i) copy_weights(at, i, i - begin);
       }
+      __syncwarp();
     }
-    __syncwarp();
-  }
-  typename S::List list(reinterpret_cast<unsigned char*>(sums + S::warps * S::sum_floats),
-                        args.walk, args.groups, args.columns);
-  list.build(args.walk);
-  cluster_barrier();  // the other blocks' barriers are there
-  const int tiles = list.tiles();
-  StageRing<S::stages> place;
-  if (copies) {
+    if constexpr (S::tokens > 8) fewer_registers<56>();
+    bool more = at.group >= 0 || find_listed();
     if (early) {
       wait_for_predecessor();
       let_successor_start();
     }
-    if constexpr (S::tokens > 8) fewer_registers<56>();
     StepRows<L::bf16, S::tokens> rows(lane);
-    for (int tile = first; tile < tiles; tile += stride) {
-      const GroupTile at = list.find(tile);
-      rows.begin(args, at.row, at.count);
+    while (more) {
+      rows.begin(gathered, at.row, at.count);
 #pragma unroll 1
       for (int i = begin; i < end; ++i) {
         mbarrier_wait(&free[place.stage], place.parity ^ 1);
         if (lane == 0 && i >= ahead) copy_weights(at, i, place.stage);
         __syncwarp();
-        rows.copy(args, shared_address(ring + place.stage * S::stage_bytes), i);
+        rows.copy(gathered, shared_address(ring + place.stage * S::stage_bytes), i);
         if (args.direct) {
           mbarrier_arrive_after_copies(&filled[place.stage]);
         } else {
@@ -293,9 +308,20 @@ __global__ void __launch_bounds__(S::threads, 1)
         place.next();
       }
       ahead = begin;
+      tile += stride;
+      more = find_listed();
     }
+    if (warp == 0) {
+      fetch_next(chain, list, args.columns, min(list.tiles(), clusters) * split,
+                 S::teams * S::stages * S::weight_bytes, lane);
+    }
+    if (split > 1) cluster_wait();
   } else {
     if constexpr (S::tokens > 8) more_registers<104>();
+    list.build(walk.groups, thread - 32 * S::teams, 32 * S::warps, 3);
+    named_arrive(2, S::threads);
+    const int tiles = list.tiles();
+    if (split > 1) cluster_wait();  // the other blocks' barriers are there
     const int worker = warp - S::teams, member = worker % S::team, block = member * S::blocks;
     const int leader = team / share * share * S::team + member;
     const std::uint32_t tokens_at =
@@ -370,20 +396,22 @@ __global__ void __launch_bounds__(S::threads, 1)
 }
 
 template <class S>
-void launch_few(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
+void launch_few(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args, FewChain chain) {
+  chain.at_once = gpu.multiprocessors;
   const int share = teams_of_tile(plan);
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
-          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split / share)},
-         few_fragments<S>, args, plan.split / share, share);
+         few_fragments<S>, args, chain, plan.split / share, share);
 }
 
 template <class L>
-void launch_few_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args) {
+void launch_few_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args,
+                     const FewChain& chain) {
   (plan.tile_tokens == 8 ? launch_few<FewFragments<L, 8>>
-                         : launch_few<FewFragments<L, 24>>)(gpu, plan, args);
+                         : launch_few<FewFragments<L, 24>>)(gpu, plan, args, chain);
 }
 
 }  // namespace

@@ -26,25 +26,38 @@ PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t row
           .sparse = layout.codes() == Codes::sparse};
 }
 
-FragmentLaunch* launcher(const FragmentLayout& layout, const PackedPlan& plan) {
+FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& plan) {
   const bool bf16 = layout.dtype == DType::bf16;
-  const auto of = [&](FragmentLaunch* few, FragmentLaunch* middle, FragmentLaunch* many) {
-    return plan.kernel == PackedPlan::few_rows      ? few
-           : plan.tile_tokens <= most_middle_tokens ? middle
-                                                    : many;
+  const auto of = [&](FragmentLaunch* middle, FragmentLaunch* many) {
+    return plan.tile_tokens <= most_middle_tokens ? middle : many;
   };
   switch (layout.codes()) {
     case Codes::nvfp4:
     case Codes::mxfp4:
-      return bf16 ? of(fragment_few_fp4_bf16, fragment_middle_fp4_bf16, fragment_many_fp4_bf16)
-                  : of(fragment_few_fp4_f16, fragment_middle_fp4_f16, fragment_many_fp4_f16);
+      return bf16 ? of(fragment_middle_fp4_bf16, fragment_many_fp4_bf16)
+                  : of(fragment_middle_fp4_f16, fragment_many_fp4_f16);
     case Codes::int4:
-      return bf16 ? of(fragment_few_int4_bf16, fragment_middle_int4_bf16, fragment_many_int4_bf16)
-                  : of(fragment_few_int4_f16, fragment_middle_int4_f16, fragment_many_int4_f16);
+      return bf16 ? of(fragment_middle_int4_bf16, fragment_many_int4_bf16)
+                  : of(fragment_middle_int4_f16, fragment_many_int4_f16);
     case Codes::sparse:
-      return of(fragment_few_sparse, fragment_middle_sparse, fragment_many_sparse);
+      return of(fragment_middle_sparse, fragment_many_sparse);
     default:
-      return of(fragment_few_wide, fragment_middle_wide, fragment_many_wide);
+      return of(fragment_middle_wide, fragment_many_wide);
+  }
+}
+
+FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
+  const bool bf16 = layout.dtype == DType::bf16;
+  switch (layout.codes()) {
+    case Codes::nvfp4:
+    case Codes::mxfp4:
+      return bf16 ? fragment_few_fp4_bf16 : fragment_few_fp4_f16;
+    case Codes::int4:
+      return bf16 ? fragment_few_int4_bf16 : fragment_few_int4_f16;
+    case Codes::sparse:
+      return fragment_few_sparse;
+    default:
+      return fragment_few_wide;
   }
 }
 
@@ -112,16 +125,37 @@ FragmentArgs args_of(const FragmentProduct& p) {
   return args;
 }
 
-bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
+namespace {
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p,
+                         const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
-  launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
+  if (plan.kernel == PackedPlan::few_rows) {
+    few_launcher(p.layout)(gpu, plan, p.layout, args_of(p), chain);
+  } else {
+    many_launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
+  }
   return true;
 }
 
+}  // namespace
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p) {
+  return multiply_as_planned(gpu, plan, p, {});
+}
+
+bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
+  return few_enough(p) && plan_fragments(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+}
+
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& p) {
+  multiply_fragments(gpu, p, {});
+}
+
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& p, const FewChain& chain) {
   if (p.out.elements() == 0) return;
   const PackedPlan plan = plan_fragments(sizes_of(p), figures(gpu));
-  if (!multiply_as_planned(gpu, plan, p)) {
+  if (!multiply_as_planned(gpu, plan, p, chain)) {
     fail(Status::unsupported,
          "grouped_gemm: {} rows by {} matrices [{}, {}] of {} have no kernel on this GPU: it must "
          "be of compute capability 9.0, groups 1024 at most",

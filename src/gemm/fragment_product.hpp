@@ -78,6 +78,9 @@ std::string fragment_words(const PackedPlan& plan);
 // Enqueues the product. False: the plan cannot; nothing was enqueued.
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& product);
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& product);
+// As multiply_groups() with a chain.
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, const FewChain& chain);
+bool takes_pairs(const Gpu& gpu, const FragmentProduct& product);
 std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
                           std::int64_t rows, bool whole_k);
 double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
@@ -86,9 +89,11 @@ double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std:
 // Plans for many rows in tiles of so many rows at most take fragment_middle_rows.cuh.
 inline constexpr int most_middle_tokens = 128;
 // By families of formats, so that none compiles for long.
+using FewFragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
+                               const FragmentArgs& args, const FewChain& chain);
 using FragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                             const FragmentArgs& args);
-FragmentLaunch fragment_few_fp4_bf16, fragment_few_fp4_f16, fragment_few_sparse,
+FewFragmentLaunch fragment_few_fp4_bf16, fragment_few_fp4_f16, fragment_few_sparse,
     fragment_few_int4_bf16, fragment_few_int4_f16, fragment_few_wide;
 FragmentLaunch fragment_middle_fp4_bf16, fragment_middle_fp4_f16, fragment_middle_sparse,
     fragment_middle_int4_bf16, fragment_middle_int4_f16, fragment_middle_wide;

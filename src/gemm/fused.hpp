@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "gemm/few_chain.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/gemm.hpp"
 
@@ -28,6 +29,8 @@ struct MlpInput {
   const float* bias = nullptr;  // [groups, n] f32, gate's columns before up's; may be null
   // Of rows that are f8_e4m3: f32 [T, ceil(K / 128)], any strides.
   Tensor row_scales{};
+  // On a GPU: what kernels for few rows are told beside that.
+  cuda_engine::FewChain chain{};
 };
 
 // out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x). With
@@ -39,6 +42,12 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
 // out [R, n], f32 | bf16 | f16.
 void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpInput& in,
               Tensor out, Workspace workspace);
+// On a GPU: whether the product may be given its pairs by ids (FewChain). Of mlp_gate_up() with an
+// activation, else of mlp_gemm().
+bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
+                     const ActivationSpec* activation, const MlpInput& in, const Tensor& out);
+// Weights as those that a product reads next.
+cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights& weights);
 // Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
 // beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
 // them where they lie and as they are.

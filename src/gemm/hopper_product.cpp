@@ -77,7 +77,10 @@ ProductSizes sizes_of(const GroupedProduct& p) {
           .whole_k = p.whole_k};
 }
 
-bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
+namespace {
+
+bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p,
+                         const FewChain& chain) {
   if (plan.kernel == ProductPlan::portable) return false;
   const RowLayout& layout = p.layout;
   const bool activates =
@@ -119,10 +122,8 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
   if (plan.kernel == ProductPlan::many_rows) {
     return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);
   }
-  return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args);
+  return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args, chain);
 }
-
-namespace {
 
 ProductSizes sizes_for(const RowLayout& layout, int groups, std::int64_t rows, bool gathered) {
   return {.dtype = layout.dtype,
@@ -135,6 +136,21 @@ ProductSizes sizes_for(const RowLayout& layout, int groups, std::int64_t rows, b
 }
 
 }  // namespace
+
+bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
+  return multiply_as_planned(gpu, plan, p, {});
+}
+
+void multiply_groups(const Gpu& gpu, const GroupedProduct& p, const FewChain& chain) {
+  const ProductPlan plan = plan_product(sizes_of(p), figures(gpu));
+  if (plan.kernel != ProductPlan::few_rows || !multiply_as_planned(gpu, plan, p, chain)) {
+    multiply_groups(gpu, p);
+  }
+}
+
+bool takes_pairs(const Gpu& gpu, const GroupedProduct& p) {
+  return few_enough(p) && plan_product(sizes_of(p), figures(gpu)).kernel == ProductPlan::few_rows;
+}
 
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                     bool other) {

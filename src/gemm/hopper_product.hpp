@@ -57,9 +57,9 @@ bool many_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduc
 bool many_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                    HopperArgs args);
 bool few_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
-                   HopperArgs args);
+                   HopperArgs args, const FewChain& chain);
 bool few_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
-                  HopperArgs args);
+                  HopperArgs args, const FewChain& chain);
 
 // On a B200, for prepared weights (blackwell_rows.cu). Likewise.
 bool blackwell_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,

@@ -56,19 +56,67 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   return {weights.dtype, weights.n, weights.k, weights.paired};
 }
 
+// Calls with(product) in the terms of those of the GPU's products that kernels for few rows serve;
+// false: it is none of them.
+template <class With>
+[[maybe_unused]] bool with_product(const PreparedWeights& weights,
+                                   const cpu_engine::ActivationRule& activation, const MlpInput& in,
+                                   const Tensor& out, const Tensor& out_scales, const With& with) {
+  if (decoded(weights)) {
+    with(product_of<cuda_engine::FragmentProduct>(cuda_engine::fragments_of(weights), weights,
+                                                  activation, in, out));
+  } else if (weights.rows == RowFormat::nvfp4) {
+    return false;
+  } else if (weights.format != FormatSpec{}) {
+    with(cuda_engine::PackedProduct{.layout = cuda_engine::layout_of(weights),
+                                    .groups = weights.groups,
+                                    .prepared = weights.data,
+                                    .offsets = in.offsets,
+                                    .counts = in.valid,
+                                    .whole_k = in.whole_k,
+                                    .early = in.early,
+                                    .rows = in.rows,
+                                    .row_scales = in.row_scales,
+                                    .permutation = in.permutation,
+                                    .slots = in.slots,
+                                    .row_weight = in.row_scale,
+                                    .bias = bias_of(weights, in.bias),
+                                    .activation = activation,
+                                    .out = out,
+                                    .out_scales = out_scales,
+                                    .between = weights.dtype});
+  } else {
+    with(product_of<cuda_engine::GroupedProduct>(tiles_of(weights), weights, activation, in, out));
+  }
+  return true;
+}
+
 constexpr cpu_engine::ActivationRule no_activation{.kind = cpu_engine::ActivationRule::identity,
                                                    .gated = false};
+
+struct Multiply {
+  const cuda_engine::Gpu& gpu;
+  const cuda_engine::FewChain& chain;
+  void operator()(const cuda_engine::FragmentProduct& p) const {
+    cuda_engine::multiply_fragments(gpu, p, chain);
+  }
+  void operator()(const cuda_engine::PackedProduct& p) const {
+    cuda_engine::multiply_packed(gpu, p, chain);
+  }
+  void operator()(const cuda_engine::GroupedProduct& p) const {
+    cuda_engine::multiply_groups(gpu, p, chain);
+  }
+};
 
 void multiply(const Context& context, const PreparedWeights& weights,
               const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
               Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && decoded(weights)) {
-      return cuda_engine::multiply_fragments(
-          context.gpu(), product_of<cuda_engine::FragmentProduct>(
-                             cuda_engine::fragments_of(weights), weights, activation, in, out));
-    }
-    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+    if (on_gpu(context)) {
+      if (with_product(weights, activation, in, out, out_scales,
+                       Multiply{context.gpu(), in.chain})) {
+        return;
+      }
       return cuda_engine::multiply_fp4_rows(
           context.gpu(),
           {.layout = cuda_engine::fp4_weights(context.gpu().compute, weights),
@@ -84,30 +132,6 @@ void multiply(const Context& context, const PreparedWeights& weights,
            .activation = activation,
            .out = out},
           workspace.data);
-    }
-    if (on_gpu(context) && weights.format != FormatSpec{}) {
-      return cuda_engine::multiply_packed(context.gpu(), {.layout = cuda_engine::layout_of(weights),
-                                                          .groups = weights.groups,
-                                                          .prepared = weights.data,
-                                                          .offsets = in.offsets,
-                                                          .counts = in.valid,
-                                                          .whole_k = in.whole_k,
-                                                          .early = in.early,
-                                                          .rows = in.rows,
-                                                          .row_scales = in.row_scales,
-                                                          .permutation = in.permutation,
-                                                          .slots = in.slots,
-                                                          .row_weight = in.row_scale,
-                                                          .bias = bias_of(weights, in.bias),
-                                                          .activation = activation,
-                                                          .out = out,
-                                                          .out_scales = out_scales,
-                                                          .between = weights.dtype});
-    }
-    if (on_gpu(context)) {
-      return cuda_engine::multiply_groups(
-          context.gpu(),
-          product_of<cuda_engine::GroupedProduct>(tiles_of(weights), weights, activation, in, out));
     }
   }
   cpu_engine::multiply_groups(
@@ -133,6 +157,41 @@ void mlp_gate_up(const Context& context, const PreparedWeights& weights,
                  Workspace workspace, Tensor out_scales) {
   multiply(context, weights, cpu_engine::activation_rule(activation), in, out, workspace,
            out_scales);
+}
+
+bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
+                     const ActivationSpec* activation, const MlpInput& in, const Tensor& out) {
+  bool takes = false;
+  if constexpr (cuda_engine::built) {
+    if (!on_gpu(context) || in.row_scale != nullptr) return false;
+    with_product(
+        weights, activation != nullptr ? cpu_engine::activation_rule(*activation) : no_activation,
+        in, out, {},
+        [&](const auto& product) { takes = cuda_engine::takes_pairs(context.gpu(), product); });
+  }
+  return takes;
+}
+
+cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights& weights) {
+  cuda_engine::NextWeights next;
+  if (!on_gpu(context)) return next;
+  const auto fill = [&](const auto& layout, std::int64_t step_bytes) {
+    next = {.tiles = static_cast<const char*>(weights.data),
+            .group_bytes = layout.group_bytes(),
+            .columns = static_cast<int>(layout.row_tiles()),
+            .tile_bytes = static_cast<int>(layout.steps() * step_bytes)};
+  };
+  if constexpr (cuda_engine::built) {
+    if (decoded(weights)) {
+      const auto layout = cuda_engine::fragments_of(weights);
+      fill(layout, layout.parts().bytes);
+    } else if (weights.format != FormatSpec{} && weights.rows != RowFormat::nvfp4) {
+      fill(cuda_engine::layout_of(weights), cuda_engine::PackedLayout::tile_bytes);
+    } else if (weights.format == FormatSpec{} && weights.dtype != DType::f32) {
+      fill(tiles_of(weights), std::int64_t{2} * 128 * 64);
+    }
+  }
+  return next;
 }
 
 Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,

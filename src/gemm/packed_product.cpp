@@ -44,7 +44,10 @@ PackedSizes sizes_of(const PackedProduct& p) {
           .packed_out = p.out.dtype == DType::f8_e4m3};
 }
 
-bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p) {
+namespace {
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p,
+                         const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
   const PackedLayout& layout = p.layout;
   const bool activates =
@@ -98,13 +101,26 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
     args.finish.bias_group_stride = p.bias.strides[0];
     args.finish.bias_stride = p.bias.strides[1];
   }
-  return (plan.kernel == PackedPlan::many_rows ? fp8_many_rows : fp8_few_rows)(gpu, plan, p, args);
+  if (plan.kernel == PackedPlan::many_rows) return fp8_many_rows(gpu, plan, p, args);
+  return fp8_few_rows(gpu, plan, args, chain);
 }
 
-void multiply_packed(const Gpu& gpu, const PackedProduct& p) {
+}  // namespace
+
+bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& p) {
+  return multiply_as_planned(gpu, plan, p, {});
+}
+
+bool takes_pairs(const Gpu& gpu, const PackedProduct& p) {
+  return few_enough(p) && plan_packed(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+}
+
+void multiply_packed(const Gpu& gpu, const PackedProduct& p) { multiply_packed(gpu, p, {}); }
+
+void multiply_packed(const Gpu& gpu, const PackedProduct& p, const FewChain& chain) {
   if (p.out.elements() == 0) return;
   const PackedPlan plan = plan_packed(sizes_of(p), figures(gpu));
-  if (!multiply_as_planned(gpu, plan, p)) {
+  if (!multiply_as_planned(gpu, plan, p, chain)) {
     fail(Status::unsupported,
          "grouped_gemm: {} rows by {} matrices [{}, {}] of fp8 have no kernel on this GPU: it must "
          "be of compute capability 9.0, groups 1024 at most",

@@ -81,6 +81,9 @@ PackedSizes sizes_of(const PackedProduct& product);
 // Enqueues the product. False: the plan, or the driver, cannot; nothing was enqueued.
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product);
 void multiply_packed(const Gpu& gpu, const PackedProduct& product);
+// As multiply_groups() with a chain.
+void multiply_packed(const Gpu& gpu, const PackedProduct& product, const FewChain& chain);
+bool takes_pairs(const Gpu& gpu, const PackedProduct& product);
 Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
                        int groups, std::int64_t rows);
 std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
@@ -88,7 +91,6 @@ std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups
 
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
                    PackedArgs args);
-bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
-                  PackedArgs args);
+bool fp8_few_rows(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, const FewChain& chain);
 
 }  // namespace shunt::cuda_engine

@@ -3,6 +3,7 @@
 // stage.
 #include <algorithm>
 
+#include "combine/engine.hpp"
 #include "core/check.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/fused.hpp"
@@ -146,7 +147,46 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                        .permutation = at(s.permutation, i32, {pairs}),
                        .inverse = inverse};
   if (s.row_weights != nullptr) ordered.weights = at(s.row_weights, f32, {pairs});
-  const bool at_once = !routed_before && routes_and_orders_at_once(tokens);
+  const std::int64_t columns = spec.experts.intermediate;
+  const Rounding way = rounding(tokens);
+  const bool rounded = way != Rounding::on_the_way;
+  const Fp8Rows fp8_u(options.rows, s.rows, pairs, inner, context.device());
+  const Fp8Rows fp8_h = way == Rounding::between
+                            ? Fp8Rows::in_place(options.rows, s.h, pairs, columns, context.device())
+                            : Fp8Rows(options.rows, s.h, pairs, columns, context.device());
+  const Tensor h_16 = at(s.h, options.dtype, {pairs, columns});
+  const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
+  const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
+  const bool scaled = s.row_weights != nullptr, latent = spec.latent > 0;
+  const bool gathered =
+      rounded || mlp_wants_gathered(context, experts.gate_up, pairs,
+                                    spec.input_norm.enabled || latent ? f32 : x.dtype, scaled);
+  MlpInput to_gate_up{.rows = x,
+                      .offsets = s.offsets,
+                      .whole_k = whole_k,
+                      .permutation = s.permutation,
+                      .slots = slots,
+                      .row_scale = s.row_weights,
+                      .bias = experts.gate_up_bias.as<float>()};
+  MlpInput to_down{.rows = rounded ? fp8_h.values : h_16,
+                   .offsets = s.offsets,
+                   .whole_k = whole_k,
+                   .early = true,  // gate_up lies in between
+                   .bias = experts.down_bias.as<float>(),
+                   .row_scales = rounded ? fp8_h.scales : Tensor{}};
+  // Work beside routing would wait for the products' blocks, which are there before routing ends.
+  const bool in_products =
+      orders_in_products(spec, context.device(), tokens) && times == nullptr && !routed_before &&
+      !beside && !valid && !gathered &&
+      mlp_takes_pairs(context, experts.gate_up, &spec.experts.activation, to_gate_up, h_16) &&
+      mlp_takes_pairs(context, experts.down, nullptr, to_down, expert_rows);
+  if (in_products) {
+    to_gate_up.chain.ids = to_down.chain.ids = ids.as<std::int32_t>();
+    to_gate_up.chain.pairs = to_down.chain.pairs = static_cast<int>(pairs);
+    to_gate_up.chain.inverse = s.inverse;
+  }
+  to_gate_up.chain.next = mlp_next(context, experts.down);
+  const bool at_once = !routed_before && !in_products && routes_and_orders_at_once(tokens);
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
@@ -207,7 +247,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           return at_once ? routing + order_cost(spec, tokens) : routing;
         });
   }
-  if (!at_once) {
+  if (!at_once && !in_products) {
     clock(
         "order",
         [&] {
@@ -231,7 +271,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
   // Enqueued behind routing, so that routing's few blocks are there first.
   if (beside) shared_expert(side->side(), side_stage);
-  if (spec.latent > 0) {
+  if (latent) {
     clock(
         "latent_down",
         [&] {
@@ -241,25 +281,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         [&] { return latent_cost(spec, options.dtype, tokens); });
     u = at(s.latent, f32, {tokens, inner});
   }
+  to_gate_up.rows = u;
 
-  const std::int64_t columns = spec.experts.intermediate;
-  const Rounding way = rounding(tokens);
-  const bool rounded = way != Rounding::on_the_way;
-  const Fp8Rows fp8_u(options.rows, s.rows, pairs, inner, context.device());
-  const Fp8Rows fp8_h = way == Rounding::between
-                            ? Fp8Rows::in_place(options.rows, s.h, pairs, columns, context.device())
-                            : Fp8Rows(options.rows, s.h, pairs, columns, context.device());
-  const Tensor h_16 = at(s.h, options.dtype, {pairs, columns});
-  const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
-  const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
-  const bool scaled = s.row_weights != nullptr;
-  const MlpInput routed{.rows = u,
-                        .offsets = s.offsets,
-                        .whole_k = whole_k,
-                        .permutation = s.permutation,
-                        .slots = slots,
-                        .row_scale = s.row_weights,
-                        .bias = experts.gate_up_bias.as<float>()};
   const auto gate_up_takes = [&] {
     const Load now = load();
     return gate_up_cost(spec, options.dtype, tokens, now.rows, now.hit, u.dtype) +
@@ -273,8 +296,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   clock(
       "gate_up",
       [&] {
-        MlpInput rows = routed;
-        if (rounded || mlp_wants_gathered(context, experts.gate_up, pairs, u.dtype, scaled)) {
+        MlpInput rows = to_gate_up;
+        if (gathered) {
           // Where the experts' rows will be written later.
           rows.rows = rounded ? fp8_u.values : at(s.rows, options.dtype, {pairs, inner});
           GatherInputs from{.hidden = u,
@@ -306,14 +329,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       "down",
       [&] {
         if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
-        mlp_gemm(context, experts.down,
-                 {.rows = rounded ? fp8_h.values : h_16,
-                  .offsets = s.offsets,
-                  .whole_k = whole_k,
-                  .early = true,  // gate_up lies in between
-                  .bias = experts.down_bias.as<float>(),
-                  .row_scales = rounded ? fp8_h.scales : Tensor{}},
-                 expert_rows, stage);
+        mlp_gemm(context, experts.down, to_down, expert_rows, stage);
       },
       down_takes);
 
@@ -332,7 +348,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
 
   // Where the sum goes on (latent projection, bias, norm) it stays in f32 until then. The shared
   // expert joins where the sum is as wide as the layer.
-  const bool more = s.wide != nullptr, latent = spec.latent > 0;
+  const bool more = s.wide != nullptr;
   const Tensor wide = more ? at(s.wide, f32, {tokens, spec.hidden}) : Tensor{};
   clock(
       "combine",
@@ -347,8 +363,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (!latent) parts.shared = shared_rows;
         if (with.shared_gate) parts.shared_gate = shared_logits;
         if (!more) parts.residual = residual;
-        combine(joined, with, parts,
-                latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y));
+        combine(joined, with, parts, latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y),
+                true);  // the experts' products lie in between
       },
       [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
   if (latent) {

@@ -162,14 +162,16 @@ std::string Layer::explain(std::int64_t tokens) const {
       tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
   text += fmt::format("  route    router GEMM in f32, then selection; {}\n", describe(spec.route));
-  if (impl_->routes_and_orders_at_once(tokens)) {
+  const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
+  if (!rounded && orders_in_products(spec, impl_->context.device(), tokens)) {
+    text += "  order    by each block of the products that follow, where they are for few rows\n";
+  } else if (impl_->routes_and_orders_at_once(tokens)) {
     text +=
         "  order    in the router's launch where it is one for few tokens, else in one that starts "
         "while it ends; compact: no padding rows\n";
   } else {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
-  const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
   text += fmt::format("  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
                       spec.route.weight_on_input ? ", times the weight" : "",
                       describe(spec.experts.activation),

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gemm/few_chain.hpp"
+
 namespace shunt {
 
 namespace {
@@ -65,6 +67,12 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
                                bool dependent_launch) {
   return device.type == DeviceType::cuda && !dependent_launch &&
          tokens * spec.route.slots() <= most_pairs_at_once;
+}
+
+bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens) {
+  return device.type == DeviceType::cuda && tokens <= cuda_engine::most_chained_tokens &&
+         tokens * spec.route.slots() <= cuda_engine::most_chained_pairs && !spec.route.hashed &&
+         !spec.route.weight_on_input && !spec.input_norm.enabled && spec.latent == 0;
 }
 
 SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {

@@ -153,6 +153,32 @@ TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
   EXPECT_EQ(from_device.ids, from_host.ids);
 }
 
+// Few tokens have no order: the products' blocks make theirs from ids. Where the call gives the
+// ids, there is one.
+TEST_P(LayerOnGpu, FewTokensGiveTheBitsOfThoseThatAreOrdered) {
+  RandomLayer random(GetParam().spec, 24);
+  const LayerSpec& spec = random.spec;
+  if (spec.route.hashed || spec.route.shared.count > 0) GTEST_SKIP() << "ids are not all given";
+  const Context gpu = cuda();
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Layer layer(spec, random.weights, gpu, {.dtype = dtype});
+    for (std::int64_t tokens = 1; tokens <= 9; ++tokens) {
+      const LayerInputs in{.hidden = random.hidden_states(tokens, dtype)};
+      const Result routed = run(gpu, layer, in);
+      std::vector<std::int32_t> ids = routed.ids;
+      std::vector<float> weights = routed.weights, output(routed.output.size(), std::nanf(""));
+      const Buffer workspace = gpu.allocate(layer.workspace_bytes(tokens));
+      test::Mirror mirror(gpu);
+      layer.forward({.hidden = mirror.in(in.hidden),
+                     .ids = mirror.in(view(ids.data(), {tokens, spec.route.top_k})),
+                     .weights = mirror.in(view(weights.data(), {tokens, spec.route.top_k}))},
+                    {.output = mirror.out(view(output.data(), {tokens, spec.hidden}))}, workspace);
+      mirror.fetch();
+      EXPECT_EQ(output, routed.output) << tokens << " tokens";
+    }
+  }
+}
+
 #if SHUNT_CUDA_BUILT
 // One graph, captured while its inputs were zeros, replayed over others: tokens, their number, the
 // residual. Each time what a plain call gives, bit for bit.

@@ -29,5 +29,18 @@ TEST(LayerPlan, FewPairsAreRoutedAndOrderedAtOnceUnlessLaunchesAreDependent) {
   EXPECT_FALSE(routes_and_orders_at_once(spec, Device{}, 1, false));
 }
 
+TEST(LayerPlan, SoFewPairsAreOrderedByTheProductsThemselves) {
+  LayerSpec spec;
+  spec.route = {.experts = 64, .top_k = 4};
+  EXPECT_TRUE(orders_in_products(spec, gpu, 8));
+  EXPECT_FALSE(orders_in_products(spec, gpu, 9));  // more rows than a tile has
+  EXPECT_FALSE(orders_in_products(spec, Device{}, 1));
+  spec.route.top_k = 8;
+  EXPECT_TRUE(orders_in_products(spec, gpu, 4));
+  EXPECT_FALSE(orders_in_products(spec, gpu, 5));
+  spec.route.hashed = true;  // a table may name an expert twice
+  EXPECT_FALSE(orders_in_products(spec, gpu, 1));
+}
+
 }  // namespace
 }  // namespace shunt

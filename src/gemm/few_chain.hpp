@@ -1,0 +1,36 @@
+// What a layer tells the kernels for few rows beside a product itself: its pairs where they are so
+// few that each block orders them by itself, and which weights are read next.
+#pragma once
+
+#include <cstdint>
+
+namespace shunt::cuda_engine {
+
+// A token's ids are different ones, so that no group has more rows than there are tokens: a tile's.
+inline constexpr int most_chained_pairs = 32, most_chained_tokens = 8, most_chained_groups = 512;
+
+// Weights that the next product reads: tiles of 128 rows by all of k, one behind the other.
+struct NextWeights {
+  const char* tiles = nullptr;  // null: nothing is known
+  std::int64_t group_bytes = 0;
+  int columns = 0, tile_bytes = 0;
+};
+
+struct FewChain {
+  // Not null: pair p is one of group ids[p], or of none where there is no such group. They stand
+  // for offsets and, where the product has one, for the permutation.
+  const std::int32_t* ids = nullptr;
+  int pairs = 0;
+  std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
+  NextWeights next;
+  int at_once = 0;  // blocks that the GPU holds; the launcher of a kernel fills it in
+};
+
+// Whether a product may be one with ids, as far as sizes go.
+template <class Product>
+bool few_enough(const Product& p) {
+  return p.prepared != nullptr && p.groups <= most_chained_groups &&
+         p.out.shape[0] <= most_chained_pairs;
+}
+
+}  // namespace shunt::cuda_engine

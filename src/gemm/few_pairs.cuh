@@ -1,0 +1,117 @@
+// The order of up to 32 pairs as each warp works it out for itself, without counters: ids become
+// planes of bits, and of any number the pairs with that id and with lower ones are masks. And what
+// a block fetches for the product that follows.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/hopper.cuh"
+#include "gemm/few_chain.hpp"
+#include "gemm/group_walk.hpp"
+
+namespace shunt::cuda_engine {
+
+class PairPlanes {
+ public:
+  // By all lanes of a warp; ids below 1024.
+  __device__ __forceinline__ explicit PairPlanes(unsigned id) {
+#pragma unroll
+    for (int b = 0; b < planes; ++b) plane_[b] = __ballot_sync(0xffffffffu, (id >> b & 1) != 0);
+  }
+  // Pairs whose id is `of`, and those whose id is below.
+  __device__ __forceinline__ void compare(unsigned of, unsigned& same, unsigned& below) const {
+    same = 0xffffffffu, below = 0;
+#pragma unroll
+    for (int b = planes - 1; b >= 0; --b) {
+      const unsigned one = 0u - (of >> b & 1);  // all bits, or none
+      below |= same & ~plane_[b] & one;
+      same &= ~(plane_[b] ^ one);
+    }
+  }
+
+ private:
+  static constexpr int planes = 10;  // 512 groups, and one for pairs of none
+  unsigned plane_[planes];
+};
+
+// A block's walk over groups and where its rows come from: the product's own, or as the chain's ids
+// say, in shared memory.
+struct FewWalk {
+  GroupWalk groups;
+  const std::int32_t* permutation;
+  // Of shared memory.
+  static __host__ __device__ constexpr int bytes(int groups) {
+    return 4 * (most_chained_pairs + groups + 1);
+  }
+
+  // By all threads of a block, whole warps, with ids from whoever ran before; ends with a barrier
+  // where there are ids. The grid's first block writes the inverse.
+  template <class Args>
+  __device__ __forceinline__ FewWalk(const Args& args, const FewChain& chain, void* memory,
+                                     int thread, int threads)
+      : groups(args.walk), permutation(args.permutation) {
+    if (chain.ids == nullptr) return;
+    auto* const order = static_cast<std::int32_t*>(memory);
+    const auto none = static_cast<unsigned>(args.groups);
+    const int lane = thread % 32;
+    unsigned id = none;
+    if (lane < chain.pairs) id = min(none, static_cast<unsigned>(__ldcg(chain.ids + lane)));
+    const PairPlanes planes(id);
+    unsigned same, below;
+    if (thread < 32) {
+      planes.compare(id, same, below);
+      const int row = __popc(below) + __popc(same & ((1u << lane) - 1));
+      if (id < none) order[row] = lane;
+      if (chain.inverse != nullptr && blockIdx.x == 0 && lane < chain.pairs) {
+        chain.inverse[lane] = id < none ? row : -1;
+      }
+    }
+#pragma unroll 1
+    for (int group = thread; group <= args.groups; group += threads) {
+      planes.compare(static_cast<unsigned>(group), same, below);
+      order[most_chained_pairs + group] = __popc(below);
+    }
+    __syncthreads();
+    groups.offsets = order + most_chained_pairs;
+    if (permutation != nullptr) permutation = order;
+  }
+};
+
+#if defined(SHUNT_SM_90A)
+
+// To the L2; both multiples of 16 bytes.
+__device__ __forceinline__ void fetch_bytes(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// By all lanes of a warp that has ordered its last weights, one of a block: into the L2 what the
+// next product's blocks will begin with, a tile or `most` bytes of it for each of the `active`
+// blocks that have tiles. Where the next product's blocks find room while this grid runs, theirs
+// are under way already. A grid of few tiles has nothing to spare: with 1.5 and 2.9 tiles a block
+// it ended later for it.
+template <class List>
+__device__ __forceinline__ void fetch_next(const FewChain& chain, const List& list, int columns,
+                                           int active, int most, int lane) {
+  constexpr int least_tiles = 3;  // of a block
+  constexpr int piece = 16 * 1024;
+  const NextWeights& next = chain.next;
+  const int block = static_cast<int>(blockIdx.x), tiles = list.tiles();
+  if (next.tiles == nullptr || block >= active || tiles < least_tiles * active) return;
+  const int number = max(chain.at_once - active, 0) + block;
+  const int row_tile = number / next.columns;
+  if (number >= chain.at_once || row_tile * columns >= tiles) return;
+  const char* const from = next.tiles + list.find(row_tile * columns).group * next.group_bytes +
+                           std::int64_t{number - row_tile * next.columns} * next.tile_bytes;
+  const int bytes = min(next.tile_bytes, most);
+  if (lane == 0) {
+#pragma unroll 1
+    for (int at = 0; at < bytes; at += piece) {
+      fetch_bytes(from + at, static_cast<unsigned>(min(piece, bytes - at)));
+    }
+  }
+  __syncwarp();
+}
+
+#endif
+
+}  // namespace shunt::cuda_engine
