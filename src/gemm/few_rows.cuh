@@ -30,8 +30,9 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
+#include "gemm/fetch_next.cuh"
 #include "gemm/few_end.cuh"
-#include "gemm/few_pairs.cuh"
+#include "gemm/few_walk.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {

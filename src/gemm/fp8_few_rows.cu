@@ -33,8 +33,9 @@
 // the 800 that memory leaves a multiprocessor when all stream. Measured: 42, 25, 296, 153.
 #include "cuda/fp8.cuh"
 #include "cuda/launch.hpp"
+#include "gemm/fetch_next.cuh"
 #include "gemm/few_end.cuh"
-#include "gemm/few_pairs.cuh"
+#include "gemm/few_walk.cuh"
 #include "gemm/fp8_mma.cuh"
 #include "gemm/packed_product.hpp"
 #include "gemm/row_pieces.cuh"

@@ -33,7 +33,8 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/stage_ring.cuh"
-#include "gemm/few_pairs.cuh"
+#include "gemm/fetch_next.cuh"
+#include "gemm/few_walk.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
