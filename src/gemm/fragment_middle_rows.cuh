@@ -1,29 +1,32 @@
-// Grouped GEMM of packed weights for groups of some twenty to a hundred rows on Hopper. Weights are
-// wgmma's A, decoded into registers (wgmma.sp's where they are sparse), rows ("tokens") its B in
-// shared memory; rows may be gathered, of another dtype, or weighted.
+// Grouped GEMM of packed weights for groups of some twenty to two hundred rows on Hopper. Weights
+// are wgmma's A, decoded into registers (wgmma.sp's where they are sparse), rows ("tokens") its B
+// in shared memory; rows may be gathered, of another dtype, or weighted.
 //
 // Packed weights are few bytes: with 128 rows of them, as the other kernels have, what crosses from
 // the L2 is tokens for the most part. A block takes tiles of 256 rows of weights, two tiles of the
-// layout, by up to `tokens` rows of a group (64 or 128): tile numbers blockIdx.x, blockIdx.x +
-// gridDim.x, .. k goes by in steps of 128, a stage each. Three warpgroups:
+// layout, by up to `tokens` rows of a group (64, 128 or 160): tile numbers blockIdx.x, blockIdx.x +
+// gridDim.x, .. Where tokens lie in order, a cluster of two blocks takes 512 rows of weights and
+// shares them: tile numbers are a cluster's then. k goes by in steps of 128, a stage each. Three
+// warpgroups:
 //   0          copies: one thread orders the weights' bulk copies, scales and all, those of the
 //              first tile before the groups are listed. Tokens that lie in order it orders by a
-//              tensor map, 16 at once; others all threads copy in pieces of 16 bytes,
-//              asynchronously where they are as they must be, else through registers. What is
-//              behind a group's last row is whatever there was: nobody reads its sums
+//              tensor map, 16 at once, of a step half of k for both blocks; others all threads copy
+//              in pieces of 16 bytes, asynchronously where they are as they must be, else through
+//              registers. What is behind a group's last row is whatever there was: nobody reads its
+//              sums
 //   1, 2       128 rows of weights each, all tokens: while the tensor cores multiply 64 rows by 32
 //              of k (64 of sparse weights) the next are decoded into other registers. A tile
 //              multiplies as many tokens as the least of a few widths holds
 //   full[s]    stage s is there: bytes, one arrival, and 128 threads' copies where tokens are not
 //              mapped
-//   empty[s]   stage s may be overwritten: the 8 warps that multiply
+//   empty[s]   stage s may be overwritten, in both blocks: the 8 warps of each that multiply
 //   barrier 1, 2: a warpgroup's own at a tile's end; 3: the copying one's, around its list of rows
 // What is computed, and in which order, is as in fragment_many_rows.cuh. A tile's end hides behind
 // the ring as far as memory is what is waited for.
 //
-// Bytes: packed weights once a tile, tokens once a 256 rows of weights. Time on an H200: a step of
-// 256 x 128 nvfp4 by 32 tokens is 26 KB, at 18 bytes a clock 1450 clocks; a warp issues 310
-// instructions for it, two warps a scheduler, which takes some 1400.
+// Bytes: packed weights once a tile, tokens once a 256 rows of weights, shared 512. Time on an
+// H200: a step of 256 x 128 nvfp4 by 32 tokens is 26 KB, shared 22, at 18 bytes a clock 1450 clocks
+// or 1220; a warp issues 310 instructions for it, two warps a scheduler, which takes some 1400.
 #pragma once
 
 #include <algorithm>
@@ -46,13 +49,15 @@ template <class L_, int tokens_>
 struct MiddleFragments {
   using L = L_;
   static constexpr int tokens = tokens_;
-  static constexpr int wide = 2;                      // tiles of the layout, a warpgroup's each
-  static constexpr int blocks = 2;                    // of 64 rows of weights, a warpgroup's
-  static constexpr int box = 16;                      // tokens that a bulk copy brings
-  static constexpr int boxes = tokens == 64 ? 2 : 1;  // for results, of a warpgroup
+  static constexpr int wide = 2;                       // tiles of the layout, a warpgroup's each
+  static constexpr int blocks = 2;                     // of 64 rows of weights, a warpgroup's
+  static constexpr int box = 16;                       // tokens that a bulk copy brings
+  static constexpr int boxes = tokens == 128 ? 1 : 2;  // for results, of a warpgroup
   static constexpr int copying = 128, threads = copying + 128 * wide;
   static constexpr int weight_bytes = L::parts.bytes, token_bytes = tokens * 256;
   static constexpr int stage_bytes = (token_bytes + wide * weight_bytes + 1023) / 1024 * 1024;
+  static constexpr int least_registers = tokens == 160 ? 40 : 56;  // of a thread that copies
+  static constexpr int most_registers = tokens == 160 ? 232 : 224;
   static constexpr int floats = (tokens + 63) / 64 * 32;  // of sums, as TileFinish wants them
   using List = TileList<8, tokens / 8>;
   static constexpr int most_bytes = 227 * 1024 - 256;  // of shared memory, beside the barriers
@@ -68,16 +73,18 @@ struct MiddleFragments {
 #if defined(SHUNT_SM_90A)
 
 // The compiler otherwise works it out anew in every step.
-__device__ __forceinline__ std::uint32_t kept_address(const void* shared) {
-  return static_cast<std::uint32_t>(kept(static_cast<int>(shared_address(shared))));
+__device__ __forceinline__ std::uint32_t kept_address(std::uint32_t shared) {
+  return static_cast<std::uint32_t>(kept(static_cast<int>(shared)));
 }
 
 // What a warp knows of the stages: addresses in shared memory of the first one's.
 struct StagesOfWarp {
   const unsigned char* weights;  // of the tile of the layout that it has rows of
-  std::uint32_t tokens, full, empty;
-  int warp;  // of the warpgroup
+  std::uint32_t tokens, full;
+  std::uint32_t empty;  // those of the block that this lane tells, where it tells one
+  int warp;             // of the warpgroup
   int lane;
+  bool silent;  // tells none
   bool mapped;  // tokens come by bulk copies
 
   // Of copies other than bulk ones.
@@ -92,8 +99,9 @@ struct StagesOfWarp {
   __device__ __forceinline__ void free(std::uint32_t stage, int not_yet = 0) const {
     asm volatile(
         "{\n.reg .pred tells;\nsetp.eq.s32 tells, %1, 0;\n"
-        "@tells mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(empty + 8 * stage),
-        "r"(lane | not_yet)
+        "@tells mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n}" ::"r"(empty +
+                                                                                       8 * stage),
+        "r"(static_cast<int>(silent) | not_yet)
         : "memory");
   }
 };
@@ -191,7 +199,7 @@ template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
     middle_fragments(const __grid_constant__ FragmentArgs args,
                      const __grid_constant__ CUtensorMap tokens,
-                     const __grid_constant__ CUtensorMap out, bool mapped) {
+                     const __grid_constant__ CUtensorMap out, bool mapped, int sharing) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
@@ -207,13 +215,20 @@ __global__ void __launch_bounds__(S::threads, 1)
     if (mapped) prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], mapped ? 1 : 1 + S::copying);
-      mbarrier_init(&empty[s], 4 * S::wide);
+      mbarrier_init(&empty[s], static_cast<unsigned>(4 * S::wide * sharing));
     }
     mbarrier_init_fence();
   }
   __syncthreads();
-  const int columns = (args.columns + S::wide - 1) / S::wide;
-  const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+  const int columns = (args.columns + sharing * S::wide - 1) / (sharing * S::wide);
+  const int rank = sharing > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int first = static_cast<int>(blockIdx.x) / sharing;
+  const int stride = static_cast<int>(gridDim.x) / sharing;
+  // Of the layout, the first that this block has of a tile: the last block of a group may have
+  // none.
+  const auto column_of = [&](const GroupTile& at) {
+    return S::wide * (sharing * at.column + rank);
+  };
   // Bulk copies of a tile's tokens.
   const auto boxes_of = [&](const GroupTile& at) {
     return mapped ? (at.count + S::box - 1) / S::box : 0;
@@ -221,12 +236,12 @@ __global__ void __launch_bounds__(S::threads, 1)
   // By one thread: weights of step i of a tile. The last tile of a group may have fewer of the
   // layout's. The bytes of tokens that come later are expected here too.
   const auto copy_weights = [&](const GroupTile& at, int i, int stage) {
-    const int there = min(S::wide, args.columns - S::wide * at.column);
+    const int there = max(0, min(S::wide, args.columns - column_of(at)));
     mbarrier_arrive_expect(
         &full[stage], static_cast<unsigned>(there * S::weight_bytes + boxes_of(at) * S::box * 256));
     const std::int64_t column = std::int64_t{args.steps} * S::weight_bytes;
-    const char* const from = args.tiles + at.group * args.group_bytes +
-                             S::wide * at.column * column + std::int64_t{i} * S::weight_bytes;
+    const char* const from = args.tiles + at.group * args.group_bytes + column_of(at) * column +
+                             std::int64_t{i} * S::weight_bytes;
     unsigned char* const to = stages + stage * S::stage_bytes + S::token_bytes;
 #pragma unroll
     for (int w = 0; w < S::wide; ++w) {
@@ -254,10 +269,11 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
   list.build(args.walk);
+  if (sharing > 1) cluster_barrier();  // the other block's barriers are there
   const int tiles = list.tiles();
   StageRing<S::stages> ring;
   if (warp < 4) {
-    fewer_registers<56>();
+    fewer_registers<S::least_registers>();
     if (early) {
       wait_for_predecessor();
       let_successor_start();
@@ -273,11 +289,20 @@ __global__ void __launch_bounds__(S::threads, 1)
               mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
               if (i >= ahead) copy_weights(at, i, ring.stage);
               unsigned char* to = stages + ring.stage * S::stage_bytes;
+              if (sharing > 1) {
+                to += rank * (S::token_bytes / 2);
 #pragma unroll 1
-              for (int b = 0; b < boxes; ++b, to += S::box * 128) {
-                copy_box(to, &tokens, &full[ring.stage], 128 * i, at.row + S::box * b);
-                copy_box(to + S::token_bytes / 2, &tokens, &full[ring.stage], 128 * i + 64,
-                         at.row + S::box * b);
+                for (int b = 0; b < boxes; ++b, to += S::box * 128) {
+                  copy_box_to_ranks(to, &tokens, &full[ring.stage], 128 * i + 64 * rank,
+                                    at.row + S::box * b, 3);
+                }
+              } else {
+#pragma unroll 1
+                for (int b = 0; b < boxes; ++b, to += S::box * 128) {
+                  copy_box(to, &tokens, &full[ring.stage], 128 * i, at.row + S::box * b);
+                  copy_box(to + S::token_bytes / 2, &tokens, &full[ring.stage], 128 * i + 64,
+                           at.row + S::box * b);
+                }
               }
               ring.next();
             }
@@ -312,14 +337,16 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
     }
   } else {
-    more_registers<224>();
+    more_registers<S::most_registers>();
     const int group = warp / 4 - 1, quarter = warp % 4;
     StagesOfWarp stages_of{.weights = nullptr,
                            .tokens = shared_address(stages),
-                           .full = kept_address(full),
-                           .empty = kept_address(empty),
+                           .full = kept_address(shared_address(full)),
+                           .empty = kept_address(address_of_rank(
+                               empty, static_cast<unsigned>(min(lane, sharing - 1)))),
                            .warp = quarter,
                            .lane = lane,
+                           .silent = lane >= sharing,
                            .mapped = mapped};
     Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
               .count = S::boxes,
@@ -328,8 +355,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     for (int tile = first; tile < tiles; tile += stride) {
       const GroupTile at = list.find(tile);
       // Where there are no weights left its warps multiply the first ones, for nothing.
-      const bool there = S::wide * at.column + group < args.columns;
-      const int which = there ? group : 0, column = S::wide * at.column + which;
+      const bool there = column_of(at) + group < args.columns;
+      const int which = there ? group : 0;
+      const int column = min(column_of(at) + which, args.columns - 1);
       stages_of.weights = stages + S::token_bytes + which * S::weight_bytes;
       float d[S::blocks][S::floats];
 #pragma unroll
@@ -349,8 +377,10 @@ __global__ void __launch_bounds__(S::threads, 1)
         } else {
           with.template operator()<64>();
         }
+      } else if (S::tokens == 128 && at.count <= 96) {
+        with.template operator()<96>();
       } else {
-        at.count <= 96 ? with.template operator()<96>() : with.template operator()<128>();
+        with.template operator()<S::tokens>();
       }
       const float* const factors =
           reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
@@ -371,6 +401,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     if (thread % 128 == 0) wait_for_boxes_written();
   }
+  __syncwarp();
+  // No block leaves while the other copies into it or arrives at its barriers.
+  if (sharing > 1) cluster_barrier();
 #endif
 }
 
@@ -378,16 +411,18 @@ template <class S>
 void launch_middle(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   CUtensorMap out{};
   map_results(out, args.finish, S::L::bf16, args.walk.rows);
-  // Rows that lie in order come by a tensor map.
+  // Rows that lie in order come by a tensor map, to two blocks at once where both have weights.
   CUtensorMap tokens{};
   const bool mapped = args.direct && args.permutation == nullptr &&
                       map_rows(tokens, args.source, S::L::bf16, args.source_rows, args.k,
                                args.source_row_bytes / 2, S::box);
+  const int sharing = mapped && blocks_share(args.columns, args.steps) ? 2 : 1;
   launch("grouped_gemm", gpu,
-         {.grid = dim3(static_cast<unsigned>(plan.blocks)),
+         {.grid = dim3(static_cast<unsigned>(std::max(plan.blocks / sharing, 1) * sharing)),
           .block = dim3(S::threads),
-          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups))},
-         middle_fragments<S>, args, tokens, out, mapped);
+          .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
+          .cluster = static_cast<unsigned>(sharing)},
+         middle_fragments<S>, args, tokens, out, mapped, sharing);
 }
 
 template <class L>
@@ -395,6 +430,9 @@ void launch_middle_rows(const Gpu& gpu, const PackedPlan& plan, const FragmentAr
   if constexpr (L::codes == Codes::fp8_block) {  // which has sums twice
     launch_middle<MiddleFragments<L, 64>>(gpu, plan, args);
   } else {
+    if constexpr (!eight_bits(L::codes)) {  // two stages would be all
+      if (plan.tile_tokens > 128) return launch_middle<MiddleFragments<L, 160>>(gpu, plan, args);
+    }
     (plan.tile_tokens == 64 ? launch_middle<MiddleFragments<L, 64>>
                             : launch_middle<MiddleFragments<L, 128>>)(gpu, plan, args);
   }

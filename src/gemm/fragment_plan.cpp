@@ -14,15 +14,18 @@ namespace {
 
 constexpr double many_start_us = 5;
 constexpr double many_bytes_a_clock = 18;  // that all of them get from the L2
-constexpr double many_clocks = 100;        // a step beside its products: barriers, decoding
-constexpr double tile_end_clocks = 5000;
-// Of tiles of 256 rows of weights: a step, and what a token takes of it; in tiles of 128 tokens;
-// what tokens that are not mapped cost; a tile's end, a token.
-constexpr double middle_clocks = 1200, middle_token_clocks = 10.5, middle_more_clocks = 300;
-constexpr double gathered_steps = 1.15, middle_end_clocks = 45;
+// Of tiles of 128 rows of weights: a step, and what a token takes of it, at the clock that power
+// leaves; a tile's end.
+constexpr double many_clocks = 750, many_token_clocks = 8.6;
+constexpr double many_end_clocks = 500, many_end_token_clocks = 8;
+// Of tiles of 256 rows of weights, likewise; tokens that are not mapped, and those that two blocks
+// share; a tile's end.
+constexpr double middle_clocks = 1150, middle_token_clocks = 14.8;
+constexpr double gathered_steps = 1.02, shared_steps = 0.97;
+constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 // Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of
 // blocks.
-constexpr double few_launch_us = 6, eight_clocks = 170, few_end_clocks = 300;
+constexpr double few_launch_us = 6, eight_clocks = 120, few_end_clocks = 300;
 constexpr double share_us = 1.5, cluster_us = 3;
 
 struct Model : PackedModel {
@@ -74,21 +77,35 @@ struct Model : PackedModel {
     return each < 4 ? std::ceil(each) : each < 8 ? each + 0.4 : each;
   }
 
-  // Many rows in tiles of up to 128, fragment_middle_rows.cuh's.
+  // Many rows in tiles of up to 160, fragment_middle_rows.cuh's.
   PackedPlan middle(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
     const double down = tiles_of_group(tokens);
+    const bool shared = sizes.rows_in_place && blocks_share(columns, steps);
     const std::int64_t wide = ceil_div(columns, 2);
     const double tiles = static_cast<double>(hit * wide) * down;
-    // As many tokens are multiplied as the next width holds.
-    const double rows = mean / down, least = tokens == 64 ? 16 : 96, more = tokens == 64 ? 16 : 32;
+    const double rows = mean / down;
+    // As many tokens are multiplied as the next width holds; some groups make a tile more than
+    // others.
+    const double more = tokens == 64 ? 16 : 32;
+    const double least = tokens == 64 ? 16 : tokens == 128 ? 96 : tokens;
+    const auto width_of = [&](double tiles_each) {
+      const double each = mean / tiles_each;
+      return std::clamp(std::ceil((each + std::sqrt(each) / 2) / more) * more, least, 1.0 * tokens);
+    };
+    const double fewest = std::floor(down), larger = down - fewest;
     const double width =
-        std::clamp(std::ceil((rows + std::sqrt(rows) / 2) / more) * more, least, 1.0 * tokens);
-    const double products =
-        (middle_clocks + middle_token_clocks * width + (tokens == 64 ? 0 : middle_more_clocks)) *
-        (sizes.rows_in_place ? 1 : gathered_steps) * (sizes.sparse ? 0.8 : 1);
-    const double step = std::max(products, (2 * tile_bytes() + rows * 256) / many_bytes_a_clock);
-    const double each = static_cast<double>(steps) * step + middle_end_clocks * tokens;
+        ((1 - larger) * fewest * width_of(fewest) + larger * (fewest + 1) * width_of(fewest + 1)) /
+        down;
+    const double products = (middle_clocks + middle_token_clocks * width) *
+                            (shared                ? shared_steps
+                             : sizes.rows_in_place ? 1
+                                                   : gathered_steps) *
+                            (sizes.sparse ? 0.8 : 1);
+    const double bytes = 2 * tile_bytes() + rows * (shared ? 128 : 256);
+    const double step = std::max(products, bytes / many_bytes_a_clock);
+    const double each =
+        static_cast<double>(steps) * step + middle_end_clocks + middle_end_token_clocks * rows;
     const double all = us(most_of(tiles / gpu.multiprocessors) * each), memory = memory_us(down);
     plan.us = many_start_us + std::max(memory, all) + 0.05 * std::min(memory, all);
     plan.blocks =
@@ -98,16 +115,15 @@ struct Model : PackedModel {
 
   PackedPlan many(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
-    const double down = std::ceil(planned() / tokens);
+    const double down = tiles_of_group(tokens);
     const double tiles = static_cast<double>(hit * columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
-    // Two warpgroups' products of 64 rows, 16 of k at once: half a clock a token.
-    const double products = 8.0 * tokens * (sizes.sparse ? 0.5 : 1);
+    const double products = (many_clocks + many_token_clocks * tokens) * (sizes.sparse ? 0.8 : 1);
     // Rows that lie in order are shared by two blocks.
     const double bytes = tile_bytes() + tokens * (sizes.rows_in_place ? 128 : 256);
-    const double step =
-        std::max({products * 1.12 + many_clocks, bytes / many_bytes_a_clock, 700.0});
-    const double each = static_cast<double>(steps) * step + tile_end_clocks * tokens / 256 + 1000;
+    const double step = std::max(products, bytes / many_bytes_a_clock);
+    const double each =
+        static_cast<double>(steps) * step + many_end_clocks + many_end_token_clocks * tokens;
     plan.us = many_start_us + std::max(memory_us(down), turns * us(each)) +
               0.1 * std::min(memory_us(down), turns * us(each));
     plan.blocks =
@@ -129,6 +145,7 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
   // Where int4's scales join the sums depends on the kernel.
   if (!sizes.whole_k) {
     for (const int tokens : {64, 128}) plans.add(model.middle(tokens));
+    if (sizes.bits < 8) plans.add(model.middle(160));
     for (const int tokens : {192, 256}) plans.add(model.many(tokens));
   }
   return plans;

@@ -87,7 +87,12 @@ double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std:
                   bool whole_k);
 
 // Plans for many rows in tiles of so many rows at most take fragment_middle_rows.cuh.
-inline constexpr int most_middle_tokens = 128;
+inline constexpr int most_middle_tokens = 160;
+// Whether two of its blocks share rows that lie in order: not where k is so short that what a
+// cluster's start takes counts, nor where a block would have no weights.
+constexpr bool blocks_share(std::int64_t columns, std::int64_t steps) {
+  return steps >= 16 && (columns + 1) / 2 % 2 == 0;
+}
 // By families of formats, so that none compiles for long.
 using FewFragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                                const FragmentArgs& args, const FewChain& chain);

@@ -17,24 +17,26 @@ namespace shunt::cuda_engine {
                "}, {" a_at "}, " b_at ", 1, 1, 1, 0;"                                        \
                : __VA_ARGS__                                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define SHUNT_WGMMA_ANY(type)                                                                     \
-  if constexpr (n == 16)                                                                          \
-    SHUNT_WGMMA("16", type, SHUNT_R8, "%8, %9, %10, %11", "%12", SHUNT_F8(0));                    \
-  if constexpr (n == 32)                                                                          \
-    SHUNT_WGMMA("32", type, SHUNT_R16, "%16, %17, %18, %19", "%20", SHUNT_F16(0));                \
-  if constexpr (n == 48)                                                                          \
-    SHUNT_WGMMA("48", type, SHUNT_R24, "%24, %25, %26, %27", "%28", SHUNT_F16(0), SHUNT_F8(16));  \
-  if constexpr (n == 64)                                                                          \
-    SHUNT_WGMMA("64", type, SHUNT_R32, "%32, %33, %34, %35", "%36", SHUNT_F32(0));                \
-  if constexpr (n == 96)                                                                          \
-    SHUNT_WGMMA("96", type, SHUNT_R48, "%48, %49, %50, %51", "%52", SHUNT_F32(0), SHUNT_F16(32)); \
-  if constexpr (n == 128)                                                                         \
-    SHUNT_WGMMA("128", type, SHUNT_R64, "%64, %65, %66, %67", "%68", SHUNT_F64(0));               \
-  if constexpr (n == 192)                                                                         \
-    SHUNT_WGMMA("192", type, SHUNT_R96, "%96, %97, %98, %99", "%100", SHUNT_F64(0),               \
-                SHUNT_F32(64));                                                                   \
-  if constexpr (n == 256)                                                                         \
-  SHUNT_WGMMA("256", type, SHUNT_R128, "%128, %129, %130, %131", "%132", SHUNT_F64(0),            \
+#define SHUNT_WGMMA_ANY(type)                                                                      \
+  if constexpr (n == 16)                                                                           \
+    SHUNT_WGMMA("16", type, SHUNT_R8, "%8, %9, %10, %11", "%12", SHUNT_F8(0));                     \
+  if constexpr (n == 32)                                                                           \
+    SHUNT_WGMMA("32", type, SHUNT_R16, "%16, %17, %18, %19", "%20", SHUNT_F16(0));                 \
+  if constexpr (n == 48)                                                                           \
+    SHUNT_WGMMA("48", type, SHUNT_R24, "%24, %25, %26, %27", "%28", SHUNT_F16(0), SHUNT_F8(16));   \
+  if constexpr (n == 64)                                                                           \
+    SHUNT_WGMMA("64", type, SHUNT_R32, "%32, %33, %34, %35", "%36", SHUNT_F32(0));                 \
+  if constexpr (n == 96)                                                                           \
+    SHUNT_WGMMA("96", type, SHUNT_R48, "%48, %49, %50, %51", "%52", SHUNT_F32(0), SHUNT_F16(32));  \
+  if constexpr (n == 128)                                                                          \
+    SHUNT_WGMMA("128", type, SHUNT_R64, "%64, %65, %66, %67", "%68", SHUNT_F64(0));                \
+  if constexpr (n == 160)                                                                          \
+    SHUNT_WGMMA("160", type, SHUNT_R80, "%80, %81, %82, %83", "%84", SHUNT_F64(0), SHUNT_F16(64)); \
+  if constexpr (n == 192)                                                                          \
+    SHUNT_WGMMA("192", type, SHUNT_R96, "%96, %97, %98, %99", "%100", SHUNT_F64(0),                \
+                SHUNT_F32(64));                                                                    \
+  if constexpr (n == 256)                                                                          \
+  SHUNT_WGMMA("256", type, SHUNT_R128, "%128, %129, %130, %131", "%132", SHUNT_F64(0),             \
               SHUNT_F64(64))
 #define SHUNT_SPARSE(n, type, registers, a_at, b_at, e_at, s_at, ...)                           \
   asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" n "k32.f32." type "." type " {" registers \
@@ -57,6 +59,9 @@ namespace shunt::cuda_engine {
                  SHUNT_F16(32));                                                                   \
   if constexpr (n == 128)                                                                          \
     SHUNT_SPARSE("128", type, SHUNT_R64, "%64, %65, %66, %67", "%68", "%69", "%70", SHUNT_F64(0)); \
+  if constexpr (n == 160)                                                                          \
+    SHUNT_SPARSE("160", type, SHUNT_R80, "%80, %81, %82, %83", "%84", "%85", "%86", SHUNT_F64(0),  \
+                 SHUNT_F16(64));                                                                   \
   if constexpr (n == 192)                                                                          \
     SHUNT_SPARSE("192", type, SHUNT_R96, "%96, %97, %98, %99", "%100", "%101", "%102",             \
                  SHUNT_F64(0), SHUNT_F32(64));                                                     \

@@ -357,7 +357,11 @@ TEST(FragmentPlan, FewRowsAndMany) {
     EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);
     EXPECT_LE(plan.tile_tokens, most_middle_tokens) << fragment_words(plan);
   }
-  for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(128, 65536, 1536, 2048)}) {
+  // 128 rows in the mean: a tile for each group.
+  for (const auto& s : {sizes(32, 4096, 5760, 2880), sizes(8, 1024, 4096, 14336)}) {
+    EXPECT_EQ(plan_fragments(s, h200).tile_tokens, 160);
+  }
+  for (const auto& s : {sizes(16, 16384, 5120, 1024), sizes(128, 65536, 2048, 768)}) {
     const PackedPlan plan = plan_fragments(s, h200);
     EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);
     EXPECT_GE(plan.tile_tokens, 192) << fragment_words(plan);
