@@ -7,9 +7,12 @@
 //
 // Bytes: a row read once (rms_norm: twice, the second time from a cache) and written once. A row of
 // 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
+#include <algorithm>
+
 #include "activate/activation.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.hpp"
+#include "cuda/vectors.cuh"
 #include "layer/passes.hpp"
 #include "layer/plan.hpp"
 #include "layer/round_row.cuh"
@@ -197,22 +200,40 @@ Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
           .block = dim3(threads)};
 }
 
-__global__ void __launch_bounds__(threads)
+// Eight numbers of a row from `column` on, 0 where it has ended.
+__device__ __forceinline__ void load_eight(const char* row, DType dtype, std::int64_t column,
+                                           std::int64_t columns, float (&x)[8]) {
+  if (dtype != DType::f32 && reinterpret_cast<std::uintptr_t>(row) % 16 == 0 &&
+      column + 8 <= columns) {
+    const Raw<16> raw = load_raw<16>(row + 2 * column);
+    dtype == DType::bf16 ? widen<8, Form::bf16>(raw, x) : widen<8, Form::f16>(raw, x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    x[i] = column + i < columns ? load_element(row, dtype, column + i) : 0.0f;
+  }
+}
+
+template <int count>
+__global__ void __launch_bounds__(count)
     round_rows(char* rows, DType dtype, RowFormat kind, std::int64_t row_bytes,
                std::int64_t columns, std::int64_t scales_at, std::int64_t most,
-               const std::int32_t* count) {
+               const std::int32_t* valid) {
   extern __shared__ float scales[];
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t end = min(std::int64_t{*count}, most);
+  const std::int64_t end = min(std::int64_t{*valid}, most);
   for (std::int64_t row = blockIdx.x; row < end; row += gridDim.x) {
     char* const here = rows + row * row_bytes;
-    const auto load = [&](std::int64_t i) { return load_element(here, dtype, i); };
+    const auto load = [&](std::int64_t column, float(&x)[8]) {
+      load_eight(here, dtype, column, columns, x);
+    };
     if (kind == RowFormat::fp8_token) {
-      round_whole_row<threads>(here, load, columns, scales_at, scales, thread);
+      round_whole_row<count>(here, load, columns, scales_at, scales, thread);
     } else {
-      round_row<threads>(here, load, columns, scales_at, scales, thread);
+      round_row<count>(here, load, columns, scales_at, scales, thread);
     }
   }
 }
@@ -249,15 +270,25 @@ void finish_rows(const Gpu& gpu, const Finish& f) {
   launch("finish_rows", gpu, shape_for(gpu, args.rows), finish, args);
 }
 
-void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Tensor& count) {
+void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
+                    const Tensor& count_of_rows) {
   if (rows.elements() == 0) return;
   const Fp8Rows to = Fp8Rows::in_place(kind, rows.data, rows.shape[0], rows.shape[1], rows.device);
-  Shape shape = shape_for(gpu, rows.shape[0]);
-  const std::int64_t kept = kind == RowFormat::fp8_token ? threads / 32 : to.scales.shape[1];
-  shape.shared = static_cast<std::size_t>(4 * kept);
-  launch("round_in_place", gpu, shape, round_rows, static_cast<char*>(rows.data), rows.dtype, kind,
-         to.values.strides[0], rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
-         count.as<const std::int32_t>());
+  const auto start = [&](auto* kernel, int count) {
+    const std::int64_t most = std::int64_t{2048} / count * gpu.multiprocessors;
+    const std::int64_t kept = kind == RowFormat::fp8_token ? count / 32 : to.scales.shape[1];
+    launch("round_in_place", gpu,
+           {.grid = dim3(static_cast<unsigned>(std::min(rows.shape[0], most))),
+            .block = dim3(static_cast<unsigned>(count)),
+            .shared = static_cast<std::size_t>(4 * kept)},
+           kernel, static_cast<char*>(rows.data), rows.dtype, kind, to.values.strides[0],
+           rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
+           count_of_rows.as<const std::int32_t>());
+  };
+  // Eight numbers a thread: narrow rows are more at a time.
+  constexpr int narrow = 128;
+  rows.shape[1] <= 8 * narrow ? start(round_rows<narrow>, narrow)
+                              : start(round_rows<threads>, threads);
 }
 
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,

@@ -5,25 +5,32 @@
 
 namespace shunt::cuda_engine {
 
-// What both forms share. By a block of `threads`; load(i): number i of the row; scale_of(x,
-// column): the scale of eight numbers from `column` on, by all threads. What is written lies before
-// what has not been read.
+// What both forms share. By a block of `threads`; load(column, x): eight numbers of the row from
+// `column` on, 0 where it has ended; scale_of(x, column): their scale, by all threads. What is
+// written lies before what has not been read.
 template <int threads, class Load, class ScaleOf>
 __device__ __forceinline__ void round_values(char* row, const Load& load, std::int64_t columns,
                                              const ScaleOf& scale_of, int thread) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(row) % 8 == 0;
   for (std::int64_t first = 0; first < columns; first += 8 * threads) {
     const std::int64_t column = first + 8 * thread;
     float x[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = column + i < columns ? load(column + i) : 0.0f;
+    load(column, x);
     const DeviceFp8Scale scale = scale_of(x, column);
     __syncthreads();
+    std::uint32_t two[4];
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      const std::uint32_t two =
-          to_e4m3x2(__fmul_rn(x[i], scale.factor), __fmul_rn(x[i + 1], scale.factor));
-      if (column + i < columns) row[column + i] = static_cast<char>(two & 0xff);
-      if (column + i + 1 < columns) row[column + i + 1] = static_cast<char>(two >> 8 & 0xff);
+    for (int i = 0; i < 4; ++i) {
+      two[i] = to_e4m3x2(__fmul_rn(x[2 * i], scale.factor), __fmul_rn(x[2 * i + 1], scale.factor));
+    }
+    if (aligned && column + 8 <= columns) {
+      *reinterpret_cast<uint2*>(row + column) =
+          make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (column + i < columns) row[column + i] = static_cast<char>(two[i / 2] >> 8 * (i % 2));
+      }
     }
   }
   __syncthreads();
@@ -63,7 +70,12 @@ template <int threads, class Load>
 __device__ __forceinline__ void round_whole_row(char* row, const Load& load, std::int64_t columns,
                                                 std::int64_t scale_at, float* largest, int thread) {
   float amax = 0;
-  for (std::int64_t i = thread; i < columns; i += threads) amax = larger_size(amax, load(i));
+  for (std::int64_t column = 8 * thread; column < columns; column += 8 * threads) {
+    float x[8];
+    load(column, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) amax = larger_size(amax, x[i]);
+  }
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) {
     amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, apart));
