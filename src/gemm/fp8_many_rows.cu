@@ -3,9 +3,9 @@
 // are rounded to fp8 together lie in four threads.
 //
 // A block multiplies up to 128 tokens by 256 rows of weights, a cluster of two takes tiles of one
-// of two forms, tile numbers cluster, cluster + clusters, .., tall ones first: tall, up to 256
-// tokens, 128 for each block, by the same weights; low, up to 128 tokens, the same for both, by 512
-// rows of weights. What the blocks share comes by multicast, a half from each. k goes by in steps
+// of two forms, tile numbers cluster, cluster + clusters, .. of TallFirst: tall, up to 256 tokens,
+// 128 for each block, by the same weights; low, up to 128 tokens, the same for both, by 512 rows of
+// weights. What the blocks share comes by multicast, a half from each. k goes by in steps
 // of 128 through a ring of slots of 48 KB: two boxes of 64 tokens, then 256 rows of weights. 12
 // warps:
 //   warp 0      one thread orders copies (tokens by a tensor map: what lies behind the group's end
@@ -266,13 +266,19 @@ __global__ void __launch_bounds__(threads, 1)
         more = tile < tiles;
         GroupTile next{.group = -1};
         if (more) next = list.find(tile);
-        if (lane == 0) {
-          if (round) mbarrier_wait(&left[place], place_parity ^ 1);
-          found_tile[place] = make_int4(next.group, next.row, next.count, next.column);
-          mbarrier_arrive(&found[place]);
+        // Too many rows for one low tile, too few for a tall one: two, of the same weights.
+        const int most = next.count > block_tokens + box ? 2 * block_tokens : block_tokens;
+#pragma unroll 1
+        for (int from = 0; from == 0 || from < next.count; from += most) {
+          if (lane == 0) {
+            if (round) mbarrier_wait(&left[place], place_parity ^ 1);
+            found_tile[place] =
+                make_int4(next.group, next.row + from, min(most, next.count - from), next.column);
+            mbarrier_arrive(&found[place]);
+          }
+          __syncwarp();
+          if (++place == places) place = 0, place_parity ^= 1, round = true;
         }
-        __syncwarp();
-        if (++place == places) place = 0, place_parity ^= 1, round = true;
       }
     } else if (warp == 2) {
       unsigned staged_parity = 0;

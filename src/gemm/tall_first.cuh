@@ -1,10 +1,13 @@
-// The group walk of fp8's kernel for many rows: as TileList, but tall tiles of all groups come
-// first, then the low ones. Clusters that take tiles in turn so have as many of either, within one,
-// whatever sizes groups have.
+// The group walk of fp8's kernel for many rows: as TileList, but tiles that take longer come first,
+// where that does not part what shares weights. Clusters that take tiles in turn so have about as
+// many of every kind, whatever sizes groups have.
 //
-// A group's rows are cut into tall tiles of 2 x `half` rows; what is left is tall too if it is more
-// than `half`, else low. Tall tiles of a group are numbered in bands of 8, within a band column by
-// column: blocks that run at once share weights and rows. A low tile is as wide as two columns.
+// A group's rows are cut into tall tiles of 2 x `half` rows. What is left is, with `small` half of
+// `half`: a tall tile too, if more than `half` and `small`; if more than `half`, two low tiles of
+// one number, one after the other; else one low tile. Low tiles are as wide as two columns. First
+// come groups that have tall tiles, in bands of 8, within a band column by column, what is left
+// after every two columns of the last band: blocks that run at once share weights and rows, and no
+// weights are read from memory again. Then the others, by what they have.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +20,18 @@ namespace shunt::cuda_engine {
 template <int half>
 class TallFirst {
  public:
-  static constexpr int band = 8;
+  using Counts = unsigned long long;
+  static constexpr int band = 8, small = half / 2, kinds = 3;
   __host__ __device__ static constexpr int bytes(int groups) {
-    return 4 * (2 * 32 + 2 * (groups + 1));
+    return 12 * 32 + 4 * (groups + 1) + 2 * kinds * groups;
   }
 
   // `memory` has bytes(groups). build() follows.
   __device__ TallFirst(void* memory, const GroupWalk& walk, int groups, int columns)
-      : sums_(static_cast<int*>(memory)),
-        tall_(sums_ + 2 * 32),
-        low_(tall_ + groups + 1),
+      : low_sums_(static_cast<Counts*>(memory)),
+        tall_sums_(reinterpret_cast<int*>(low_sums_ + 32)),
+        tall_(tall_sums_ + 32),
+        low_(reinterpret_cast<std::uint16_t*>(tall_ + groups + 1)),
         walk_(walk),
         groups_(groups),
         columns_(columns),
@@ -36,65 +41,99 @@ class TallFirst {
   __device__ void build() {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int lane = thread % 32, warp = thread / 32;
-    int tall_before = 0, low_before = 0;
+    int tall_before = 0;
     for (int base = 0; base < groups_; base += threads) {
       const int group = base + thread;
       GroupRows mine;
       if (group < groups_) mine = walk_.of(group);
-      const int halves = halves_of(static_cast<int>(mine.end - mine.begin));
-      int tall = halves / 2 * columns_, low = halves % 2 * wide_;
+      const auto rows = static_cast<int>(mine.end - mine.begin);
+      const int talls = talls_of(rows), kind = talls == 0 ? kind_of(rows) : kinds;
+      int tall = talls == 0 ? 0 : talls * columns_ + (rows > 2 * half * talls ? wide_ : 0);
+      const Counts one = Counts{1} << 16 * kind;
+      Counts low = one;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int tall_below = __shfl_up_sync(0xffffffffu, tall, step);
-        const int low_below = __shfl_up_sync(0xffffffffu, low, step);
+        const Counts low_below = __shfl_up_sync(0xffffffffu, low, step);
         if (lane >= step) tall += tall_below, low += low_below;
       }
-      if (lane == 31) sums_[warp] = tall, sums_[32 + warp] = low;
+      if (lane == 31) tall_sums_[warp] = tall, low_sums_[warp] = low;
       __syncthreads();
-      int all_tall = 0, all_low = 0;
+      int all_tall = 0;
+      Counts all_low = 0;
       for (int w = 0; w < threads / 32; ++w) {
-        if (w == warp) tall += tall_before + all_tall, low += low_before + all_low;
-        all_tall += sums_[w], all_low += sums_[32 + w];
+        if (w == warp) tall += tall_before + all_tall, low += counts_ + all_low;
+        all_tall += tall_sums_[w], all_low += low_sums_[w];
       }
-      tall_before += all_tall, low_before += all_low;
-      if (group < groups_) tall_[group + 1] = tall, low_[group + 1] = low;
+      tall_before += all_tall, counts_ += all_low;
+      if (group < groups_) tall_[group + 1] = tall;
+      if (kind < kinds) {
+        low_[kind * groups_ + static_cast<int>((low - one) >> 16 * kind & 0xffff)] =
+            static_cast<std::uint16_t>(group);
+      }
       __syncthreads();
     }
-    if (thread == 0) tall_[0] = low_[0] = 0;
+    if (thread == 0) tall_[0] = 0;
     __syncthreads();
   }
-  __device__ int tiles() const { return tall_[groups_] + low_[groups_]; }
+  __device__ int tiles() const {
+    return tall_[groups_] + wide_ * (count_of(0) + count_of(1) + count_of(2));
+  }
 
-  // By all lanes of a warp, for 0 <= number < tiles().
+  // By all lanes of a warp, for 0 <= number < tiles(). More than `half` and at most `half` and
+  // `small` rows: two tiles.
   __device__ GroupTile find(int number) const {
-    const bool low = number >= tall_[groups_];
-    if (low) number -= tall_[groups_];
-    const int* const first = low ? low_ : tall_;
+    if (number >= tall_[groups_]) {
+      number -= tall_[groups_];
+      int nth = number / wide_, kind = 0;
+      const int column = number - nth * wide_;
+      while (kind < kinds - 1 && nth >= count_of(kind)) nth -= count_of(kind++);
+      const int group = low_[kind * groups_ + nth];
+      const GroupRows mine = walk_.of(group);
+      const int begin = static_cast<int>(mine.begin);
+      return {group, begin, static_cast<int>(mine.end) - begin, column};
+    }
     const int lane = static_cast<int>(threadIdx.x) % 32;
     // Behind the last entry that is not above `number` lies a group with tiles.
     const auto last_upto = [&](int from, int step) {
       const int at = from + lane * step;
       const unsigned upto =
-          __ballot_sync(0xffffffffu, at < groups_ && first[min(at, groups_)] <= number);
+          __ballot_sync(0xffffffffu, at < groups_ && tall_[min(at, groups_)] <= number);
       return from + (31 - __clz(static_cast<int>(upto))) * step;
     };
     const int group = last_upto(last_upto(0, 32), 1);
     const GroupRows mine = walk_.of(group);
     const int begin = static_cast<int>(mine.begin), rows = static_cast<int>(mine.end) - begin;
-    const int local = number - first[group], down = halves_of(rows) / 2;
-    if (low) return {group, begin + 2 * half * down, rows - 2 * half * down, local};
-    const int nth = local / (band * columns_), place = local - nth * (band * columns_);
-    const int high = min(band, down - nth * band), column = place / high;
-    const int row = 2 * half * (nth * band + place - column * high);
-    return {group, begin + row, min(2 * half, rows - row), column};
+    const int local = number - tall_[group], down = talls_of(rows), last = (down - 1) / band;
+    const int nth = min(local / (band * columns_), last), place = local - nth * (band * columns_);
+    const int high = min(band, down - nth * band), rest = rows - 2 * half * down;
+    int column = 0, in = place;  // of the columns from there on
+    if (rest > 0 && nth == last) {
+      const int two = 2 * high + 1, pair = place / two;
+      column = 2 * pair, in = place - pair * two;
+      if (in >= high * min(2, columns_ - column)) {
+        return {group, begin + 2 * half * down, rest, pair};
+      }
+    }
+    const int further = in / high, row = 2 * half * (nth * band + in - further * high);
+    return {group, begin + row, min(2 * half, rows - row), column + further};
   }
 
  private:
-  __device__ static int halves_of(int rows) { return (rows + half - 1) / half; }
+  __device__ static int talls_of(int rows) { return (rows + half - small - 1) / (2 * half); }
+  // Of fewer rows than a tall tile's.
+  __device__ static int kind_of(int rows) {
+    return rows > half ? 0 : rows > small ? 1 : rows > 0 ? 2 : kinds;
+  }
+  __device__ int count_of(int kind) const {
+    return static_cast<int>(counts_ >> 16 * kind & 0xffff);
+  }
 
-  int* sums_;  // [2][32] of warps
-  int* tall_;  // [groups + 1] tall tiles before each group
-  int* low_;   // [groups + 1] low ones
+  Counts* low_sums_;    // [32] of warps
+  int* tall_sums_;      // [32]
+  int* tall_;           // [groups + 1] tiles of groups with tall ones, before each group
+  std::uint16_t* low_;  // [kinds][groups] those without
+  Counts counts_ = 0;   // of each kind, sixteen bits
   const GroupWalk& walk_;
   int groups_;
   int columns_, wide_;  // of tall tiles, of low ones
