@@ -18,7 +18,7 @@ constexpr int pitch = 144;  // bytes of a row that is turned
 enum class End {
   any,      // as `args` says
   plain16,  // 16 bits, neither bias nor activation, out at multiples of 16 bytes
-  pairs8,   // SiLU of pairs, no bias, then fp8
+  pairs8,   // block scales, SiLU of pairs, no limit or bias, then fp8 at multiples of 16 bytes
 };
 
 #if defined(SHUNT_SM_90A)
@@ -113,13 +113,13 @@ class WarpFinish {
       }
     }
     if (end == End::pairs8 || f_.paired) {
-      if ((end == End::pairs8 || f_.plain) && f_.rule.limit == __int_as_float(0x7f800000)) {
+      if (end == End::pairs8 || (f_.plain && f_.rule.limit == __int_as_float(0x7f800000))) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;
           acc[i] = unlimited_silu(f_.rule, acc[gate], acc[gate + 4]);
         }
-      } else if (end == End::pairs8 || f_.plain) {
+      } else if (f_.plain) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;
@@ -199,8 +199,9 @@ class WarpFinish {
     for (int i = 0; i < columns / 2; ++i) {
       most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(acc[i]));  // NaN is no maximum
     }
-    if (first + columns > f_.out_columns ||
-        !(fmaxf(most[0], most[1]) < __int_as_float(0x7f800000))) {
+    if (__builtin_expect(first + columns > f_.out_columns ||
+                             !(fmaxf(most[0], most[1]) < __int_as_float(0x7f800000)),
+                         0)) {
       most[0] = most[1] = 0;  // without infinities, and what is no column
       const auto left = static_cast<int>(f_.out_columns - first) - 2 * pair_;
 #pragma unroll
@@ -214,6 +215,47 @@ class WarpFinish {
       most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
     }
+  }
+  // Pairs of `halves` times 64 columns, all of them at multiples of 16 bytes. Two tiles of 8
+  // columns take turns in shared memory, two columns each, and are put right when they are read.
+  template <int halves>
+  __device__ __forceinline__ void write_pairs8(const float (&acc)[2][64], const Where& at,
+                                               const float (&most)[2], bool with_scales) const {
+    float factor[2];
+    scales_of(at, most, with_scales, factor);
+    const std::uint32_t line =
+        shared_address(turn_) + static_cast<std::uint32_t>(lane_ % 16 * pitch + lane_ / 16 * 16);
+#pragma unroll
+    for (int n = 0; n < 2 * halves; ++n) {
+      std::uint32_t four[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const float* const x = acc[n / 2] + 16 * (n % 2) + 8 * (q / 2) + 2 * (q % 2);
+        const float by = factor[q % 2];
+        four[q] = to_e4m3x2(__fmul_rn(x[0], by), __fmul_rn(x[1], by)) |
+                  to_e4m3x2(__fmul_rn(x[4], by), __fmul_rn(x[5], by)) << 16;
+      }
+      stmatrix_x4(line + static_cast<std::uint32_t>(32 * n), four);
+    }
+    __syncwarp();
+    constexpr int vectors = 4 * halves, together = 32 / vectors;  // of a line, lines
+    const int first_line = lane_ / vectors, v = lane_ % vectors;
+    const std::int64_t column = at.first / 2 + 16 * v;
+    const unsigned char* const from = turn_ + first_line * pitch + 16 * v;
+    char* to =
+        static_cast<char*>(f_.out) + (std::int64_t{at.row} + first_line) * f_.out_stride + column;
+    const int lines = column < f_.out_columns ? at.count - first_line : 0;
+#pragma unroll
+    for (int n = 0; n < 16 / together; ++n) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from + n * together * pitch);
+      if (n * together < lines) {
+        *reinterpret_cast<uint4*>(to) =
+            make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+                       __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632));
+      }
+      to += together * f_.out_stride;
+    }
+    __syncwarp();  // else the compiler keeps operands of the next tile in ordinary registers
   }
   template <int columns>
   __device__ __forceinline__ void write_fp8(const float (&acc)[64], const Where& at,

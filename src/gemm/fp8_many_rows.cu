@@ -37,6 +37,7 @@
 // other hides a half: nothing else should be in it, so operands and the next slot's barrier are
 // looked up while products run, in uniform registers. (A branch by lanes around a bulk store,
 // before or after a loop, makes the compiler give these up.) Measured: docs/notes/cuda-fp8.md.
+#include <cmath>
 #include <type_traits>
 
 #include "cuda/fp8.cuh"
@@ -492,7 +493,7 @@ __global__ void __launch_bounds__(threads, 1)
         constexpr int p = decltype(number)::value;
         if (p >= mine) return;
         const Where where = where_of(p);
-        finish.scale(acc[p], where);
+        if constexpr (end != End::pairs8) finish.scale(acc[p], where);
         if constexpr (end == End::plain16) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -536,9 +537,14 @@ __global__ void __launch_bounds__(threads, 1)
           }
           ++turns_met;
         }
+        if constexpr (end == End::pairs8) {
+          mine == 2 ? finish.write_pairs8<2>(acc, where_of(0), all, true)
+                    : finish.write_pairs8<1>(acc, where_of(0), all, first_half == 0);
+        } else {
 #pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          if (p < mine) finish.write_fp8<64>(acc[p], where_of(p), all, first_half + p == 0);
+          for (int p = 0; p < 2; ++p) {
+            if (p < mine) finish.write_fp8<64>(acc[p], where_of(p), all, first_half + p == 0);
+          }
         }
       }
     }
@@ -551,11 +557,12 @@ __global__ void __launch_bounds__(threads, 1)
 End end_of(const PackedArgs& args, const Tensor& out) {
   const Finish& f = args.finish;
   const std::int64_t bytes = bits(f.out_dtype) / 8;
-  const bool boxes = reinterpret_cast<std::uintptr_t>(f.out) % 16 == 0 &&
-                     (out.shape[0] == 1 || (f.out_stride > 0 && f.out_stride * bytes % 16 == 0));
-  if (f.bias != nullptr) return End::any;
-  if (bytes == 2 && !f.paired && !f.activates && boxes) return End::plain16;
-  if (bytes == 1 && f.paired && f.plain) return End::pairs8;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(f.out) % 16 == 0 &&
+                       (out.shape[0] == 1 || (f.out_stride > 0 && f.out_stride * bytes % 16 == 0));
+  if (f.bias != nullptr || !aligned) return End::any;
+  if (bytes == 2 && !f.paired && !f.activates) return End::plain16;
+  const bool pairs = f.paired && f.plain && f.rule.limit == INFINITY;
+  if (bytes == 1 && pairs && args.block_scales && f.out_columns % 16 == 0) return End::pairs8;
   return End::any;
 }
 
