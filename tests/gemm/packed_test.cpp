@@ -344,6 +344,7 @@ TEST(Fp8Gemm, ManyGroupsAndOne) {
   for (int g = 0; g < 1000; ++g) sizes.push_back(g % 3 == 0 ? 0 : g == 500 ? 270 : g % 7 == 0);
   run_all({.n = 40, .k = 72, .sizes = sizes});
   run_all({.n = 1544, .k = 136, .sizes = {1500}});  // bands of row tiles
+  run_all({.n = 648, .k = 136, .sizes = {2100, 150, 513, 0, 700, 2048, 192}});  // and rests
 }
 
 TEST(Fp8Gemm, EveryEpilogue) {
@@ -371,6 +372,14 @@ TEST(Fp8Gemm, EveryEpilogue) {
     }
     run_all({.n = 2 * 256, .k = 96, .sizes = sizes, .out = out, .paired = true, .rule = swiglu});
     run_all({.n = 300, .k = 96, .sizes = sizes, .out = out, .bias = true, .rule = relu2});
+  }
+  for (const std::int64_t n : {2 * 416, 2 * 64}) {  // pairs that become fp8, of whole vectors
+    run_all({.n = n,
+             .k = 640,
+             .sizes = {5, 0, 200, 33, 64, 129, 530, 100},
+             .out = DType::f8_e4m3,
+             .paired = true,
+             .rule = swiglu});
   }
 }
 
