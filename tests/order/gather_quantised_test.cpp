@@ -186,8 +186,8 @@ TEST(GatherQuantised, SpecialValues) {
           for (const float scale : got.scales) ASSERT_TRUE(scale > 0 && std::isfinite(scale));
           if (scaled) continue;
           EXPECT_EQ(got.rows[0], 0);
-          EXPECT_EQ(got.rows[2 * 256], 0x7f);
-          EXPECT_EQ(got.rows[3 * 256], 0x7e);
+          EXPECT_EQ(got.rows[512], 0x7f);
+          EXPECT_EQ(got.rows[768], 0x7e);
           EXPECT_EQ(got.rows[3 * 256 + 1], 0xfe);
           EXPECT_EQ(got.rows[4 * 256 + 3], 0x7f);
           EXPECT_EQ(got.rows[4 * 256 + 4], 0xfe);
@@ -229,10 +229,10 @@ TEST(GatherQuantised, DequantisesToTheInput) {
     for (std::int32_t r = 0; r < data.sorted.offsets.back(); ++r) {
       const std::int64_t token = data.sorted.permutation[static_cast<std::size_t>(r)];
       for (std::int64_t h = 0; h < 384; ++h) {
-        const auto at = static_cast<std::size_t>(r * 384 + h);
+        const auto at = static_cast<std::size_t>(std::int64_t{r} * 384 + h);
         const float scale = quantise == Quantise::row
                                 ? q.scales[static_cast<std::size_t>(r)]
-                                : q.scales[static_cast<std::size_t>(r * 3 + h / 128)];
+                                : q.scales[static_cast<std::size_t>(std::int64_t{r} * 3 + h / 128)];
         const float x = data.hidden.as<float>()[token * 384 + h];
         ASSERT_NEAR(e4m3_to_f32(q.rows[at]) * scale, x,
                     std::max(std::abs(x) * 0.0626F, scale * 0.000977F));
