@@ -69,9 +69,10 @@ def time_case(case, options):
     rows = []
     for i, tokens in enumerate(options.tokens.split(',')):
         row = middle([report['rows'][i] for report in ours], key=lambda row: row['us'])
+        row['case'] += f' {CASES[case][0][-1]}'
         row['peers'] = {f'ggml {CASES[case][1]}': middle([times[tokens] for times in theirs])}
         rows.append(row)
-        print(f'{case} {row["case"]}: shunt {table.microseconds(row["us"])} us ({100 * row["share"]:.0f} %); '
+        print(f'{row["case"]}: shunt {table.microseconds(row["us"])} us ({100 * row["share"]:.0f} %); '
               f'ggml {CASES[case][1]} {table.microseconds(row["peers"][f"ggml {CASES[case][1]}"])} us', flush=True)
     return ours[-1], rows
 
