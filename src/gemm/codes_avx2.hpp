@@ -1,5 +1,6 @@
-// Codes of packed weights taken apart with AVX2: the names of codes_avx512.hpp. Include inside the
-// unnamed namespace, after simd_avx2.hpp.
+// Codes of packed weights taken apart with AVX2: the names of codes_avx512.hpp and, since bytes are
+// looked up here, not words, of codes_by_words.inl. Include inside the unnamed namespace, after
+// simd_avx2.hpp.
 
 struct Words {
   __m256i v;

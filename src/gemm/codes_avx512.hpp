@@ -35,20 +35,11 @@ SHUNT_INLINE Words funnel(Words low, Words high) {
   return {_mm512_or_si512(_mm512_srli_epi32(low.v, shift), _mm512_slli_epi32(high.v, 32 - shift))};
 }
 
-// The codes from `bit` and from `bit` + 16 on.
 template <int bit>
-struct E2m1Pair {
-  Words words;
-};
-template <int bit>
-SHUNT_INLINE E2m1Pair<bit> e2m1_pair(Words a) {
-  return {a};
-}
-template <int i, int bit>
-SHUNT_INLINE F32 e2m1_of(E2m1Pair<bit> a) {
+SHUNT_INLINE F32 e2m1_of(Words a) {
   const __m512 table = _mm512_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F,
                                       -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F);
-  return {_mm512_permutexvar_ps(shifted<bit + 16 * i>(a.words), table)};
+  return {_mm512_permutexvar_ps(shifted<bit>(a), table)};
 }
 template <int bit>
 SHUNT_INLINE F32 nibble_of(Words a) {
@@ -68,22 +59,14 @@ template <int byte>
 SHUNT_INLINE F32 e4m3_of(Halves a) {
   return e4m3_fields(byte == 0 ? _mm256_slli_epi16(a.v, 8) : a.v);
 }
-// Four windows of six bits, three apart, from `shift` on.
-template <int shift>
-struct Dense3Four {
-  Words words;
-};
-template <int shift>
-SHUNT_INLINE Dense3Four<shift> dense3_four(Words a) {
-  return {a};
-}
-// A window in the upper half of each lane looks up a bf16: an f32 with its lower half cleared.
-template <int i, int shift>
-SHUNT_INLINE F32 dense3_of(Dense3Four<shift> a) {
+// The window from `bit` on, in the upper half of each lane, looks up a bf16: an f32 with its lower
+// half cleared.
+template <int bit>
+SHUNT_INLINE F32 dense3_of(Words a) {
   const auto* const table = dense3_bf16;
   const __m512i low = _mm512_loadu_si512(table), high = _mm512_loadu_si512(table + 32);
-  return {_mm512_castsi512_ps(_mm512_maskz_permutex2var_epi16(
-      0xaaaaaaaaU, low, shifted<shift + 3 * i - 16>(a.words), high))};
+  return {_mm512_castsi512_ps(
+      _mm512_maskz_permutex2var_epi16(0xaaaaaaaaU, low, shifted<bit - 16>(a), high))};
 }
 
 SHUNT_INLINE __m128i load_bytes(const char* p) {

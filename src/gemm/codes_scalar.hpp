@@ -39,18 +39,10 @@ SHUNT_INLINE F32 to_floats(Word4 small) {
 }
 
 template <int bit>
-struct E2m1Pair {
-  Words words;
-};
-template <int bit>
-SHUNT_INLINE E2m1Pair<bit> e2m1_pair(Words a) {
-  return {a};
-}
-template <int i, int bit>
-SHUNT_INLINE F32 e2m1_of(E2m1Pair<bit> a) {
+SHUNT_INLINE F32 e2m1_of(Words a) {
   static const float table[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
                                   -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
-  const Word4 at = shifted<bit + 16 * i>(a.words) & 15U;
+  const Word4 at = shifted<bit>(a) & 15U;
   return {Float4{table[at[0]], table[at[1]], table[at[2]], table[at[3]]}};
 }
 template <int bit>
@@ -69,17 +61,9 @@ template <int byte>
 SHUNT_INLINE F32 e4m3_of(Halves a) {
   return e4m3_fields(byte == 0 ? a.v & 0xffU : a.v >> 8);
 }
-template <int shift>
-struct Dense3Four {
-  Words words;
-};
-template <int shift>
-SHUNT_INLINE Dense3Four<shift> dense3_four(Words a) {
-  return {a};
-}
-template <int i, int shift>
-SHUNT_INLINE F32 dense3_of(Dense3Four<shift> a) {
-  const Word4 at = shifted<shift + 3 * i>(a.words) & 63U;
+template <int bit>
+SHUNT_INLINE F32 dense3_of(Words a) {
+  const Word4 at = shifted<bit>(a) & 63U;
   return {floats(
       Word4{dense3_bf16[at[0]], dense3_bf16[at[1]], dense3_bf16[at[2]], dense3_bf16[at[3]]} << 16)};
 }

@@ -12,6 +12,7 @@ namespace {
 #include "cpu/simd_scalar.hpp"
 // What they decode.
 #include "gemm/codes_scalar.hpp"
+#include "gemm/codes_by_words.inl"
 // The kernels.
 #include "gemm/packed_tiles.inl"
 // For rows in f32.
