@@ -11,8 +11,8 @@ namespace {
 
 #include "cpu/simd_scalar.hpp"
 // What they decode.
-#include "gemm/codes_scalar.hpp"
 #include "gemm/codes_by_words.inl"
+#include "gemm/codes_scalar.hpp"
 // The kernels.
 #include "gemm/packed_tiles.inl"
 // For rows in f32.
