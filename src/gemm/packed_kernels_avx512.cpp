@@ -13,6 +13,7 @@ namespace {
 #include "cpu/simd_avx512.hpp"
 // What they decode.
 #include "gemm/codes_avx512.hpp"
+// Word by word.
 #include "gemm/codes_by_words.inl"
 // The kernels.
 #include "gemm/packed_tiles.inl"

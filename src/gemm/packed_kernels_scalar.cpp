@@ -11,8 +11,9 @@ namespace {
 
 #include "cpu/simd_scalar.hpp"
 // What they decode.
-#include "gemm/codes_by_words.inl"
 #include "gemm/codes_scalar.hpp"
+// Word by word.
+#include "gemm/codes_by_words.inl"
 // The kernels.
 #include "gemm/packed_tiles.inl"
 // For rows in f32.
