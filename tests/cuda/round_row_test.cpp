@@ -35,7 +35,12 @@ void check(RowFormat kind, std::int64_t columns) {
   const std::vector<std::uint16_t> given = row;
   std::vector<float> shared(static_cast<std::size_t>(columns / 128 + threads / 32));
   auto* const bytes = reinterpret_cast<char*>(row.data());
-  const auto load = [&](std::int64_t i) { return bf16_to_f32(row[static_cast<std::size_t>(i)]); };
+  const auto load = [&](std::int64_t column, float(&x)[8]) {
+    for (std::int64_t i = 0; i < 8; ++i) {
+      const auto at = static_cast<std::size_t>(column + i);
+      x[i] = column + i < columns ? bf16_to_f32(row[at]) : 0.0F;
+    }
+  };
   test::HostWarp::run_block(threads / 32, [&](int warp, int lane) {
     const std::int64_t scales_at = Fp8Rows::pitch(columns);
     if (kind == RowFormat::fp8_token) {
