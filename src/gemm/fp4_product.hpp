@@ -76,8 +76,8 @@ struct Fp4RowProduct {
   Tensor rows{};                              // [T, k] f32 | bf16 | f16, rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
   int slots = 1;
-  const float* row_weight = nullptr;  // row r times row_weight[r] before it is rounded
-  Tensor bias{};                      // [groups, n], any strides; may be absent
+  const float* row_scale = nullptr;  // row r times row_scale[r] before it is rounded
+  Tensor bias{};                     // [groups, n], any strides; may be absent
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
                                         .gated = false};
   Tensor out{};  // [R, out columns] f32 | bf16 | f16, rows may be strided

@@ -65,7 +65,7 @@ void round_rows_to_fp4(const Gpu& gpu, const Fp4RowProduct& p, const Fp4Rows& to
            .k = p.layout.k,
            .permutation = p.permutation,
            .slots = p.slots,
-           .weight = p.row_weight,
+           .weight = p.row_scale,
            .to = to});
 }
 

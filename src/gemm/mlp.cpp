@@ -32,63 +32,55 @@ bool decoded(const PreparedWeights& weights) {
   return bias != nullptr ? view(bias, {weights.groups, weights.n}) : Tensor{};
 }
 
-// The terms of the GPU's products by packed weights that are decoded, and by plain ones.
+// The terms that all of the GPU's products share.
 template <class Product, class Layout>
 Product product_of(const Layout& layout, const PreparedWeights& weights,
                    const cpu_engine::ActivationRule& activation, const MlpInput& in,
                    const Tensor& out) {
-  return {.layout = layout,
-          .groups = weights.groups,
-          .prepared = weights.data,
-          .offsets = in.offsets,
-          .counts = in.valid,
-          .whole_k = in.whole_k,
-          .early = in.early,
-          .rows = in.rows,
-          .permutation = in.permutation,
-          .slots = in.slots,
-          .row_scale = in.row_scale,
-          .bias = bias_of(weights, in.bias),
-          .activation = activation,
-          .out = out};
+  Product p;
+  p.layout = layout;
+  p.groups = weights.groups;
+  p.prepared = weights.data;
+  p.offsets = in.offsets;
+  p.counts = in.valid;
+  p.rows = in.rows;
+  p.permutation = in.permutation;
+  p.slots = in.slots;
+  p.row_scale = in.row_scale;
+  p.bias = bias_of(weights, in.bias);
+  p.activation = activation;
+  p.out = out;
+  if constexpr (requires { p.early; }) p.whole_k = in.whole_k, p.early = in.early;
+  return p;
 }
 [[maybe_unused]] cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
   return {weights.dtype, weights.n, weights.k, weights.paired};
 }
 
-// Calls with(product) in the terms of those of the GPU's products that kernels for few rows serve;
-// false: it is none of them.
+// Calls with(product) in the terms of the one of the GPU's products that the weights are for.
 template <class With>
-[[maybe_unused]] bool with_product(const PreparedWeights& weights,
+[[maybe_unused]] void with_product(const Context& context, const PreparedWeights& weights,
                                    const cpu_engine::ActivationRule& activation, const MlpInput& in,
                                    const Tensor& out, const Tensor& out_scales, const With& with) {
+  const auto terms = [&]<class Product>(const auto& layout) {
+    return product_of<Product>(layout, weights, activation, in, out);
+  };
   if (decoded(weights)) {
-    with(product_of<cuda_engine::FragmentProduct>(cuda_engine::fragments_of(weights), weights,
-                                                  activation, in, out));
+    const auto layout = cuda_engine::fragments_of(weights);
+    with(terms.template operator()<cuda_engine::FragmentProduct>(layout));
   } else if (weights.rows == RowFormat::nvfp4) {
-    return false;
+    const auto layout = cuda_engine::fp4_weights(context.gpu().compute, weights);
+    with(terms.template operator()<cuda_engine::Fp4RowProduct>(layout));
   } else if (weights.format != FormatSpec{}) {
-    with(cuda_engine::PackedProduct{.layout = cuda_engine::layout_of(weights),
-                                    .groups = weights.groups,
-                                    .prepared = weights.data,
-                                    .offsets = in.offsets,
-                                    .counts = in.valid,
-                                    .whole_k = in.whole_k,
-                                    .early = in.early,
-                                    .rows = in.rows,
-                                    .row_scales = in.row_scales,
-                                    .permutation = in.permutation,
-                                    .slots = in.slots,
-                                    .row_weight = in.row_scale,
-                                    .bias = bias_of(weights, in.bias),
-                                    .activation = activation,
-                                    .out = out,
-                                    .out_scales = out_scales,
-                                    .between = weights.dtype});
+    const auto layout = cuda_engine::layout_of(weights);
+    auto product = terms.template operator()<cuda_engine::PackedProduct>(layout);
+    product.row_scales = in.row_scales;
+    product.out_scales = out_scales;
+    product.between = weights.dtype;
+    with(product);
   } else {
-    with(product_of<cuda_engine::GroupedProduct>(tiles_of(weights), weights, activation, in, out));
+    with(terms.template operator()<cuda_engine::GroupedProduct>(tiles_of(weights)));
   }
-  return true;
 }
 
 constexpr cpu_engine::ActivationRule no_activation{.kind = cpu_engine::ActivationRule::identity,
@@ -97,6 +89,7 @@ constexpr cpu_engine::ActivationRule no_activation{.kind = cpu_engine::Activatio
 struct Multiply {
   const cuda_engine::Gpu& gpu;
   const cuda_engine::FewChain& chain;
+  void* memory;
   void operator()(const cuda_engine::FragmentProduct& p) const {
     cuda_engine::multiply_fragments(gpu, p, chain);
   }
@@ -106,6 +99,9 @@ struct Multiply {
   void operator()(const cuda_engine::GroupedProduct& p) const {
     cuda_engine::multiply_groups(gpu, p, chain);
   }
+  void operator()(const cuda_engine::Fp4RowProduct& p) const {
+    cuda_engine::multiply_fp4_rows(gpu, p, memory);
+  }
 };
 
 void multiply(const Context& context, const PreparedWeights& weights,
@@ -113,25 +109,8 @@ void multiply(const Context& context, const PreparedWeights& weights,
               Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
-      if (with_product(weights, activation, in, out, out_scales,
-                       Multiply{context.gpu(), in.chain})) {
-        return;
-      }
-      return cuda_engine::multiply_fp4_rows(
-          context.gpu(),
-          {.layout = cuda_engine::fp4_weights(context.gpu().compute, weights),
-           .groups = weights.groups,
-           .prepared = weights.data,
-           .offsets = in.offsets,
-           .counts = in.valid,
-           .rows = in.rows,
-           .permutation = in.permutation,
-           .slots = in.slots,
-           .row_weight = in.row_scale,
-           .bias = bias_of(weights, in.bias),
-           .activation = activation,
-           .out = out},
-          workspace.data);
+      return with_product(context, weights, activation, in, out, out_scales,
+                          Multiply{context.gpu(), in.chain, workspace.data});
     }
   }
   cpu_engine::multiply_groups(
@@ -164,10 +143,13 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
   bool takes = false;
   if constexpr (cuda_engine::built) {
     if (!on_gpu(context) || in.row_scale != nullptr) return false;
-    with_product(
-        weights, activation != nullptr ? cpu_engine::activation_rule(*activation) : no_activation,
-        in, out, {},
-        [&](const auto& product) { takes = cuda_engine::takes_pairs(context.gpu(), product); });
+    with_product(context, weights,
+                 activation != nullptr ? cpu_engine::activation_rule(*activation) : no_activation,
+                 in, out, {}, [&](const auto& product) {
+                   if constexpr (requires { cuda_engine::takes_pairs(context.gpu(), product); }) {
+                     takes = cuda_engine::takes_pairs(context.gpu(), product);
+                   }
+                 });
   }
   return takes;
 }

@@ -37,7 +37,7 @@ PackedSizes sizes_of(const PackedProduct& p) {
           .group_rows = p.layout.rows(),
           .k = p.layout.k,
           .packed_rows = packed,
-          .rows_in_place = p.permutation == nullptr && p.row_weight == nullptr &&
+          .rows_in_place = p.permutation == nullptr && p.row_scale == nullptr &&
                            p.layout.k % 2 == 0 && aligned_to(p.rows, 16) &&
                            (p.rows.shape[0] <= 1 || p.rows.strides[0] > 0),
           .whole_k = p.whole_k,
@@ -68,12 +68,12 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .k = layout.k,
       .aligned = aligned_to(p.rows, p.rows.dtype == DType::f8_e4m3 ? 8 : 16),
       // Whole ones: memcheck counts a copy of fewer bytes as one of 16.
-      .pieces = p.rows.dtype == DType::f8_e4m3 && p.row_weight == nullptr &&
+      .pieces = p.rows.dtype == DType::f8_e4m3 && p.row_scale == nullptr &&
                 aligned_to(p.rows, 16) && layout.k % 16 == 0 &&
                 p.rows.shape[0] * p.rows.strides[0] / 16 < 0xffffffff,
       .permutation = p.permutation,
       .slots = p.slots,
-      .row_weight = p.row_weight,
+      .row_weight = p.row_scale,
       .early = p.early,
       .finish = {.paired = layout.paired,
                  .activates = activates,

@@ -36,7 +36,7 @@ struct PackedProduct {
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
   int slots = 1;
-  const float* row_weight = nullptr;  // row r times row_weight[r] before it is rounded
+  const float* row_scale = nullptr;  // row r times row_scale[r] before it is rounded
 
   Tensor bias{};  // [groups, n], any strides; may be absent
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,

@@ -144,7 +144,7 @@ class Made {
       product.permutation =
           mirror_->in(view(permutation_.data(), {rows_})).as<const std::int32_t>();
     }
-    if (p.weighted) product.row_weight = mirror_->in(view(weights_.data(), {rows_})).as<float>();
+    if (p.weighted) product.row_scale = mirror_->in(view(weights_.data(), {rows_})).as<float>();
     expect(rounded, block);
   }
 
