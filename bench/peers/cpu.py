@@ -47,25 +47,27 @@ def run_shunt(case, options):
 
 
 def run_ggml(case, options, rotate_bytes):
-    """Microseconds by number of tokens."""
+    """Its version, and microseconds by number of tokens."""
     command = [options.ggml, CASES[case][1], *(str(size) for size in SHAPE.values()), str(options.threads),
                str(rotate_bytes), str(options.seconds), *options.tokens.split(',')]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise RuntimeError(f'{" ".join(command)}: {done.stderr.strip()[-300:]}')
+    version, *lines = done.stdout.splitlines()
     best = {}
-    for line in done.stdout.splitlines():
+    for line in lines:
         _, tokens, us = line.split()
         best[tokens] = min(best.get(tokens, float('inf')), float(us))
-    return best
+    return version.removeprefix('ggml '), best
 
 
 def time_case(case, options):
-    """The case's report, and its rows."""
+    """The case's report, with its rows beside ggml's."""
     ours, theirs = [], []
     for _ in range(options.rounds):
         ours.append(run_shunt(case, options))
-        theirs.append(run_ggml(case, options, ours[-1]['rotate_bytes']))
+        version, times = run_ggml(case, options, ours[-1]['rotate_bytes'])
+        theirs.append(times)
     rows = []
     for i, tokens in enumerate(options.tokens.split(',')):
         row = middle([report['rows'][i] for report in ours], key=lambda row: row['us'])
@@ -74,7 +76,7 @@ def time_case(case, options):
         rows.append(row)
         print(f'{row["case"]}: shunt {table.microseconds(row["us"])} us ({100 * row["share"]:.0f} %); '
               f'ggml {CASES[case][1]} {table.microseconds(row["peers"][f"ggml {CASES[case][1]}"])} us', flush=True)
-    return ours[-1], rows
+    return dict(ours[-1], rows=rows, peer_versions={'ggml': version})
 
 
 def main():
@@ -94,10 +96,11 @@ def main():
 
     report = None
     for case in options.cases.split(','):
-        of_case, rows = time_case(case, options)
+        of_case = time_case(case, options)
         if report is None:
-            report = dict(of_case, rows=[], peer_versions={'ggml': os.environ.get('GGML_VERSION', 'of unknown version')})
-        report['rows'] += rows
+            report = of_case
+        else:
+            report['rows'] += of_case['rows']
         with open(options.json, 'w', encoding='utf-8') as file:
             json.dump(report, file, indent=1)
 

@@ -5,9 +5,9 @@
 //   ggml_layer TYPE E K H I THREADS ROTATE_BYTES SECONDS T...
 //
 // TYPE: f32, f16, bf16, q8_0, q4_0, q4_K, mxfp4 or nvfp4, of the experts. Weights rotate past
-// ROTATE_BYTES. Prints one line a buffer type (ggml's own layout, and those it repacks weights
-// into) and number of tokens: "BUFFER T MICROSECONDS", the median of calls that take SECONDS.
-// Inputs are random, and new for each call.
+// ROTATE_BYTES. Prints "ggml VERSION", then one line a buffer type (ggml's own layout, and those it
+// repacks weights into) and number of tokens: "BUFFER T MICROSECONDS", the median of calls that
+// take SECONDS. Inputs are random, and new for each call.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -46,8 +46,7 @@ Owned<ggml_context> context_of(std::size_t tensors) {
       ggml_init({ggml_tensor_overhead() * tensors + ggml_graph_overhead(), nullptr, true}));
 }
 
-// One row's worth of random numbers after another, quantised once and repeated for all experts: no
-// time depends on the values.
+// Random numbers, of one expert and repeated for all: no time depends on them.
 void fill(ggml_tensor* tensor, std::mt19937& random) {
   const std::int64_t columns = tensor->ne[0], rows = tensor->ne[1], matrices = tensor->ne[2];
   std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(columns)));
@@ -185,6 +184,7 @@ int run(int argc, char** argv) {
        ++at) {
     buffers.push_back(*at);
   }
+  std::printf("ggml %s\n", ggml_version());
   std::mt19937 random(1);
   for (ggml_backend_buffer_type_t memory : buffers) {
     std::vector<Weights> weights;
