@@ -90,6 +90,10 @@ struct WholeOperands {
 // below.
 bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                 const OrderCall* ordered);
+// Up to 16 columns of up to 256 numbers by the usual rule; returns false, and does nothing, for
+// others. The bits are those of router_few().
+bool router_rows(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+                 const RouterPlan& plan);
 // `r` is laid out by fit_shared_rows. The workspace is that of router_workspace_bytes. `ordered`:
 // sorts the ids too, or null.
 void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands& operands,

@@ -24,12 +24,11 @@
 //             whole rows (one column tile, one group), they never leave shared memory.
 // and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
 // sorted too, the last of the blocks that routed does it (order/sort_tail.cuh). One token of up
-// to 256 columns goes to router_one.cu.
+// to 256 columns goes to router_one.cu, few columns by the usual rule to router_rows.cu.
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
-// in memory, 0.8 for routing: 512 x 8 x 128 2.5 us; 1024 x 64 x 512 3.3 us. Measured: 4.3 and 5.3
-// (docs/notes/cuda-route.md).
+// in memory, 0.8 for routing: 1024 x 64 x 512 3.3 us. Measured: 5.4 (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
@@ -388,6 +387,7 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
     o.tickets = gpu.tickets + cuda_engine::router_tickets;
   }
   if (o.meeting != nullptr && router_one(gpu, r, operands, ordered)) return;
+  if (whole_rows && ordered == nullptr && router_rows(gpu, r, operands, plan)) return;
   if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o, ordered);
   if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o, ordered);
   launch_few<2, 1>(gpu, r, o, ordered);

@@ -54,6 +54,12 @@ __device__ __forceinline__ std::int32_t larger_key(std::int32_t a, std::int32_t 
 __device__ __forceinline__ std::int32_t smaller_key(std::int32_t a, std::int32_t b) {
   return min(a, b);
 }
+__device__ __forceinline__ std::int64_t larger_key(std::int64_t a, std::int64_t b) {
+  return a > b ? a : b;
+}
+__device__ __forceinline__ std::int64_t smaller_key(std::int64_t a, std::int64_t b) {
+  return a > b ? b : a;
+}
 
 template <int i, int j, class V, int P>
 __device__ __forceinline__ void exchange_keys(V (&a)[P]) {

@@ -2,6 +2,7 @@
 // engine's ids and weights, to the bit.
 // clang-format off
 #include "cuda/warp_on_host.hpp"
+#include "route/accumulator_rows.cuh"
 #include "route/deepseek_rows.cuh"
 #include "route/few_experts.cuh"
 #include "route/plain_rows.cuh"
@@ -340,6 +341,39 @@ TEST(FewExperts, TheUsualRule) {
   expect_same_bits_of_few<4, 0>(7);
   expect_same_bits_of_few<8, 0>(32);
   expect_same_bits_of_few<8, 0>(8);
+}
+
+// Eight tokens of up to 16 experts in a warp's accumulators.
+template <int P>
+void expect_same_bits_of_accumulators(const RouteSpec& spec) {
+  const int tokens = 21, experts = spec.experts;
+  Routed routed(spec, logits_of(tokens, experts), {});
+  const routing::TokenRoute call(routed.call);
+  HostWarp::run([&](int lane) {
+    const int g = lane / 4, q = lane % 4;
+    for (int first = 0; first < tokens; first += 8) {
+      float sums[4];
+      for (int i = 0; i < 4; ++i) {
+        const int t = std::min(first + 2 * q + i % 2, tokens - 1);
+        const int e = std::min(g + 8 * (i / 2), experts - 1);
+        sums[i] = routed.logits[static_cast<std::size_t>(t * experts + e)];
+      }
+      routing::route_accumulators<P>(call, sums, first, tokens, lane);
+    }
+  });
+  routed.expect_same_bits();
+}
+
+TEST(AccumulatorRows, TheUsualRule) {
+  for (const int experts : {2, 5, 8, 9, 16}) {
+    for (const int k : {1, 2, 3, 4, 5, 8}) {
+      if (k > experts) continue;
+      RouteSpec spec{.experts = experts, .top_k = k};
+      spec.score_stage = ScoreStage::after_top_k;
+      expect_same_bits_of_accumulators<8>(spec);
+      if (k <= 4) expect_same_bits_of_accumulators<4>(spec);
+    }
+  }
 }
 
 std::vector<float> bias_of(int experts) {
