@@ -28,9 +28,8 @@
 // fits the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave
 // from where the last step's operands lay (what that had is freed by warp 2) while products of the
 // next tile run; and pairs that become fp8. The 128 columns of pairs that share a scale are the
-// block's; where warpgroups have halves of them, they exchange magnitudes; where not, the first 128
-// rows of weights end while the last products of the others run. The last cluster barrier: no block
-// leaves while the other writes into it.
+// block's; where warpgroups have halves of them, they exchange magnitudes. The last cluster
+// barrier: no block leaves while the other writes into it.
 //
 // Bytes a step and block from L2, for 8.4 MFLOP: 32 KB of a tall tile, 40 of a low one. Shared
 // memory is written 48 KB and read 96: 1152 clocks at 128 bytes a clock, and the tensor cores need
@@ -268,19 +267,13 @@ __global__ void __launch_bounds__(threads, 1)
         more = tile < tiles;
         GroupTile next{.group = -1};
         if (more) next = list.find(tile);
-        // Too many rows for one low tile, too few for a tall one: two, of the same weights.
-        const int most = next.count > block_tokens + box ? 2 * block_tokens : block_tokens;
-#pragma unroll 1
-        for (int from = 0; from == 0 || from < next.count; from += most) {
-          if (lane == 0) {
-            if (round) mbarrier_wait(&left[place], place_parity ^ 1);
-            found_tile[place] =
-                make_int4(next.group, next.row + from, min(most, next.count - from), next.column);
-            mbarrier_arrive(&found[place]);
-          }
-          __syncwarp();
-          if (++place == places) place = 0, place_parity ^= 1, round = true;
+        if (lane == 0) {
+          if (round) mbarrier_wait(&left[place], place_parity ^ 1);
+          found_tile[place] = make_int4(next.group, next.row, next.count, next.column);
+          mbarrier_arrive(&found[place]);
         }
+        __syncwarp();
+        if (++place == places) place = 0, place_parity ^= 1, round = true;
       }
     } else if (warp == 2) {
       unsigned staged_parity = 0;
@@ -416,14 +409,6 @@ __global__ void __launch_bounds__(threads, 1)
       const std::uint32_t to_a = uniform(static_cast<std::uint32_t>(my_box * (box_bytes8 / 16)));
       const std::uint32_t to_b =
           uniform(weights_at + static_cast<std::uint32_t>(first_half) * half_at);
-      const auto where_of = [&](int p) {
-        const int first = box * my_box + line;
-        return Where{.group = share.group,
-                     .row = share.row + first,
-                     .count = share.count - first,
-                     .first = std::int64_t{128} * (share.tile + first_half + p)};
-      };
-      float most[2][2] = {{0, 0}, {0, 0}};
       const auto multiply = [&](auto of) {
         constexpr int count = decltype(of)::value;
         // Of the next step: its operands, and whether it is there.
@@ -432,9 +417,8 @@ __global__ void __launch_bounds__(threads, 1)
         };
         std::uint32_t from = find_operands();
         bool ready = false;
-        // Of the last step, pairs of the first half end while the second's products run.
-        constexpr bool apart = end == End::pairs8 && count == 2;
-        const auto one_step = [&](int i, auto last) {
+#pragma unroll 1
+        for (int i = 0; i < args.steps; ++i) {
           const int now = slot;
           if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(now), parity);
           const std::uint32_t a = from + to_a, b = from + to_b;
@@ -462,10 +446,6 @@ __global__ void __launch_bounds__(threads, 1)
             wgmma_fence();
             multiply_step(d, a, b + half_at);
             wgmma_commit();
-            if constexpr (decltype(last)::value) {
-              finish.template activate<end>(acc[0], where_of(0));
-              finish.template round<64>(acc[0], args.between, where_of(0), most[0]);
-            }
           }
           next_slot();
           from = find_operands();
@@ -478,10 +458,7 @@ __global__ void __launch_bounds__(threads, 1)
           for (int e = 0; e < 64; ++e) {
             acc[p][e] = __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
           }
-        };
-#pragma unroll 1
-        for (int i = 0; i < args.steps - apart; ++i) one_step(i, std::false_type{});
-        if constexpr (apart) one_step(args.steps - 1, std::true_type{});
+        }
       };
       if (mine == 2) {
         multiply(std::integral_constant<int, 2>{});
@@ -489,8 +466,16 @@ __global__ void __launch_bounds__(threads, 1)
         multiply(std::integral_constant<int, 1>{});
       }
 
+      const auto where_of = [&](int p) {
+        const int first = box * my_box + line;
+        return Where{.group = share.group,
+                     .row = share.row + first,
+                     .count = share.count - first,
+                     .first = std::int64_t{128} * (share.tile + first_half + p)};
+      };
       const bool paired = end == End::pairs8 || (end == End::any && args.finish.paired);
       const bool fp8 = end == End::pairs8 || (end == End::any && args.out_scales != nullptr);
+      float most[2][2] = {{0, 0}, {0, 0}};
       const int last_slot = (slot == 0 ? slots : slot) - 1;
       if constexpr (end == End::plain16) {
         // The last step's slot has been read by all, and what lies behind the ring has been stored.
@@ -500,7 +485,7 @@ __global__ void __launch_bounds__(threads, 1)
       // A constant number: or else sums would have addresses, and lie in memory.
       const auto finish_part = [&](auto number) {
         constexpr int p = decltype(number)::value;
-        if (p >= mine || (end == End::pairs8 && p == 0 && mine == 2)) return;  // or has ended
+        if (p >= mine) return;
         const Where where = where_of(p);
         if constexpr (end != End::pairs8) finish.scale(acc[p], where);
         if constexpr (end == End::plain16) {

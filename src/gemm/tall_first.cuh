@@ -2,12 +2,11 @@
 // where that does not part what shares weights. Clusters that take tiles in turn so have about as
 // many of every kind, whatever sizes groups have.
 //
-// A group's rows are cut into tall tiles of 2 x `half` rows. What is left is, with `small` half of
-// `half`: a tall tile too, if more than `half` and `small`; if more than `half`, two low tiles of
-// one number, one after the other; else one low tile. Low tiles are as wide as two columns. First
-// come groups that have tall tiles, in bands of 8, within a band column by column, what is left
-// after every two columns of the last band: blocks that run at once share weights and rows, and no
-// weights are read from memory again. Then the others, by what they have.
+// A group's rows are cut into tall tiles of 2 x `half` rows; what is left is tall too if it is more
+// than `half`, else low, and as wide as two columns. First come groups that have tall tiles, in
+// bands of 8, within a band column by column, what is left after every two columns of the last
+// band: blocks that run at once share weights and rows, and no weights are read from memory again.
+// Then the others.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +19,15 @@ namespace shunt::cuda_engine {
 template <int half>
 class TallFirst {
  public:
-  using Counts = unsigned long long;
-  static constexpr int band = 8, small = half / 2, kinds = 3;
+  static constexpr int band = 8;
   __host__ __device__ static constexpr int bytes(int groups) {
-    return 12 * 32 + 4 * (groups + 1) + 2 * kinds * groups;
+    return 4 * (2 * 32 + groups + 1) + 2 * groups;
   }
 
   // `memory` has bytes(groups). build() follows.
   __device__ TallFirst(void* memory, const GroupWalk& walk, int groups, int columns)
-      : low_sums_(static_cast<Counts*>(memory)),
-        tall_sums_(reinterpret_cast<int*>(low_sums_ + 32)),
-        tall_(tall_sums_ + 32),
+      : sums_(static_cast<int*>(memory)),
+        tall_(sums_ + 2 * 32),
         low_(reinterpret_cast<std::uint16_t*>(tall_ + groups + 1)),
         walk_(walk),
         groups_(groups),
@@ -47,51 +44,41 @@ class TallFirst {
       GroupRows mine;
       if (group < groups_) mine = walk_.of(group);
       const auto rows = static_cast<int>(mine.end - mine.begin);
-      const int talls = talls_of(rows), kind = talls == 0 ? kind_of(rows) : kinds;
+      const int talls = talls_of(rows);
+      const bool alone = talls == 0 && rows > 0;
       int tall = talls == 0 ? 0 : talls * columns_ + (rows > 2 * half * talls ? wide_ : 0);
-      const Counts one = Counts{1} << 16 * kind;
-      Counts low = one;
+      int low = alone ? 1 : 0;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int tall_below = __shfl_up_sync(0xffffffffu, tall, step);
-        const Counts low_below = __shfl_up_sync(0xffffffffu, low, step);
+        const int low_below = __shfl_up_sync(0xffffffffu, low, step);
         if (lane >= step) tall += tall_below, low += low_below;
       }
-      if (lane == 31) tall_sums_[warp] = tall, low_sums_[warp] = low;
+      if (lane == 31) sums_[warp] = tall, sums_[32 + warp] = low;
       __syncthreads();
-      int all_tall = 0;
-      Counts all_low = 0;
+      int all_tall = 0, all_low = 0;
       for (int w = 0; w < threads / 32; ++w) {
-        if (w == warp) tall += tall_before + all_tall, low += counts_ + all_low;
-        all_tall += tall_sums_[w], all_low += low_sums_[w];
+        if (w == warp) tall += tall_before + all_tall, low += lows_ + all_low;
+        all_tall += sums_[w], all_low += sums_[32 + w];
       }
-      tall_before += all_tall, counts_ += all_low;
+      tall_before += all_tall, lows_ += all_low;
       if (group < groups_) tall_[group + 1] = tall;
-      if (kind < kinds) {
-        low_[kind * groups_ + static_cast<int>((low - one) >> 16 * kind & 0xffff)] =
-            static_cast<std::uint16_t>(group);
-      }
+      if (alone) low_[low - 1] = static_cast<std::uint16_t>(group);
       __syncthreads();
     }
     if (thread == 0) tall_[0] = 0;
     __syncthreads();
   }
-  __device__ int tiles() const {
-    return tall_[groups_] + wide_ * (count_of(0) + count_of(1) + count_of(2));
-  }
+  __device__ int tiles() const { return tall_[groups_] + wide_ * lows_; }
 
-  // By all lanes of a warp, for 0 <= number < tiles(). More than `half` and at most `half` and
-  // `small` rows: two tiles.
+  // By all lanes of a warp, for 0 <= number < tiles().
   __device__ GroupTile find(int number) const {
     if (number >= tall_[groups_]) {
       number -= tall_[groups_];
-      int nth = number / wide_, kind = 0;
-      const int column = number - nth * wide_;
-      while (kind < kinds - 1 && nth >= count_of(kind)) nth -= count_of(kind++);
-      const int group = low_[kind * groups_ + nth];
+      const int nth = number / wide_, group = low_[nth];
       const GroupRows mine = walk_.of(group);
       const int begin = static_cast<int>(mine.begin);
-      return {group, begin, static_cast<int>(mine.end) - begin, column};
+      return {group, begin, static_cast<int>(mine.end) - begin, number - nth * wide_};
     }
     const int lane = static_cast<int>(threadIdx.x) % 32;
     // Behind the last entry that is not above `number` lies a group with tiles.
@@ -120,20 +107,12 @@ class TallFirst {
   }
 
  private:
-  __device__ static int talls_of(int rows) { return (rows + half - small - 1) / (2 * half); }
-  // Of fewer rows than a tall tile's.
-  __device__ static int kind_of(int rows) {
-    return rows > half ? 0 : rows > small ? 1 : rows > 0 ? 2 : kinds;
-  }
-  __device__ int count_of(int kind) const {
-    return static_cast<int>(counts_ >> 16 * kind & 0xffff);
-  }
+  __device__ static int talls_of(int rows) { return (rows + half - 1) / (2 * half); }
 
-  Counts* low_sums_;    // [32] of warps
-  int* tall_sums_;      // [32]
+  int* sums_;           // [2][32] of warps
   int* tall_;           // [groups + 1] tiles of groups with tall ones, before each group
-  std::uint16_t* low_;  // [kinds][groups] those without
-  Counts counts_ = 0;   // of each kind, sixteen bits
+  std::uint16_t* low_;  // [groups] those without, but for empty ones
+  int lows_ = 0;        // how many of them
   const GroupWalk& walk_;
   int groups_;
   int columns_, wide_;  // of tall tiles, of low ones

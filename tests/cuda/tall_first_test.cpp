@@ -52,14 +52,14 @@ std::vector<GroupTile> tiles_of(const std::vector<int>& sizes, int columns) {
   return found;
 }
 
-// A tile of more rows than two low ones hold is one column wide, others are two.
+// A tile of more rows than a low one has is one column wide, others are two.
 void expect_all_once(const std::vector<int>& sizes, int columns) {
   std::vector<int> begins{0};
   for (const int size : sizes) begins.push_back(begins.back() + size);
   const auto rows = static_cast<std::size_t>(begins.back());
   std::vector<int> met(rows * static_cast<std::size_t>(columns));
   for (const GroupTile& tile : tiles_of(sizes, columns)) {
-    const bool tall = tile.count > half + Tiles::small;
+    const bool tall = tile.count > half;
     ASSERT_GT(tile.count, 0);
     ASSERT_LE(tile.count, 2 * half);
     ASSERT_GE(tile.row, begins[static_cast<std::size_t>(tile.group)]);
@@ -98,13 +98,12 @@ TEST(TallFirst, ManyGroups) {
   expect_all_once(std::vector<int>(300), 2);
 }
 
-// Groups with tall tiles stand before those without, and of these more rows before fewer.
-TEST(TallFirst, LongTilesComeFirst) {
+// Groups with tall tiles stand before those without.
+TEST(TallFirst, TallTilesComeFirst) {
   const std::vector<int> sizes{20, 300, 130, 70, 60, 520, 190, 128};
   std::vector<int> kinds;
   for (const GroupTile& tile : tiles_of(sizes, 4)) {
-    const int rows = sizes[static_cast<std::size_t>(tile.group)];
-    kinds.push_back(rows > half + Tiles::small ? 0 : rows > half ? 1 : rows > Tiles::small ? 2 : 3);
+    kinds.push_back(sizes[static_cast<std::size_t>(tile.group)] > half ? 0 : 1);
   }
   EXPECT_TRUE(std::is_sorted(kinds.begin(), kinds.end()));
 }
