@@ -38,7 +38,8 @@ std::int64_t element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 // Arrays in the workspace; measured when it is null.
 struct Scratch {
   Block* blocks = nullptr;
-  void* operands = nullptr;  // converted rows
+  void* operands = nullptr;        // converted rows
+  std::uint8_t* floats = nullptr;  // of rows to be fixed: 1 where one stayed as it was
   // A thread's own, `thread_bytes` apart.
   std::byte* threads = nullptr;
   std::size_t thread_bytes = 0;
@@ -48,7 +49,8 @@ struct ThreadScratch {
   float* sums = nullptr;        // [block rows][64]
   const void** rows = nullptr;  // [block rows]
   void** out = nullptr;         // [block rows]
-  float* row = nullptr;         // [k], of an ordered format: a row before it is put in order
+  float* row = nullptr;         // [k], a row before it is put in order, or fixed
+  float* ordered = nullptr;     // [k], a row put in order before it is fixed
   void* packed = nullptr;       // a stretch of an unprepared panel
   float* wide = nullptr;        // a stretch of a widened one
 };
@@ -59,7 +61,10 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
   s.sums = carver.take<float>(plan.block_rows * panel_columns);
   s.rows = carver.take<const void*>(plan.block_rows);
   s.out = carver.take<void*>(plan.block_rows);
-  if (layout.format.ordered) s.row = carver.take<float>(layout.k);
+  const std::int64_t steps = static_cast<std::int64_t>(fixed_step);
+  const std::int64_t padded = (layout.k + steps - 1) / steps * steps;
+  if (layout.format.ordered || plan.fixed) s.row = carver.take<float>(padded);
+  if (layout.format.ordered && plan.fixed) s.ordered = carver.take<float>(padded);
   if (!prepared) {
     s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
   }
@@ -67,9 +72,19 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
   return s;
 }
 
+bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
+PackedPanels packed_panels(const PanelLayout& layout) {
+  return {layout.format, layout.n, layout.k, layout.paired};
+}
 std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout) {
-  const std::int64_t bytes = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
-  return (bytes + 63) / 64 * 64;
+  const std::int64_t plain = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
+  std::int64_t fixed = 0;
+  if (plan.fixed) {
+    fixed = static_cast<std::int64_t>(
+        fixed_row_bytes(static_cast<std::size_t>(layout.k),
+                        static_cast<std::size_t>(packed_panels(layout).group())));
+  }
+  return (std::max(plain, fixed) + 63) / 64 * 64;
 }
 
 Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layout, int groups,
@@ -80,6 +95,7 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
   Scratch s;
   s.blocks = carver.take<Block>(most_blocks(groups, rows));
   s.operands = carver.take_bytes(static_cast<std::size_t>(operands * operand_stride(plan, layout)));
+  if (plan.fixed) s.floats = carver.take<std::uint8_t>(operands);
   s.thread_bytes = thread.used();
   s.threads = static_cast<std::byte*>(
       carver.take_bytes(s.thread_bytes * static_cast<std::size_t>(pool.threads())));
@@ -87,10 +103,6 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
   return s;
 }
 
-bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
-PackedPanels packed_panels(const PanelLayout& layout) {
-  return {layout.format, layout.n, layout.k, layout.paired};
-}
 // Copies of each row that are kept, one after the other: an ordered format's are in the order of
 // gate's k and of up's.
 std::int64_t copies_of(const PanelLayout& layout) {
@@ -123,6 +135,9 @@ class Run {
     if (packed(p_.layout)) {
       packed_kernel_ =
           packed_kernel(packed_kernels(pool.isa(), plan_.dot), p_.layout.format.format);
+      if (plan_.fixed) {
+        fixed_ = fixed_product(pool.isa(), packed_panels(p_.layout), p_.layout.dtype);
+      }
     }
     choose_operands();
     scratch_ = carve(pool, plan_, p_.layout, p_.groups, count_,
@@ -147,7 +162,7 @@ class Run {
   void convert(std::size_t row, int thread) const {
     const auto r = static_cast<std::int64_t>(row);
     if (!in_source_order_ && !there(r)) return;
-    if (p_.layout.format.ordered) return convert_ordered(r, thread);
+    if (p_.layout.format.ordered || plan_.fixed) return convert_apart(r, thread);
     const std::int64_t source = in_source_order_ ? r : source_row(r);
     auto* const to = static_cast<char*>(scratch_.operands) + r * operand_stride(plan_, p_.layout);
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
@@ -196,25 +211,41 @@ class Run {
     return carve_thread(carver, plan_, p_.layout, prepared());
   }
 
-  // Rows stand in the order of their matrix's k: one copy, or gate's and up's where they differ.
-  void convert_ordered(std::int64_t r, int thread) const {
-    const PackedPanels panels = packed_panels(p_.layout);
-    const std::int64_t group = group_of(r);
-    const char* const data = static_cast<const char*>(p_.prepared) + group * panels.group_bytes();
-    void* const plain = of_thread(thread).row;
+  // Rows that are put in the order of their matrix's k (one copy, or gate's and up's where they
+  // differ), or fixed, or both.
+  void convert_apart(std::int64_t r, int thread) const {
+    const ThreadScratch s = of_thread(thread);
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
-    convert_.row(source_data(source_row(r)), static_cast<Form>(p_.rows.dtype), scale, plain,
-                 plan_.operand, static_cast<std::size_t>(p_.layout.k));
+    const std::int64_t source = in_source_order_ ? r : source_row(r);
+    convert_.row(source_data(source), static_cast<Form>(p_.rows.dtype), scale, s.row, plan_.operand,
+                 static_cast<std::size_t>(p_.layout.k));
+    if (!p_.layout.format.ordered) return fix(s.row, r, 0);
+    const PackedPanels panels = packed_panels(p_.layout);
+    const char* const data =
+        static_cast<const char*>(p_.prepared) + group_of(r) * panels.group_bytes();
     PackedHeader header;
     std::memcpy(&header, data, sizeof header);
     for (std::int64_t copy = 0; copy <= (header.apart != 0 ? 1 : 0); ++copy) {
       const std::int32_t* const order = panels.order_of(data, copy);
-      if (form_bytes(plan_.operand) == 2) {
-        reorder<std::uint16_t>(plain, order, operand_at(r, copy));
+      if (plan_.fixed) {
+        reorder<float>(s.row, order, s.ordered);
+        fix(s.ordered, r, copy);
+      } else if (form_bytes(plan_.operand) == 2) {
+        reorder<std::uint16_t>(s.row, order, operand_at(r, copy));
       } else {
-        reorder<float>(plain, order, operand_at(r, copy));
+        reorder<float>(s.row, order, operand_at(r, copy));
       }
     }
+  }
+  // `from` has room up to a whole step.
+  void fix(float* from, std::int64_t r, std::int64_t copy) const {
+    const auto k = static_cast<std::size_t>(p_.layout.k);
+    std::fill(from + k, from + (k + fixed_step - 1) / fixed_step * fixed_step, 0.0F);
+    void* const to = operand_at(r, copy);
+    const auto group = static_cast<std::size_t>(packed_panels(p_.layout).group());
+    const bool fixed = fixed_.row(from, k, group, to);
+    if (!fixed) std::memcpy(to, from, k * sizeof(float));
+    scratch_.floats[r] = fixed ? 0 : 1;
   }
   template <class T>
   void reorder(const void* from, const std::int32_t* order, void* to) const {
@@ -275,10 +306,12 @@ class Run {
   const char* source_data(std::int64_t row) const {
     return p_.rows.as<const char>() + row * p_.rows.strides[0] * element_bytes(p_.rows.dtype);
   }
+  // Where a row of the product stands among those converted.
+  std::int64_t converted(std::int64_t row) const {
+    return in_source_order_ ? source_row(row) : row;
+  }
   const void* operand(std::int64_t row) const {
-    if (converted_rows_ == 0) return source_data(source_row(row));
-    return static_cast<const char*>(scratch_.operands) +
-           (in_source_order_ ? source_row(row) : row) * operand_stride(plan_, p_.layout);
+    return converted_rows_ == 0 ? source_data(source_row(row)) : operand_at(converted(row), 0);
   }
 
   // Sums start from the bias.
@@ -376,7 +409,7 @@ class Run {
                           .globals = globals,
                           .scale = packed_scale(panels.format.format, header.halves != 0),
                           .sums = s.sums};
-    if (header.apart == 0) return packed_kernel_(product);
+    if (header.apart == 0) return multiply_rows(block, product);
     // Gate's columns take rows in gate's order, up's in up's.
     product.columns = column_block;
     for (int which = 0; which < 2; ++which) {
@@ -386,13 +419,29 @@ class Run {
       for (int c = column; c < column + columns; c += column_block) {
         if (c / column_block % 2 != which) continue;
         product.column = c;
-        packed_kernel_(product);
+        multiply_rows(block, product);
       }
+    }
+  }
+
+  // The product's rows, in stretches of those that were fixed and of those that could not be.
+  void multiply_rows(const Block& block, PackedProduct product) const {
+    if (!plan_.fixed) return packed_kernel_(product);
+    const auto floats = [&](std::int64_t r) {
+      return scratch_.floats[converted(block.first + r)] != 0;
+    };
+    for (std::int64_t r = 0, next = 0; r < block.rows; r = next) {
+      for (next = r + 1; next < block.rows && floats(next) == floats(r);) ++next;
+      product.count = static_cast<std::size_t>(next - r);
+      (floats(r) ? packed_kernel_ : fixed_.multiply)(product);
+      product.rows += product.count;
+      product.sums += next * panel_columns - r * panel_columns;
     }
   }
 
   const GroupedProduct& p_;
   PackedKernel packed_kernel_ = nullptr;
+  FixedProduct fixed_;
   const GemmKernels& kernels_;
   const ConvertKernels& convert_;
   const ActivateKernels& activate_;
@@ -436,6 +485,7 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
   plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
   if (packed(layout)) {
     plan.stretch = std::max<std::int64_t>(layout.k, 1);
+    plan.fixed = fixed_product(isa, packed_panels(layout), layout.dtype).row != nullptr;
     return plan;
   }
   plan.widen =

@@ -7,11 +7,6 @@
 // look-up or conversion, and is multiplied with one number of each row. The last step of k reads
 // rows from a copy that is filled up with zeros.
 
-// Columns of `vectors` vectors.
-constexpr std::size_t lanes(int vectors) {
-  return static_cast<std::size_t>(vectors) * static_cast<std::size_t>(F32::width);
-}
-
 // ---- codes: what a step holds, and the weights in it ---------------------------------------------
 //
 // `part<p>`: what the weights of k = p * part_k .. are looked up in together; `weight<i>`: that of the

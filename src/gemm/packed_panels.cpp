@@ -403,4 +403,23 @@ PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {
        to_string(FormatSpec{format}));
 }
 
+FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const PackedPanels& panels,
+                           [[maybe_unused]] DType dtype) {
+#if SHUNT_X86
+  const bool fits =
+      dtype != DType::f32 && panels.group() <= static_cast<std::int64_t>(most_fixed_group);
+  if (isa != Isa::avx2 || !fits) return {};
+  switch (panels.format.format) {
+    case Format::nvfp4:
+    case Format::mxfp4:
+      return {avx2::fixed_kernels.row, avx2::fixed_kernels.e2m1};
+    case Format::int4:
+      return {avx2::fixed_kernels.row, avx2::fixed_kernels.int4};
+    default:
+      break;
+  }
+#endif
+  return {};
+}
+
 }  // namespace shunt::cpu_engine

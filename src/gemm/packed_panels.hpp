@@ -27,6 +27,7 @@
 #include <cstdint>
 
 #include "cpu/features.hpp"
+#include "gemm/fixed_rows.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_kernels.hpp"
 #include "shunt/format.hpp"
@@ -87,5 +88,11 @@ PackedScale packed_scale(Format format, bool halves);
 // `dot`: of rows in bf16 by vdpbf16ps, which only avx512_bf16 has.
 const PackedKernels& packed_kernels(Isa isa, bool dot);
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
+// What multiplies rows of `dtype` as fixed_rows.hpp lays them out; null: they stay floats.
+struct FixedProduct {
+  decltype(FixedKernels::row) row = nullptr;
+  PackedKernel multiply = nullptr;
+};
+FixedProduct fixed_product(Isa isa, const PackedPanels& panels, DType dtype);
 
 }  // namespace shunt::cpu_engine

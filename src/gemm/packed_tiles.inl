@@ -20,6 +20,11 @@ SHUNT_STEP void each(const F& f) {
   }
 }
 
+// Columns of `vectors` vectors.
+constexpr std::size_t lanes(int vectors) {
+  return static_cast<std::size_t>(vectors) * static_cast<std::size_t>(F32::width);
+}
+
 // Eight codes of k on in a word: a pair of k stands 16 bits apart, so that a look-up of half-words
 // finds both. Of the sparse format, the codes kept.
 constexpr int nibble_bit(int k) { return 16 * (k % 2) + 4 * (k / 2); }

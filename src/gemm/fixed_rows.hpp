@@ -1,0 +1,52 @@
+// Rows in blocks of 16-bit integers, for products with codes that are small integers themselves:
+// int4 less its zero point, and e2m1 doubled. Sums of a block are then integers, and exact.
+//
+// A row that was rounded to bf16 or f16 is cut at the weights' groups of k. Of a block whose
+// largest number lies in [2^e, 2^(e+1)), where e is taken for -111 at least, each becomes the
+// nearest integer of x / 2^(e-14). A number of bf16 from 2^(e-7) on, and of f16 from 2^(e-4) on,
+// does not move; a smaller one moves by 2^(e-15) at most. (The rounding before moved the largest by
+// up to 2^(e-8), or 2^(e-11).) So a column's sum, beside the f32 sum of its groups, is off by at
+// most
+//
+//   sum over blocks of max(2^-15 largest |x|, 2^-126) * sum of |w| over the block
+//
+// and depends on nothing but its own row and weights. A row that holds an infinity or a NaN has no
+// such form, and is multiplied in f32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm/packed_kernels.hpp"
+
+namespace shunt::cpu_engine {
+
+// In memory: the blocks, then the numbers, filled up with zeros to a multiple of 16.
+struct FixedBlock {
+  float unit;        // 2^(e-14)
+  std::int32_t sum;  // of the block's integers
+};
+constexpr std::size_t fixed_step = 16;
+// The integers of a larger block, times 16, might not be summed in 32 bits.
+constexpr std::size_t most_fixed_group = 2048;
+constexpr std::size_t fixed_numbers_at(std::size_t k, std::size_t group) {
+  return (k + group - 1) / group * sizeof(FixedBlock);
+}
+constexpr std::size_t fixed_row_bytes(std::size_t k, std::size_t group) {
+  return fixed_numbers_at(k, group) + (k + fixed_step - 1) / fixed_step * fixed_step * 2;
+}
+
+struct FixedKernels {
+  // A row in f32, zeros behind k up to a multiple of 16, into blocks of `group`, a multiple of 16.
+  // False: it holds an infinity or a NaN, and `to` nothing of use.
+  bool (*row)(const float* from, std::size_t k, std::size_t group, void* to);
+  // Of such rows. sums[r][c] = fma(f32(sum of a group) * unit, scale, sums[r][c]), one group after
+  // the other; the sum is rounded once when it becomes f32. Columns are cut as PackedKernels' are.
+  PackedKernel e2m1;
+  PackedKernel int4;
+};
+namespace avx2 {
+extern const FixedKernels fixed_kernels;
+}
+
+}  // namespace shunt::cpu_engine

@@ -1,0 +1,225 @@
+// Rows that become blocks of integers (fixed_rows.hpp), and products of them.
+#include "gemm/fixed_rows.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "cpu/test_isa.hpp"
+#include "format/plain.hpp"
+#include "gemm/fixed_bound.hpp"
+#include "gemm/fused.hpp"
+#include "gemm/gemm_data.hpp"
+
+namespace shunt::test {
+namespace {
+
+using cpu_engine::FixedBlock;
+using cpu_engine::Isa;
+
+const FormatSpec formats[] = {
+    {Format::nvfp4}, {Format::mxfp4}, {Format::int4, 32}, {Format::int4, 128}};
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+using Case = std::tuple<Isa, FormatSpec, DType>;
+std::vector<Case> cases() {
+  std::vector<Case> list;
+  for (const Isa isa : all_isas()) {
+    for (const FormatSpec& format : formats) {
+      for (const DType dtype : {DType::bf16, DType::f16}) {
+        if (fixes_rows(isa, format, dtype)) list.emplace_back(isa, format, dtype);
+      }
+    }
+  }
+  return list;
+}
+
+class FixedRows : public testing::TestWithParam<Case> {
+ protected:
+  Isa isa() const { return std::get<0>(GetParam()); }
+  FormatSpec format() const { return std::get<1>(GetParam()); }
+  DType dtype() const { return std::get<2>(GetParam()); }
+  std::int64_t group() const { return cpu_engine::PackedPanels{.format = format()}.group(); }
+
+  // Rows [rows, k] times one matrix, as rows and weights of `dtype`.
+  std::vector<float> multiply(DType dtype, const PackedMatrix& m, const Array& x,
+                              std::int64_t rows) const {
+    const Context context = context_of(isa(), 2);
+    const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, m.n, m.k));
+    const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
+    std::vector<float> out(static_cast<std::size_t>(rows * m.n));
+    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+    mlp_gemm(context, prepared, {.rows = x.tensor}, view(out.data(), {rows, m.n}), workspace);
+    return out;
+  }
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FixedRows);
+INSTANTIATE_TEST_SUITE_P(All, FixedRows, testing::ValuesIn(cases()), [](const auto& p) {
+  std::string name = isa_name(std::get<0>(p.param)) + "_" + to_string(std::get<1>(p.param)) + "_" +
+                     to_string(std::get<2>(p.param));
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+});
+
+// Rows that are hard on a block: one number far above the others, all sizes at once, none, the
+// smallest of the type, and the largest that sums leave room for.
+std::vector<Array> hard_rows(DType dtype, std::int64_t k) {
+  const float smallest = dtype == DType::bf16 ? 0x1p-133F : 0x1p-24F;
+  const float largest = dtype == DType::bf16 ? 0x1.fep117F : 65504.0F;
+  std::vector<Array> rows;
+  for (const int above : {6, 9, 13, 16, 24, 60}) {
+    rows.push_back(random_array(dtype, {1, k}, 5));
+    for (std::int64_t i = 3; i < k; i += 19) {
+      rows.back().set(i, std::min(largest, std::ldexp(rows.back().get(i), above)));
+    }
+  }
+  rows.push_back(random_array(dtype, {1, k}, 6));
+  for (std::int64_t i = 0; i < k; ++i) {
+    rows.back().set(i, std::ldexp(rows.back().get(i), static_cast<int>(i * 7 % 31) - 20));
+  }
+  rows.push_back(random_array(dtype, {1, k}, 7));
+  for (std::int64_t i = 0; i < k; ++i) {
+    rows.back().set(i, smallest * static_cast<float>(i * 5 % 301 - 150));
+  }
+  rows.push_back(random_array(dtype, {1, k}, 8));
+  for (std::int64_t i = 0; i < k; ++i) rows.back().set(i, i % 150 == 149 ? smallest : 0);
+  rows.push_back(random_array(dtype, {1, k}, 9));
+  for (std::int64_t i = 0; i < k; ++i) {
+    rows.back().set(i, (i % 3 == 0 ? largest : -largest) / (i % 16 == 0 ? 1.0F : 0x1p10F));
+  }
+  return rows;
+}
+
+// Every number is where the header says, exactly or within its bound, and blocks know their sums.
+TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
+  for (const std::int64_t k : {1, 15, 16, 17, 96, 259}) {
+    for (const Array& x : hard_rows(dtype(), k)) {
+      const auto size = static_cast<std::size_t>(k), of = static_cast<std::size_t>(group());
+      std::vector<float> from((size + 15) / 16 * 16);
+      std::vector<double> row(size);
+      for (std::size_t i = 0; i < size; ++i) {
+        row[i] = static_cast<double>(from[i] = x.get(static_cast<std::int64_t>(i)));
+      }
+      std::vector<char> bytes(cpu_engine::fixed_row_bytes(size, of), 77);
+      const cpu_engine::FixedProduct product =
+          cpu_engine::fixed_product(isa(), {.format = format()}, dtype());
+      ASSERT_TRUE(product.row(from.data(), size, of, bytes.data()));
+      const std::vector<double> moves = fixed_moves(isa(), format(), dtype(), row);
+      for (std::size_t begin = 0; begin < size; begin += of) {
+        FixedBlock block;
+        std::memcpy(&block, bytes.data() + begin / of * sizeof block, sizeof block);
+        std::int32_t sum = 0;
+        for (std::size_t i = begin; i < std::min(begin + of, from.size()); ++i) {
+          std::int16_t n = 0;
+          std::memcpy(&n, bytes.data() + cpu_engine::fixed_numbers_at(size, of) + 2 * i, 2);
+          sum += n;
+          const double means = static_cast<double>(n) * static_cast<double>(block.unit);
+          if (i >= size) {
+            EXPECT_EQ(n, 0);
+          } else {
+            ASSERT_LE(std::fabs(means - row[i]), moves[i]) << "k " << k << ", number " << i;
+          }
+        }
+        EXPECT_EQ(sum, block.sum);
+      }
+    }
+  }
+}
+
+TEST_P(FixedRows, MultiplyWithinTheBound) {
+  for (const std::int64_t k : {17, 160, 515}) {
+    const std::int64_t n = 70;
+    const Packed packed = Packed::of(format(), normal_values(n * k, 13), n, k);
+    for (const Array& x : hard_rows(dtype(), k)) {
+      const std::vector<float> out = multiply(dtype(), packed.packed, x, 1);
+      std::vector<double> row;
+      for (std::int64_t i = 0; i < k; ++i) row.push_back(static_cast<double>(x.get(i)));
+      const std::vector<double> moves = fixed_moves(isa(), format(), dtype(), row);
+      for (std::int64_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0, moved = 0;
+        for (std::int64_t i = 0; i < k; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          const double weight = plain_weight(packed.packed, c, i);
+          sum += weight * row[at];
+          magnitude += std::fabs(weight * row[at]);
+          moved += std::fabs(weight) * moves[at];
+        }
+        ASSERT_NEAR(static_cast<double>(out[static_cast<std::size_t>(c)]), sum,
+                    sum_bound(k + 4, magnitude + moved) + moved)
+            << "k " << k << " column " << c;
+      }
+    }
+  }
+}
+
+// The largest sums that a block can have.
+TEST_P(FixedRows, HoldTheLargestSums) {
+  FormatSpec spec = format();
+  if (spec.format == Format::int4) spec.group = static_cast<int>(cpu_engine::most_fixed_group);
+  ASSERT_TRUE(fixes_rows(isa(), spec, dtype()));
+  const std::int64_t n = 16, k = spec.format == Format::int4 ? spec.group : 32;
+  const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
+  PackedMatrix m = packed.packed;
+  const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
+  for (const int code : {0x00, 0x77, 0xff}) {
+    std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(n * k / 2));
+    if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
+    for (const float x : {255.0F, -255.0F, -128.0F}) {
+      Array row(dtype(), {1, k});
+      for (std::int64_t i = 0; i < k; ++i) row.set(i, x);
+      const std::vector<float> out = multiply(dtype(), m, row, 1);
+      for (std::int64_t c = 0; c < n; ++c) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < k; ++i) sum += plain_weight(m, c, i) * static_cast<double>(x);
+        EXPECT_NEAR(static_cast<double>(out[static_cast<std::size_t>(c)]), sum,
+                    sum_bound(4, std::fabs(sum)));
+      }
+    }
+  }
+}
+
+// A row with an infinity or a NaN is multiplied as rows in f32 are, and leaves its neighbours
+// alone.
+TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
+  const std::int64_t n = 70, k = 100, rows = 7;
+  const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
+  Array x = random_array(dtype(), {rows, k}, 4), wide(DType::f32, {rows, k});
+  const std::vector<float> plain = multiply(dtype(), packed.packed, x, rows);
+  x.set(0 * k + 99, infinity);
+  x.set(3 * k + 7, -infinity);
+  x.set(4 * k + 50, nan);
+  x.set(6 * k + 0, infinity);
+  x.set(6 * k + 1, -infinity);
+  for (std::int64_t i = 0; i < rows * k; ++i) wide.set(i, x.get(i));
+  const std::vector<float> got = multiply(dtype(), packed.packed, x, rows);
+  const std::vector<float> floats = multiply(DType::f32, packed.packed, wide, rows);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bool odd = r == 0 || r == 3 || r == 4 || r == 6;
+    const std::int64_t at = r * n;
+    const void* const bits = got.data() + at;
+    const void* const wanted = (odd ? floats : plain).data() + at;
+    EXPECT_EQ(std::memcmp(bits, wanted, static_cast<std::size_t>(n) * sizeof(float)), 0)
+        << "row " << r;
+    if (odd) {
+      EXPECT_FALSE(std::isfinite(got[static_cast<std::size_t>(at)]));
+    }
+  }
+}
+
+TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
+  for (const Isa isa : all_isas()) {
+    EXPECT_FALSE(fixes_rows(isa, {Format::int4, 32}, DType::f32));
+    EXPECT_FALSE(fixes_rows(isa, {Format::int4, 4096}, DType::bf16));
+    EXPECT_FALSE(fixes_rows(isa, {Format::mxfp8}, DType::bf16));
+    EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16), isa == Isa::avx2);
+  }
+}
+
+}  // namespace
+}  // namespace shunt::test
