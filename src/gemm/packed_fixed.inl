@@ -95,7 +95,7 @@ template <class Codes, PackedScale... scales>
 struct PackedFixed {
   static constexpr int most_rows = F32::width == 16 ? 6 : 4;
   static constexpr std::size_t columns(int rows) {
-    return lanes(rows == 1 || F32::width == 16 ? 4 : 2);
+    return rows == 1 || F32::width == 16 ? 64 : lanes(2);
   }
 
   template <int rows, int wide>
@@ -131,11 +131,7 @@ struct PackedFixed {
         SHUNT_UNROLL for (int line = 0; line < 4; ++line) {
           __builtin_prefetch(at + 2048 + std::ptrdiff_t{64} * line, 0, 3);
         }
-        typename Codes::Codes c[vectors];
-        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-          c[v] = Codes::codes(load_words(at + 4 * (column + lanes(v))));
-        }
-        step(c, tile.row, x, acc);
+        step(at + 4 * column, tile.row, x, acc);
         at += 256;
         x += 16;
       }
@@ -163,22 +159,37 @@ struct PackedFixed {
     }
   }
 
+  // One row's numbers stay in registers, codes of many rows do.
   template <int rows, int vectors>
-  SHUNT_STEP static void step(const typename Codes::Codes (&c)[vectors],
-                              const char* const (&row)[rows], std::size_t x,
+  SHUNT_STEP static void step(const char* at, const char* const (&row)[rows], std::size_t x,
                               Whole (&acc)[rows][vectors]) {
-    each<0, 4>([&]<int j>() SHUNT_LAMBDA {
-      Words w[vectors];
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = Codes::template pair<j>(c[v]);
-      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        std::int32_t two;
-        __builtin_memcpy(&two, row[r] + x + std::ptrdiff_t{4} * j, sizeof two);
-        const Words numbers = each_word(two);
-        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-          acc[r][v] = add_products(acc[r][v], w[v], numbers);
-        }
+    if constexpr (rows == 1) {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        const auto c = Codes::codes(load_words(at + 4 * lanes(v)));
+        each<0, 4>([&]<int j>() SHUNT_LAMBDA {
+          acc[0][v] = add_products(acc[0][v], Codes::template pair<j>(c), numbers<j>(row[0] + x));
+        });
       }
-    });
+    } else {
+      typename Codes::Codes c[vectors];
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) c[v] = Codes::codes(load_words(at + 4 * lanes(v)));
+      each<0, 4>([&]<int j>() SHUNT_LAMBDA {
+        Words w[vectors];
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = Codes::template pair<j>(c[v]);
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          const Words both = numbers<j>(row[r] + x);
+          SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+            acc[r][v] = add_products(acc[r][v], w[v], both);
+          }
+        }
+      });
+    }
+  }
+  template <int j>
+  SHUNT_INLINE static Words numbers(const char* row) {
+    std::int32_t two;
+    __builtin_memcpy(&two, row + std::ptrdiff_t{4} * j, sizeof two);
+    return each_word(two);
   }
 };
 
