@@ -2,7 +2,8 @@
 // were included before, and packed_tiles.inl.
 //
 // A register tile is rows x (vectors * width) sums of the group at hand, and as many of all groups
-// where registers are left for them. A step is a word of each column, eight codes of k, multiplied
+// where registers are left for them. One row takes all 64 columns at once: in two passes, memory
+// would be read in the first alone. A step is a word of each column, eight codes of k, multiplied
 // in pairs.
 
 // ---- rows
@@ -159,7 +160,7 @@ struct PackedFixed {
     }
   }
 
-  // One row's numbers stay in registers, codes of many rows do.
+  // Of one row the numbers stay in registers, of more the codes.
   template <int rows, int vectors>
   SHUNT_STEP static void step(const char* at, const char* const (&row)[rows], std::size_t x,
                               Whole (&acc)[rows][vectors]) {
@@ -172,7 +173,9 @@ struct PackedFixed {
       }
     } else {
       typename Codes::Codes c[vectors];
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) c[v] = Codes::codes(load_words(at + 4 * lanes(v)));
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        c[v] = Codes::codes(load_words(at + 4 * lanes(v)));
+      }
       each<0, 4>([&]<int j>() SHUNT_LAMBDA {
         Words w[vectors];
         SHUNT_UNROLL for (int v = 0; v < vectors; ++v) w[v] = Codes::template pair<j>(c[v]);
