@@ -16,6 +16,7 @@
 //
 // out may be hidden, shared or residual: an element is read by the thread that writes it, before.
 #include "combine/engine.hpp"
+#include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/vectors.cuh"
 
@@ -260,6 +261,7 @@ bool run_slots(const Gpu& gpu, const CombineCall& call) {
   const Blocks blocks = blocks_of(gpu, call, n);
   const auto groups = (call.tokens + blocks.block.y - 1) / blocks.block.y;
   const auto go = [&](auto* kernel) {
+    prefer_shared_memory(kernel);
     launch("combine", gpu,
            {.grid = {static_cast<unsigned>(groups), blocks.grid.x}, .block = blocks.block}, kernel,
            call);

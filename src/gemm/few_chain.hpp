@@ -21,6 +21,8 @@ struct FewChain {
   // for offsets and, where the product has one, for the permutation.
   const std::int32_t* ids = nullptr;
   int pairs = 0;
+  int tokens = 0;           // of the pairs: no group has more rows
+  bool rows_older = false;  // than the grid before this one: what the product reads rows from
   std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
   NextWeights next;
   int at_once = 0;  // blocks that the GPU holds; the launcher of a kernel fills it in

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.hpp"
+#include "gemm/pair_stream.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -43,6 +44,19 @@ FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& pl
       return of(fragment_middle_sparse, fragment_many_sparse);
     default:
       return of(fragment_middle_wide, fragment_many_wide);
+  }
+}
+
+FragmentPairStream* pair_launcher(const FragmentLayout& layout) {
+  switch (layout.codes()) {
+    case Codes::nvfp4:
+    case Codes::mxfp4:
+    case Codes::sparse:
+      return pair_stream_fp4;
+    case Codes::int4:
+      return pair_stream_int4;
+    default:
+      return pair_stream_wide;
   }
 }
 
@@ -131,7 +145,16 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
                          const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
   if (plan.kernel == PackedPlan::few_rows) {
-    few_launcher(p.layout)(gpu, plan, p.layout, args_of(p), chain);
+    const FragmentArgs args = args_of(p);
+    if (args.direct && !p.whole_k && pairs_stream(chain, p.layout.k)) {
+      PairArgs few = pair_args(args, chain);
+      few.scales_at = args.factors_at;
+      few.unscale = args.unscale;
+      few.group_rows = static_cast<int>(p.layout.rows());
+      few.k = p.layout.k;
+      if (pair_launcher(p.layout)(gpu, p.layout, few)) return true;
+    }
+    few_launcher(p.layout)(gpu, plan, p.layout, args, chain);
   } else {
     many_launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
   }

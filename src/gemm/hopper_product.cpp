@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "gemm/pair_stream.hpp"
+
 #ifndef SHUNT_BUILT_FOR_SM_90A
 #define SHUNT_BUILT_FOR_SM_90A 0
 #endif
@@ -121,6 +123,12 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
   const bool bf16 = layout.dtype == DType::bf16;
   if (plan.kernel == ProductPlan::many_rows) {
     return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);
+  }
+  if (args.tiles != nullptr && !p.whole_k && pairs_stream(chain, layout.k)) {
+    PairArgs few = pair_args(args, chain);
+    few.group_rows = args.group_rows;
+    few.k = layout.k;
+    if ((bf16 ? pair_stream_bf16 : pair_stream_f16)(gpu, few)) return true;
   }
   return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args, chain);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/check.hpp"
+#include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
 
 namespace shunt::cuda_engine {
@@ -102,6 +103,16 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
     args.finish.bias_stride = p.bias.strides[1];
   }
   if (plan.kernel == PackedPlan::many_rows) return fp8_many_rows(gpu, plan, p, args);
+  if (args.block_scales && args.aligned && !p.whole_k && p.row_scale == nullptr &&
+      (p.rows.dtype == DType::bf16 || p.rows.dtype == DType::f16) &&
+      pairs_stream(chain, layout.k)) {
+    PairArgs few = pair_args(args, chain);
+    few.scales_at = args.scales_at;
+    few.group_rows = static_cast<int>(layout.rows());
+    few.k = layout.k;
+    few.source_dtype = args.source_dtype;
+    if (pair_stream_fp8(gpu, few)) return true;
+  }
   return fp8_few_rows(gpu, plan, args, chain);
 }
 

@@ -183,6 +183,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   if (in_products) {
     to_gate_up.chain.ids = to_down.chain.ids = ids.as<std::int32_t>();
     to_gate_up.chain.pairs = to_down.chain.pairs = static_cast<int>(pairs);
+    to_gate_up.chain.tokens = to_down.chain.tokens = static_cast<int>(tokens);
+    to_gate_up.chain.rows_older = true;  // routing lies in between
     to_gate_up.chain.inverse = s.inverse;
   }
   to_gate_up.chain.next = mlp_next(context, experts.down);

@@ -164,7 +164,9 @@ std::string Layer::explain(std::int64_t tokens) const {
   text += fmt::format("  route    router GEMM in f32, then selection; {}\n", describe(spec.route));
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
   if (!rounded && orders_in_products(spec, impl_->context.device(), tokens)) {
-    text += "  order    by each block of the products that follow, where they are for few rows\n";
+    text += fmt::format(
+        "  order    by each block of the products that follow, where they are for few rows{}\n",
+        whole_k ? "" : "; these read weights in one pass where all of their warps fit on the GPU");
   } else if (impl_->routes_and_orders_at_once(tokens)) {
     text +=
         "  order    in the router's launch where it is one for few tokens, else in one that starts "

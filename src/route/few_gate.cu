@@ -5,6 +5,7 @@
 //
 //   first_of_few  k = 1 of 8, 16 or 32: 4 experts a lane
 //   best_of_few   k = 2, 4 or 8 of up to 32: a warp a token, an expert a lane
+#include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
 #include "route/few_experts.cuh"
@@ -90,6 +91,7 @@ bool few_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tens
              .block = {32 * static_cast<unsigned>(each), 1, 1}};
   }
   const auto with = [&](auto* kernel) {
+    cuda_engine::prefer_shared_memory(kernel);
     cuda_engine::launch("route: gate", gpu, shape, kernel, rows);
     return true;
   };

@@ -6,6 +6,7 @@
 // has two warps. Bytes: logits once, outputs once. Predicted for 32768 tokens of 128 experts, top
 // 8, in 16 bits: 800 instructions a warp of 16 tokens, 6.5 us; measured 6.9
 // (docs/notes/cuda-route.md).
+#include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
@@ -139,6 +140,7 @@ struct Launch {
     const std::int64_t warps = (r.tokens + S::tokens - 1) / S::tokens;
     const std::int64_t each = std::clamp<std::int64_t>(
         (warps + gpu.multiprocessors - 1) / gpu.multiprocessors, 1, block_warps);
+    cuda_engine::prefer_shared_memory(kernel);
     cuda_engine::launch("route: gate", gpu,
                         {.grid = {static_cast<unsigned>((warps + each - 1) / each), 1, 1},
                          .block = {32 * static_cast<unsigned>(each), 1, 1}},

@@ -17,6 +17,7 @@
 // Bytes: W once, x once a block. Time predicted for 256 x 7168 (3.7 MB) on an H200: 0.8 us launch,
 // 1.4 until W is there, 0.15 for the sums of a block, 0.5 for the meeting, 0.7 for routing: 3.6.
 // Measured: 4.3 (docs/notes/cuda-route.md).
+#include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/mma.cuh"
 #include "order/order_cuda.hpp"
@@ -228,6 +229,7 @@ struct Launch {
       bytes = tail.job.plan.shared_bytes();
     }
     const int pairs = (o.columns + 1) / 2;
+    cuda_engine::prefer_shared_memory(kernel);
     cuda_engine::launch(
         "route: router", gpu,
         {.grid = {static_cast<unsigned>(pairs * o.parts)}, .block = {threads}, .shared = bytes},

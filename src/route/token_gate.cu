@@ -1,6 +1,7 @@
 // Gate for few tokens, by token_rows.cuh: from logits [T, C] in memory to ids and weights, one
 // launch, a block for each token. Time: that of a launch that reads, and 500 to 1500 cycles: one
 // token of 32 experts 1.6 us, of DeepSeek-V3's 256 in groups 2.0.
+#include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
 #include "route/gate_rows.cuh"
@@ -51,6 +52,7 @@ struct Launch {
   template <class S, bool usual>
   void go() const {
     const std::int64_t size = logits.dtype == DType::f32 ? 4 : 2;
+    cuda_engine::prefer_shared_memory(token_gate<S, usual>);
     cuda_engine::launch(
         "route: gate", gpu,
         {.grid = {static_cast<unsigned>(r.tokens), 1, 1}, .block = {32 * S::warps, 1, 1}},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "engine.hpp"
@@ -50,17 +51,23 @@ std::vector<float> forward(const Context& context, RandomLayer& made, const Laye
   return y;
 }
 
-// Both round the experts' inner results to bf16, after sums in another order.
+// Both round the experts' inner results to the dtype, after sums in another order.
 TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {
   if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
   for (const FormatSpec& format : formats()) {
-    for (const auto& [tokens, experts] : {std::pair{1, 8}, {5, 8}, {40, 3}, {700, 8}}) {
+    for (const auto& [tokens, experts, dtype] : {std::tuple{1, 8, DType::bf16},
+                                                 {5, 8, DType::bf16},
+                                                 {8, 2, DType::bf16},
+                                                 {3, 3, DType::f16},
+                                                 {1, 3, DType::f16},
+                                                 {40, 3, DType::bf16},
+                                                 {700, 8, DType::bf16}}) {
       SCOPED_TRACE(to_string(format) + ", tokens " + std::to_string(tokens));
       const LayerSpec spec = small_layer({.experts = experts, .top_k = 2, .renormalize = true},
                                          experts == 3 ? 200 : 256, experts == 3 ? 136 : 384);
       RandomLayer made(spec, 1);
-      const Tensor x = made.hidden_states(tokens, DType::bf16);
-      const LayerOptions options{.dtype = DType::bf16, .format = format};
+      const Tensor x = made.hidden_states(tokens, dtype);
+      const LayerOptions options{.dtype = dtype, .format = format};
       const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
       const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
       double error = 0, size = 0;

@@ -1,0 +1,264 @@
+// Grouped GEMM for few pairs on Hopper: one pass over the weights of the groups hit by many small
+// warps, all of them on the GPU at once. For a layer of one token or few, where a launch's start, a
+// deep ring's first bytes and a tile's end take longer than the bytes.
+//
+// A warp has 16 rows of a group's weights and a part of k: up to 8 warps share out the steps of a
+// tile. It copies its weights by itself, P::depth steps under way in slots of its own, so that it
+// waits for none of the others before the end. Weights are A of mma.sync, rows ("tokens") its B, up
+// to eight. A block
+//   1. orders the pairs for itself by votes, as few_walk.cuh does, and finds its group: the n-th
+//      that is hit
+//   2. brings the group's rows into shared memory, as they are or rounded: one token's, which all
+//      groups share, before it waits for the ids
+//   3. starts its weights. Where ids are older than the grid before this one, this comes first and
+//      only rows wait: the second product's weights are on their way while the first one's blocks
+//      end, as far as these leave room
+//   4. multiplies, step after step
+//   5. adds its warps' sums in the order of k, finishes them as finish.cuh says
+//
+// Bytes: weights of the groups hit once, rows once a block. Time predicted on an H200: 1.3 us +
+// bytes / 4.6 TB/s, and where a product before it is waited for 1.5 us behind that one's end.
+// Measured, and what was tried: docs/notes/cuda-layer.md.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/carveout.hpp"
+#include "cuda/launch.hpp"
+#include "gemm/few_end.cuh"
+#include "gemm/few_walk.cuh"
+#include "gemm/pair_stream.hpp"
+#include "gemm/row_pieces.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+#if defined(SHUNT_SM_90A)
+
+// 16 bytes a lane, whole pieces of `bytes` in all, to shared memory as they lie.
+template <int bytes>
+__device__ __forceinline__ void copy_by_lanes(std::uint32_t to, const char* from, int lane) {
+#pragma unroll
+  for (int at = 0; at < bytes; at += 512) {
+    if (bytes - at >= 512 || 16 * lane < bytes - at) {
+      cp_async_16(to + static_cast<std::uint32_t>(at + 16 * lane), from + at + 16 * lane);
+    }
+  }
+}
+
+// A group's rows: `count` of the order from `row` on, those of the pairs `of`.
+struct StreamedRows {
+  unsigned of;
+  int row, count;
+  // Where row t of the group lies in the source.
+  __device__ __forceinline__ const char* source(const PairArgs& args, int t) const {
+    auto from = static_cast<unsigned>(row + t);
+    if (args.slots > 0) {
+      unsigned left = of;
+#pragma unroll 1
+      for (int i = 0; i < t; ++i) left &= left - 1;
+      from = static_cast<unsigned>(__ffs(static_cast<int>(left)) - 1) * args.slots_inverse >> 16;
+    }
+    return args.source + from * args.source_row_bytes;
+  }
+};
+
+// Rows of 16-bit numbers as they are, zeros behind k up to `padded` numbers. By the whole block; of
+// copies that are waited for.
+__device__ __forceinline__ void stage_as_they_are(const PairArgs& args, const StreamedRows& rows,
+                                                  std::uint32_t to, int padded, int thread,
+                                                  int threads) {
+  const int inside = static_cast<int>(args.k) / 8;
+#pragma unroll 1
+  for (int t = 0; t < rows.count; ++t) {
+    const char* const from = rows.source(args, t);
+#pragma unroll 1
+    for (int piece = thread; piece < padded / 8; piece += threads) {
+      cp_async_16(to + static_cast<std::uint32_t>(t * args.pitch + 16 * piece),
+                  from + (piece < inside ? 16 * piece : 0), piece < inside ? 16 : 0);
+    }
+  }
+}
+
+// What becomes of a warp's sums where finish_in_registers() does not serve: 16 rows of weights from
+// `first` on, by `count` rows from `row` on.
+__device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_t row, int count,
+                                         std::int64_t first, float d0, float d1, float d2, float d3,
+                                         int lane) {
+  const float d[4] = {d0, d1, d2, d3};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int token = 2 * (lane % 4) + i % 2;
+    if (token >= count || (f.paired && i >= 2)) continue;
+    const std::int64_t column = (f.paired ? first / 2 : first + i / 2 * 8) + lane / 4;
+    if (column >= f.out_columns) continue;
+    float value = d[i];
+    if (f.bias != nullptr) value = __fadd_rn(value, bias_of(f, group, column));
+    if (f.paired) {
+      float up = d[(i + 2) % 4];
+      if (f.bias != nullptr) up = __fadd_rn(up, bias_of(f, group, f.out_columns + column));
+      value = f.plain ? fast_silu(f.rule, value, up) : activated(f.rule, value, up);
+    } else if (f.activates) {
+      value = activated(f.rule, 0.0f, value);
+    }
+    store_element(f.out, f.out_dtype, (row + token) * f.out_stride + column, value);
+  }
+}
+
+#endif
+
+// P: the operands. rows: of weights, a warp's; depth: steps that a warp has under way,
+// slot_bytes each; stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
+template <class P>
+__global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ PairArgs args) {
+#if defined(SHUNT_SM_90A)
+  extern __shared__ __align__(128) unsigned char shared[];
+  const auto lane = static_cast<int>(threadIdx.x), parts = static_cast<int>(blockDim.y);
+  // The same in all lanes of a warp, and known so.
+  const int part = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.y), 0);
+  const int set = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.z), 0);
+  const int warp = set * parts + part, thread = 32 * warp + lane, threads = 32 * parts * args.sets;
+  // One token's row is the same for all.
+  const bool staged = args.rows_older && args.tokens == 1 && args.slots > 0;
+  if (staged) {
+    P::stage(args, {.of = 1, .row = 0, .count = 1}, shared, thread, threads);
+  }
+  if (!args.early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  const auto none = static_cast<unsigned>(args.groups);
+  unsigned id = none;
+  if (lane < args.pairs) id = min(none, static_cast<unsigned>(__ldcg(args.ids + lane)));
+  // The first pair of each group that is hit, and of these the one that this block is for.
+  const unsigned before = (1u << lane) - 1;
+  const unsigned like = args.tokens > 1 ? __match_any_sync(0xffffffffu, id) : 1u << lane;
+  const bool first_of_group = id < none && (like & before) == 0;
+  const unsigned firsts = __ballot_sync(0xffffffffu, first_of_group);
+  const auto number = static_cast<int>(blockIdx.y);
+  const unsigned mine =
+      __ballot_sync(0xffffffffu, first_of_group && __popc(firsts & before) == number);
+  const bool writes = args.inverse != nullptr && blockIdx.x == 0 && warp == 0;
+  if (writes && number == 0 && id >= none && lane < args.pairs) args.inverse[lane] = -1;
+  if (mine == 0) {
+    if (args.early) {
+      wait_for_predecessor();
+      let_successor_start();
+    }
+    return;
+  }
+  const int pair = __ffs(static_cast<int>(mine)) - 1;
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(id), pair);
+  StreamedRows rows;
+  rows.of = __shfl_sync(0xffffffffu, like, pair);
+  rows.row = __popc(__ballot_sync(0xffffffffu, id < static_cast<unsigned>(group)));
+  rows.count = min(__popc(rows.of), 8);
+  if (writes && (rows.of >> lane & 1) != 0)
+    args.inverse[lane] = rows.row + __popc(rows.of & before);
+  const int begin = part * args.each + min(part, args.more);
+  const int steps = args.each + (part < args.more ? 1 : 0);
+  const int first = (static_cast<int>(blockIdx.x) * args.sets + set) * P::rows;  // of weights
+  const bool some = first < args.group_rows;
+  const int end = some ? begin + steps : begin;
+
+  unsigned char* const ring =
+      shared + P::staged_bytes(args.tokens, args.pitch) + warp * P::depth * P::slot_bytes;
+  const std::uint32_t ring_at = shared_address(ring);
+  P operands(args, group, first, begin, lane);
+  if (!args.early && !staged) P::stage(args, rows, shared, thread, threads);
+  cp_async_commit();
+#pragma unroll
+  for (int i = 0; i < P::depth; ++i) {
+    if (begin + i < end) operands.copy(ring_at + static_cast<std::uint32_t>(i * P::slot_bytes));
+    cp_async_commit();
+  }
+  if (part == 0 && some) operands.load_factors(args, first);
+  if (args.early) {
+    wait_for_predecessor();
+    let_successor_start();
+    P::stage(args, rows, shared, thread, threads);
+    cp_async_commit();
+    cp_async_wait<0>();
+  } else {
+    cp_async_wait<P::depth>();
+  }
+  __syncthreads();
+  operands.begin(args, shared, min(lane / 4, rows.count - 1), min(lane % 8, rows.count - 1), lane);
+  int slot = 0;
+#pragma unroll 1
+  for (int at = begin; at < end; ++at) {
+    cp_async_wait<P::depth - 1>();
+    __syncwarp();
+    operands.multiply(ring + slot, ring_at + static_cast<std::uint32_t>(slot), at);
+    __syncwarp();
+    if (at + P::depth < end) operands.copy(ring_at + static_cast<std::uint32_t>(slot));
+    cp_async_commit();
+    slot = slot + P::slot_bytes == P::depth * P::slot_bytes ? 0 : slot + P::slot_bytes;
+  }
+  float d[4];
+  operands.value(d);
+  if (parts > 1) {
+    auto* const sums = reinterpret_cast<float4*>(shared + P::staged_bytes(args.tokens, args.pitch) +
+                                                 parts * args.sets * P::depth * P::slot_bytes) +
+                       lane;
+    if (part > 0) sums[32 * warp] = make_float4(d[0], d[1], d[2], d[3]);
+    __syncthreads();
+    if (part > 0) return;
+#pragma unroll 1
+    for (int p = 1; p < parts; ++p) {
+      const float4 other = sums[32 * (warp + p)];
+      d[0] += other.x, d[1] += other.y, d[2] += other.z, d[3] += other.w;
+    }
+  }
+  if (!some) return;
+  const Finish& f = args.finish;
+  operands.scale(args, d);
+  if (!ends_in_registers(f)) {
+    finish_lane(f, group, rows.row, rows.count, first, d[0], d[1], d[2], d[3], lane);
+  } else if (f.out_dtype == DType::bf16) {
+    finish_in_registers<8, true>(f, rows.row, rows.count, first, d, lane);
+  } else {
+    finish_in_registers<8, false>(f, rows.row, rows.count, first, d, lane);
+  }
+#endif
+}
+
+template <class P>
+void launch_pair_stream(const Gpu& gpu, PairArgs args, const PairPlan& plan) {
+  const int tiles = (args.group_rows + P::rows - 1) / P::rows;
+  args.each = args.steps / plan.parts;
+  args.more = args.steps % plan.parts;
+  args.sets = plan.sets;
+  args.pitch = P::pitch(args.steps);
+  const auto slots = static_cast<unsigned>(args.slots);
+  if (slots > 0) args.slots_inverse = (65535U + slots) / slots;
+  const int warps = plan.parts * plan.sets;
+  prefer_shared_memory(pair_stream<P>);
+  launch("grouped_gemm", gpu,
+         {.grid = dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
+                       static_cast<unsigned>(std::min(args.pairs, args.groups))),
+          .block = dim3(32, static_cast<unsigned>(plan.parts), static_cast<unsigned>(plan.sets)),
+          .shared = static_cast<std::size_t>(P::staged_bytes(args.tokens, args.pitch) +
+                                             warps * (P::depth * P::slot_bytes + 512))},
+         pair_stream<P>, args);
+}
+
+// Of P<depth>, with depths for 16 warps and for 24 (0: none).
+template <template <int> class P, int deep, int shallow>
+bool launch_pair_stream(const Gpu& gpu, const PairArgs& args, const PairLimits& limits) {
+  const int tiles = (args.group_rows + 15) / 16;
+  const PairPlan plan =
+      plan_pairs(tiles, args.steps, groups_hit(args.groups, args.pairs, args.tokens),
+                 gpu.multiprocessors, limits);
+  if (plan.parts == 0) return false;
+  if constexpr (shallow > 0) {
+    if (plan.warps > 16) return launch_pair_stream<P<shallow>>(gpu, args, plan), true;
+  }
+  launch_pair_stream<P<deep>>(gpu, args, plan);
+  return true;
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine

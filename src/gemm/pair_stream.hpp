@@ -1,0 +1,86 @@
+// Products of few pairs, whose ids are known before the rows are (few_chain.hpp): what their kernel
+// takes. On Hopper, prepared weights of any format.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/few_chain.hpp"
+#include "gemm/fragment_layout.hpp"
+#include "gemm/hopper_product.hpp"
+
+namespace shunt::cuda_engine {
+
+// By value.
+struct PairArgs {
+  const std::int32_t* ids = nullptr;  // as FewChain
+  int pairs = 0, groups = 0;
+  std::int32_t* inverse = nullptr;
+  int tokens = 0;  // no group has more rows
+  // Weights: tiles of 128 rows, `steps` of them along k; scales or factors behind a group's tiles.
+  const char* tiles = nullptr;
+  std::int64_t group_bytes = 0, scales_at = 0;
+  int group_rows = 0, steps = 0;
+  float unscale = 1;
+  // Row r of the order comes from row pair / slots of the source, with 0 from row r.
+  const char* source = nullptr;
+  std::int64_t source_row_bytes = 0, k = 0;
+  DType source_dtype = DType::bf16;
+  int slots = 0;
+  bool early = false;       // weights and ids are older than the grid before this one
+  bool rows_older = false;  // the source is
+  Finish finish;
+  // The launcher's: the first `more` of the warps that share out k have `each` + 1 steps; sets of
+  // such warps in a block; bytes of a row in shared memory; 65536 / slots, up.
+  int each = 1, more = 0, sets = 1, pitch = 0;
+  unsigned slots_inverse = 0;
+};
+
+// From any of the kernels' arguments for the same product.
+template <class Args>
+PairArgs pair_args(const Args& args, const FewChain& chain) {
+  return {.ids = chain.ids,
+          .pairs = chain.pairs,
+          .groups = args.groups,
+          .inverse = chain.inverse,
+          .tokens = chain.tokens,
+          .tiles = args.tiles,
+          .group_bytes = args.group_bytes,
+          .steps = args.steps,
+          .source = args.source,
+          .source_row_bytes = args.source_row_bytes,
+          .slots = args.permutation != nullptr ? args.slots : 0,
+          .early = args.early,
+          .rows_older = chain.rows_older,
+          .finish = args.finish};
+}
+
+// Whether a block has room for a group's rows of k numbers.
+constexpr bool pairs_stream(const FewChain& chain, std::int64_t k) {
+  constexpr std::int64_t most_bytes = 48 * 1024;
+  return chain.ids != nullptr && chain.tokens > 0 && k % 8 == 0 &&
+         chain.tokens * (k + 256) * 2 <= most_bytes;
+}
+
+// How a grid is cut: `parts` warps share out the steps of a tile, a block has `sets` of them, and a
+// multiprocessor `warps`, 16 or 24: what each has under way depends on it.
+struct PairPlan {
+  int parts = 0, sets = 1, warps = 0;  // parts 0: another kernel is faster
+};
+struct PairLimits {
+  int least;    // of parts
+  int most;     // of warps
+  int longest;  // steps of a warp, beyond which more warps are faster
+};
+// Of `tiles` of 16 rows of weights a group.
+PairPlan plan_pairs(int tiles, int steps, double groups_hit, int multiprocessors,
+                    const PairLimits& limits);
+// Groups that so many pairs of different tokens hit where routing is uniform.
+double groups_hit(int groups, int pairs, int tokens);
+
+// False: another kernel is faster; nothing was enqueued.
+using PairStream = bool(const Gpu& gpu, const PairArgs& args);
+PairStream pair_stream_bf16, pair_stream_f16, pair_stream_fp8;
+using FragmentPairStream = bool(const Gpu& gpu, const FragmentLayout& layout, const PairArgs& args);
+FragmentPairStream pair_stream_fp4, pair_stream_int4, pair_stream_wide;
+
+}  // namespace shunt::cuda_engine

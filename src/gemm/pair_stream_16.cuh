@@ -1,0 +1,74 @@
+// Few pairs of 16 bits (pair_stream.cuh): tiles of cuda_layout.hpp, rows as they are. A slot is 16
+// rows by 64 along k as they lie, 128 bytes a row, swizzled.
+#pragma once
+
+#include "gemm/pair_stream.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <class T, int depth_>
+class Stream16 {
+ public:
+  static constexpr int rows = 16, depth = depth_, slot_bytes = 2048;
+  static constexpr int pitch(int steps) { return steps * 128 + 16; }
+  static __host__ __device__ constexpr int staged_bytes(int tokens, int pitch) {
+    return (tokens * pitch + 127) / 128 * 128;
+  }
+
+#if defined(SHUNT_SM_90A)
+  // From step `begin` of rows `first` .. of the group's weights on.
+  __device__ __forceinline__ Stream16(const PairArgs& args, int group, int first, int begin,
+                                      int lane)
+      : from_(args.tiles + group * args.group_bytes +
+              (std::int64_t{first / 128} * args.steps + begin) * tile_bytes + first % 128 * 128),
+        lane_(lane) {}
+  __device__ __forceinline__ static void load_factors(const PairArgs&, int) {}
+  __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
+                                               unsigned char* shared, int thread, int threads) {
+    stage_as_they_are(args, of, shared_address(shared), args.steps * 64, thread, threads);
+  }
+  // The next step.
+  __device__ __forceinline__ void copy(std::uint32_t slot) {
+    copy_by_lanes<slot_bytes>(slot, from_, lane_);
+    from_ += tile_bytes;
+  }
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int, int token,
+                                        int lane) {
+    token_ =
+        shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);
+  }
+  __device__ __forceinline__ void multiply(const unsigned char*, std::uint32_t slot, int at) {
+    const std::uint32_t row = slot + static_cast<std::uint32_t>(lane_ % 16 * 128);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t b[4];
+      ldmatrix_x4(b, token_ + static_cast<std::uint32_t>(at * 128 + 64 * half));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        std::uint32_t a[4];
+        const int piece = (4 * half + 2 * i + lane_ / 16) ^ lane_ % 8;
+        ldmatrix_x4(a, row + static_cast<std::uint32_t>(16 * piece));
+        mma_16816(T{}, sums_[i], a, b[2 * i], b[2 * i + 1]);
+      }
+    }
+  }
+  __device__ __forceinline__ void value(float (&d)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] = sums_[0][i] + sums_[1][i];
+  }
+  __device__ __forceinline__ static void scale(const PairArgs&, float (&)[4]) {}
+
+ private:
+  static constexpr int tile_bytes = 128 * 64 * 2;
+  const char* from_;
+  int lane_;
+  std::uint32_t token_ = 0;
+  float sums_[2][4] = {};
+#endif
+};
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine

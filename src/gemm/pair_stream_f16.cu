@@ -1,0 +1,15 @@
+// Few pairs of f16: pair_stream_16.cuh.
+#include "gemm/pair_stream_16.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+template <int depth>
+using Stream = Stream16<__half, depth>;
+}  // namespace
+
+bool pair_stream_f16(const Gpu& gpu, const PairArgs& args) {
+  return launch_pair_stream<Stream, 5, 3>(gpu, args, {.least = 2, .most = 24, .longest = 16});
+}
+
+}  // namespace shunt::cuda_engine

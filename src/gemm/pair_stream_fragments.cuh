@@ -1,0 +1,130 @@
+// Few pairs of packed weights (pair_stream.cuh): tiles of fragment_layout.hpp, decoded in
+// registers; rows of 16 bits as they are. A slot is what 16 rows have of a tile: codes, positions,
+// scales and zero points as they lie, one behind the other.
+#pragma once
+
+#include "gemm/fragment_warp.cuh"
+#include "gemm/pair_stream.cuh"
+
+namespace shunt::cuda_engine {
+
+namespace {
+
+template <class L_, int depth_>
+class StreamFragments {
+ public:
+  using L = L_;
+  static constexpr int tokens = 8, rows = 16, depth = depth_;
+  static constexpr int code_bytes = L::pairs * 64 * L::code_words * 2;
+  static constexpr int position_bytes = L::sparse ? 256 : 0;
+  static constexpr bool of_tile = L::codes == Codes::fp8_block;  // scales
+  static constexpr int scale_bytes = of_tile ? 16
+                                     : L::codes == Codes::int8 || L::codes == Codes::fp8
+                                         ? 0
+                                         : 32 * L::scale_words;
+  // Zero points are as far behind the scales as they are in a tile.
+  static constexpr int zeros_at = L::parts.zeros - L::parts.scales, zero_bytes = 8 * L::groups;
+  static constexpr int slot_bytes =
+      (code_bytes + position_bytes + (L::groups > 0 ? zeros_at + zero_bytes : scale_bytes) + 15) /
+      16 * 16;
+  static constexpr int pitch(int steps) { return steps * 256 + 16; }
+  static __host__ __device__ constexpr int staged_bytes(int tokens_, int pitch) {
+    return (tokens_ * pitch + 127) / 128 * 128;
+  }
+
+#if defined(SHUNT_SM_90A)
+  // As WarpSums wants them.
+  static __device__ __forceinline__ std::uint32_t words_at(std::uint32_t first, int, int part) {
+    return first + static_cast<std::uint32_t>(64 * part);
+  }
+  // From step `begin` of rows `first` .. of the group's weights on.
+  __device__ __forceinline__ StreamFragments(const PairArgs& args, int group, int first, int begin,
+                                             int lane)
+      : group_(args.tiles + group * args.group_bytes),
+        tile_(group_ + (std::int64_t{first / 128} * args.steps + begin) * L::parts.bytes),
+        lane_(lane),
+        block_(first % 128 / 16) {
+    sums_.clear();
+  }
+  __device__ __forceinline__ void load_factors(const PairArgs& args, int first) {
+    const auto* const factors =
+        reinterpret_cast<const float*>(group_ + args.scales_at) + first + lane_ / 4;
+    factors_[0] = __ldg(factors), factors_[1] = __ldg(factors + 8);
+  }
+  __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
+                                               unsigned char* shared, int thread, int threads) {
+    stage_as_they_are(args, of, shared_address(shared), args.steps * 128, thread, threads);
+  }
+  // The next step.
+  __device__ __forceinline__ void copy(std::uint32_t slot) {
+    copy_by_lanes<code_bytes>(slot, tile_ + block_ * code_bytes, lane_);
+    std::uint32_t to = slot + code_bytes;
+    if constexpr (L::sparse) {
+      copy_by_lanes<position_bytes>(to, tile_ + L::parts.positions + block_ * position_bytes,
+                                    lane_);
+      to += position_bytes;
+    }
+    if constexpr (scale_bytes > 0) {
+      copy_by_lanes<scale_bytes>(to, tile_ + L::parts.scales + (of_tile ? 0 : block_ * scale_bytes),
+                                 lane_);
+    }
+    if constexpr (L::groups > 0) {  // 8 to 64 bytes, at multiples of 8
+      if (8 * lane_ < zero_bytes) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
+                         to + static_cast<std::uint32_t>(zeros_at + 8 * lane_)),
+                     "l"(tile_ + L::parts.zeros + block_ * zero_bytes + 8 * lane_)
+                     : "memory");
+      }
+    }
+    tile_ += L::parts.bytes;
+  }
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int, int token,
+                                        int lane) {
+    tokens_ =
+        shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);
+  }
+  __device__ __forceinline__ void multiply(const unsigned char* slot, std::uint32_t, int at) {
+    const unsigned char* const positions = slot + code_bytes - L::parts.positions;
+    const unsigned char* const scales = slot + code_bytes + position_bytes - L::parts.scales;
+    sums_.add(slot, positions, scales, tokens_ + static_cast<std::uint32_t>(at * 256), 0, lane_);
+  }
+  __device__ __forceinline__ void value(float (&d)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] = sums_.of(0, i);
+  }
+  __device__ __forceinline__ void scale(const PairArgs& args, float (&d)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] = __fmul_rn(d[i], __fmul_rn(factors_[i / 2], args.unscale));
+  }
+
+ private:
+  const char *group_, *tile_;
+  int lane_, block_;
+  std::uint32_t tokens_ = 0;
+  float factors_[2];
+  WarpSums<StreamFragments> sums_;
+#endif
+};
+
+template <class L>
+struct OfLane {
+  template <int depth>
+  using Stream = StreamFragments<L, depth>;
+};
+
+// 9 KB of a warp under way, or 7.
+template <class L>
+bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
+  constexpr int bytes = StreamFragments<L, 1>::slot_bytes, deep = 9 * 1024 / bytes;
+  if constexpr (eight_bits(L::codes)) {
+    return launch_pair_stream<OfLane<L>::template Stream, deep, 0>(
+        gpu, args, {.least = 2, .most = 16, .longest = 16});
+  } else {
+    return launch_pair_stream<OfLane<L>::template Stream, deep, 7 * 1024 / bytes>(
+        gpu, args, {.least = 1, .most = 24, .longest = 10});
+  }
+}
+
+}  // namespace
+
+}  // namespace shunt::cuda_engine
