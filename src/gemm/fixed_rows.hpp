@@ -48,5 +48,8 @@ struct FixedKernels {
 namespace avx2 {
 extern const FixedKernels fixed_kernels;
 }
+namespace avx512_vnni {
+extern const FixedKernels fixed_kernels;
+}
 
 }  // namespace shunt::cpu_engine

@@ -96,7 +96,7 @@ template <class Codes, PackedScale... scales>
 struct PackedFixed {
   static constexpr int most_rows = F32::width == 16 ? 6 : 4;
   static constexpr std::size_t columns(int rows) {
-    return rows == 1 || F32::width == 16 ? 64 : lanes(2);
+    return rows == 1 || (rows == 2 && F32::width == 16) ? 64 : lanes(2);
   }
 
   template <int rows, int wide>

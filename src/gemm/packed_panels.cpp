@@ -406,15 +406,21 @@ PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {
 FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const PackedPanels& panels,
                            [[maybe_unused]] DType dtype) {
 #if SHUNT_X86
-  const bool fits =
-      dtype != DType::f32 && panels.group() <= static_cast<std::int64_t>(most_fixed_group);
-  if (isa != Isa::avx2 || !fits) return {};
+  if (dtype == DType::f32 || panels.group() > static_cast<std::int64_t>(most_fixed_group)) {
+    return {};
+  }
+  const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
+  const FixedKernels* const kernels = isa == Isa::avx2 ? &avx2::fixed_kernels
+                                      : isa >= Isa::avx512 && features().avx512_vnni && !dot
+                                          ? &avx512_vnni::fixed_kernels
+                                          : nullptr;
+  if (kernels == nullptr) return {};
   switch (panels.format.format) {
     case Format::nvfp4:
     case Format::mxfp4:
-      return {avx2::fixed_kernels.row, avx2::fixed_kernels.e2m1};
+      return {kernels->row, kernels->e2m1};
     case Format::int4:
-      return {avx2::fixed_kernels.row, avx2::fixed_kernels.int4};
+      return {kernels->row, kernels->int4};
     default:
       break;
   }

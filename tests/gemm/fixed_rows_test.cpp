@@ -48,9 +48,9 @@ class FixedRows : public testing::TestWithParam<Case> {
   std::int64_t group() const { return cpu_engine::PackedPanels{.format = format()}.group(); }
 
   // Rows [rows, k] times one matrix, as rows and weights of `dtype`.
-  std::vector<float> multiply(DType dtype, const PackedMatrix& m, const Array& x,
-                              std::int64_t rows) const {
-    const Context context = context_of(isa(), 2);
+  static std::vector<float> multiply(Isa isa, DType dtype, const PackedMatrix& m, const Array& x,
+                                     std::int64_t rows) {
+    const Context context = context_of(isa, 2);
     const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, m.n, m.k));
     const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
     std::vector<float> out(static_cast<std::size_t>(rows * m.n));
@@ -137,7 +137,7 @@ TEST_P(FixedRows, MultiplyWithinTheBound) {
     const std::int64_t n = 70;
     const Packed packed = Packed::of(format(), normal_values(n * k, 13), n, k);
     for (const Array& x : hard_rows(dtype(), k)) {
-      const std::vector<float> out = multiply(dtype(), packed.packed, x, 1);
+      const std::vector<float> out = multiply(isa(), dtype(), packed.packed, x, 1);
       std::vector<double> row;
       for (std::int64_t i = 0; i < k; ++i) row.push_back(static_cast<double>(x.get(i)));
       const std::vector<double> moves = fixed_moves(isa(), format(), dtype(), row);
@@ -173,7 +173,7 @@ TEST_P(FixedRows, HoldTheLargestSums) {
     for (const float x : {255.0F, -255.0F, -128.0F}) {
       Array row(dtype(), {1, k});
       for (std::int64_t i = 0; i < k; ++i) row.set(i, x);
-      const std::vector<float> out = multiply(dtype(), m, row, 1);
+      const std::vector<float> out = multiply(isa(), dtype(), m, row, 1);
       for (std::int64_t c = 0; c < n; ++c) {
         double sum = 0;
         for (std::int64_t i = 0; i < k; ++i) sum += plain_weight(m, c, i) * static_cast<double>(x);
@@ -190,15 +190,15 @@ TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
   const std::int64_t n = 70, k = 100, rows = 7;
   const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
   Array x = random_array(dtype(), {rows, k}, 4), wide(DType::f32, {rows, k});
-  const std::vector<float> plain = multiply(dtype(), packed.packed, x, rows);
+  const std::vector<float> plain = multiply(isa(), dtype(), packed.packed, x, rows);
   x.set(0 * k + 99, infinity);
   x.set(3 * k + 7, -infinity);
   x.set(4 * k + 50, nan);
   x.set(6 * k + 0, infinity);
   x.set(6 * k + 1, -infinity);
   for (std::int64_t i = 0; i < rows * k; ++i) wide.set(i, x.get(i));
-  const std::vector<float> got = multiply(dtype(), packed.packed, x, rows);
-  const std::vector<float> floats = multiply(DType::f32, packed.packed, wide, rows);
+  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x, rows);
+  const std::vector<float> floats = multiply(isa(), DType::f32, packed.packed, wide, rows);
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool odd = r == 0 || r == 3 || r == 4 || r == 6;
     const std::int64_t at = r * n;
@@ -212,12 +212,25 @@ TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
   }
 }
 
+// Sums of integers leave an instruction set no choice of its own.
+TEST_P(FixedRows, EverySetGivesTheBitsOfAvx2) {
+  const std::int64_t n = 130, k = 515, rows = 13;
+  const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
+  const Array x = random_array(dtype(), {rows, k}, 4);
+  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x, rows);
+  EXPECT_EQ(got, multiply(Isa::avx2, dtype(), packed.packed, x, rows));
+}
+
 TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
   for (const Isa isa : all_isas()) {
     EXPECT_FALSE(fixes_rows(isa, {Format::int4, 32}, DType::f32));
     EXPECT_FALSE(fixes_rows(isa, {Format::int4, 4096}, DType::bf16));
     EXPECT_FALSE(fixes_rows(isa, {Format::mxfp8}, DType::bf16));
-    EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16), isa == Isa::avx2);
+    // vdpbf16ps, where it is fast, keeps rows in bf16 as they are.
+    const bool vnni = isa >= Isa::avx512 && cpu_engine::features().avx512_vnni;
+    EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::f16), isa == Isa::avx2 || vnni);
+    EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16),
+              isa == Isa::avx2 || (vnni && isa != Isa::avx512_bf16));
   }
 }
 
