@@ -6,8 +6,7 @@
 // would be read in the first alone. A step is a word of each column, eight codes of k, multiplied
 // in pairs.
 
-// ---- rows
-// ----------------------------------------------------------------------------------------
+// ---- rows --------------------------------------------------------------------------------------
 
 // The largest of |from[begin .. end)|, as an f32's bits.
 SHUNT_INLINE std::uint32_t largest_bits(const float* from, std::size_t begin, std::size_t end) {
@@ -54,8 +53,7 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
   return true;
 }
 
-// ---- codes
-// ---------------------------------------------------------------------------------------
+// ---- codes -------------------------------------------------------------------------------------
 //
 // Codes are multiplied as they are not meant, by a constant of the column more: start() takes off
 // what that adds.
@@ -89,8 +87,7 @@ struct E2m1Fixed {
   }
 };
 
-// ---- tiles
-// ---------------------------------------------------------------------------------------
+// ---- tiles -------------------------------------------------------------------------------------
 
 template <class Codes, PackedScale... scales>
 struct PackedFixed {
