@@ -112,7 +112,7 @@ struct OfLane {
   using Stream = StreamFragments<L, depth>;
 };
 
-// 9 KB of a warp under way, or 7.
+// 9 KB of a warp under way, or 7, which has paid for one token only.
 template <class L>
 bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   constexpr int bytes = StreamFragments<L, 1>::slot_bytes, deep = 9 * 1024 / bytes;
@@ -121,7 +121,7 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
         gpu, args, {.least = 2, .most = 16, .longest = 16});
   } else {
     return launch_pair_stream<OfLane<L>::template Stream, deep, 7 * 1024 / bytes>(
-        gpu, args, {.least = 1, .most = 24, .longest = 10});
+        gpu, args, {.least = 1, .most = args.tokens == 1 ? 24 : 16, .longest = 10});
   }
 }
 
