@@ -147,11 +147,9 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
   if (plan.kernel == PackedPlan::few_rows) {
     const FragmentArgs args = args_of(p);
     if (args.direct && !p.whole_k && pairs_stream(chain, p.layout.k)) {
-      PairArgs few = pair_args(args, chain);
+      PairArgs few = pair_args(args, p.layout, chain);
       few.scales_at = args.factors_at;
       few.unscale = args.unscale;
-      few.group_rows = static_cast<int>(p.layout.rows());
-      few.k = p.layout.k;
       if (pair_launcher(p.layout)(gpu, p.layout, few)) return true;
     }
     few_launcher(p.layout)(gpu, plan, p.layout, args, chain);

@@ -125,9 +125,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
     return (bf16 ? many_rows_bf16 : many_rows_f16)(gpu, plan, p, args);
   }
   if (args.tiles != nullptr && !p.whole_k && pairs_stream(chain, layout.k)) {
-    PairArgs few = pair_args(args, chain);
-    few.group_rows = args.group_rows;
-    few.k = layout.k;
+    const PairArgs few = pair_args(args, layout, chain);
     if ((bf16 ? pair_stream_bf16 : pair_stream_f16)(gpu, few)) return true;
   }
   return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args, chain);

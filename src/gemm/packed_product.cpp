@@ -106,10 +106,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
   if (args.block_scales && args.aligned && !p.whole_k && p.row_scale == nullptr &&
       (p.rows.dtype == DType::bf16 || p.rows.dtype == DType::f16) &&
       pairs_stream(chain, layout.k)) {
-    PairArgs few = pair_args(args, chain);
+    PairArgs few = pair_args(args, layout, chain);
     few.scales_at = args.scales_at;
-    few.group_rows = static_cast<int>(layout.rows());
-    few.k = layout.k;
     few.source_dtype = args.source_dtype;
     if (pair_stream_fp8(gpu, few)) return true;
   }

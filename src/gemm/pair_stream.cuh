@@ -34,6 +34,11 @@ namespace shunt::cuda_engine {
 
 namespace {
 
+// Of shared memory, for a group's rows.
+__host__ __device__ constexpr int staged_bytes(const PairArgs& args) {
+  return (args.tokens * args.pitch + 127) / 128 * 128;
+}
+
 #if defined(SHUNT_SM_90A)
 
 // 16 bytes a lane, whole pieces of `bytes` in all, to shared memory as they lie.
@@ -162,8 +167,7 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
   const bool some = first < args.group_rows;
   const int end = some ? begin + steps : begin;
 
-  unsigned char* const ring =
-      shared + P::staged_bytes(args.tokens, args.pitch) + warp * P::depth * P::slot_bytes;
+  unsigned char* const ring = shared + staged_bytes(args) + warp * P::depth * P::slot_bytes;
   const std::uint32_t ring_at = shared_address(ring);
   P operands(args, group, first, begin, lane);
   if (!args.early && !staged) P::stage(args, rows, shared, thread, threads);
@@ -184,7 +188,7 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
     cp_async_wait<P::depth>();
   }
   __syncthreads();
-  operands.begin(args, shared, min(lane / 4, rows.count - 1), min(lane % 8, rows.count - 1), lane);
+  operands.begin(args, shared, min(lane % 8, rows.count - 1), lane);
   int slot = 0;
 #pragma unroll 1
   for (int at = begin; at < end; ++at) {
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
   float d[4];
   operands.value(d);
   if (parts > 1) {
-    auto* const sums = reinterpret_cast<float4*>(shared + P::staged_bytes(args.tokens, args.pitch) +
+    auto* const sums = reinterpret_cast<float4*>(shared + staged_bytes(args) +
                                                  parts * args.sets * P::depth * P::slot_bytes) +
                        lane;
     if (part > 0) sums[32 * warp] = make_float4(d[0], d[1], d[2], d[3]);
@@ -239,7 +243,7 @@ void launch_pair_stream(const Gpu& gpu, PairArgs args, const PairPlan& plan) {
          {.grid = dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
                        static_cast<unsigned>(std::min(args.pairs, args.groups))),
           .block = dim3(32, static_cast<unsigned>(plan.parts), static_cast<unsigned>(plan.sets)),
-          .shared = static_cast<std::size_t>(P::staged_bytes(args.tokens, args.pitch) +
+          .shared = static_cast<std::size_t>(staged_bytes(args) +
                                              warps * (P::depth * P::slot_bytes + 512))},
          pair_stream<P>, args);
 }

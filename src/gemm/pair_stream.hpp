@@ -36,8 +36,8 @@ struct PairArgs {
 };
 
 // From any of the kernels' arguments for the same product.
-template <class Args>
-PairArgs pair_args(const Args& args, const FewChain& chain) {
+template <class Args, class Layout>
+PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain) {
   return {.ids = chain.ids,
           .pairs = chain.pairs,
           .groups = args.groups,
@@ -45,9 +45,11 @@ PairArgs pair_args(const Args& args, const FewChain& chain) {
           .tokens = chain.tokens,
           .tiles = args.tiles,
           .group_bytes = args.group_bytes,
+          .group_rows = static_cast<int>(layout.rows()),
           .steps = args.steps,
           .source = args.source,
           .source_row_bytes = args.source_row_bytes,
+          .k = layout.k,
           .slots = args.permutation != nullptr ? args.slots : 0,
           .early = args.early,
           .rows_older = chain.rows_older,

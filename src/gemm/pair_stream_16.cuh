@@ -13,9 +13,6 @@ class Stream16 {
  public:
   static constexpr int rows = 16, depth = depth_, slot_bytes = 2048;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
-  static __host__ __device__ constexpr int staged_bytes(int tokens, int pitch) {
-    return (tokens * pitch + 127) / 128 * 128;
-  }
 
 #if defined(SHUNT_SM_90A)
   // From step `begin` of rows `first` .. of the group's weights on.
@@ -34,7 +31,7 @@ class Stream16 {
     copy_by_lanes<slot_bytes>(slot, from_, lane_);
     from_ += tile_bytes;
   }
-  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int, int token,
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int token,
                                         int lane) {
     token_ =
         shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);

@@ -18,9 +18,6 @@ class StreamFp8 {
   static constexpr int rows = 16, depth = depth_, slot_bytes = 2048 + 16;
   // A row's bytes, 16 more against conflicts, and its scales.
   static constexpr int pitch(int steps) { return steps * 128 + 16 + (steps + 3) / 4 * 16; }
-  static __host__ __device__ constexpr int staged_bytes(int tokens, int pitch) {
-    return (tokens * pitch + 127) / 128 * 128;
-  }
 
 #if defined(SHUNT_SM_90A)
   // From step `begin` of rows `first` .. of the group's weights on.
@@ -72,7 +69,7 @@ class StreamFp8 {
       }
     }
   }
-  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int, int token,
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int token,
                                         int lane) {
     token_ =
         shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);

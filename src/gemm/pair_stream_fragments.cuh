@@ -28,9 +28,6 @@ class StreamFragments {
       (code_bytes + position_bytes + (L::groups > 0 ? zeros_at + zero_bytes : scale_bytes) + 15) /
       16 * 16;
   static constexpr int pitch(int steps) { return steps * 256 + 16; }
-  static __host__ __device__ constexpr int staged_bytes(int tokens_, int pitch) {
-    return (tokens_ * pitch + 127) / 128 * 128;
-  }
 
 #if defined(SHUNT_SM_90A)
   // As WarpSums wants them.
@@ -78,7 +75,7 @@ class StreamFragments {
     }
     tile_ += L::parts.bytes;
   }
-  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int, int token,
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int token,
                                         int lane) {
     tokens_ =
         shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);
