@@ -71,8 +71,11 @@ TEST(ConvertCommand, RefusesByName) {
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--method", "obs"}), 2, who,
                  "--calibrate");
   expect_failure(convert({out, "--to", "bf16", "--method", "obs"}), 2, who, "--prune");
-  expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--calibrate", "x"}), 2, who,
-                 "--calibrate");
+  expect_failure(
+      convert({out, "--to", "bf16", "--prune", "2:4", "--method", "magnitude", "--calibrate", "x"}),
+      2, who, "--calibrate");
+  expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--calibrate", "x"}), 1, who, "x");
+  expect_failure(convert({out, "--to", "bf16", "--calibrate", "x"}), 2, who, "--prune");
   expect_failure(convert({tiny_moe(), "--to", "bf16"}), 1, who, "itself");
   expect_failure(convert({folder.path(), "--to", "bf16"}), 1, who, "exists");
   expect_failure(shunt({"convert", folder.path("none"), out, "--to", "bf16"}), 1, who, "none");

@@ -19,7 +19,7 @@ namespace shunt::tool {
 namespace {
 
 struct ConvertOptions {
-  std::string in, out, to, prune, method = "magnitude", calibrate;
+  std::string in, out, to, prune, method, calibrate;
   double damping = PruneSpec{}.damping;
   int threads = 0;
   bool experts = false;
@@ -30,7 +30,10 @@ ConversionOptions parse(const ConvertOptions& options) {
   ConversionOptions result;
   try {
     result.spec = conversion_from_string(options.to);
-    result.spec.pruning.method = prune_method_from_string(options.method);
+    // The best that there are numbers for.
+    result.spec.pruning.method = !options.method.empty() ? prune_method_from_string(options.method)
+                                 : options.calibrate.empty() ? PruneMethod::magnitude
+                                                             : PruneMethod::obs;
     if (!options.prune.empty()) {
       result.spec.pruning.pattern = prune_pattern_from_string(options.prune);
     }
@@ -42,7 +45,8 @@ ConversionOptions parse(const ConvertOptions& options) {
   result.calibrate = options.calibrate;
   const bool measured = result.spec.pruning.method != PruneMethod::magnitude;
   if (!result.spec.prune && (measured || !options.calibrate.empty())) {
-    throw UsageError(fmt::format("{} needs --prune 2:4", measured ? "--method" : "--calibrate"));
+    throw UsageError(fmt::format("{} needs --prune 2:4",
+                                 options.calibrate.empty() ? "--method" : "--calibrate"));
   }
   if (measured && options.calibrate.empty()) {
     throw UsageError(
@@ -183,7 +187,9 @@ void add_convert(CLI::App& app, Action& action) {
       ->add_option("--prune", options->prune,
                    "to two of every four weights before rounding, or 2:4-pairs")
       ->option_text("2:4");
-  command->add_option("--method", options->method, "what stays: magnitude (default), wanda or obs")
+  command
+      ->add_option("--method", options->method,
+                   "magnitude, wanda or obs (default: magnitude; with --calibrate obs)")
       ->option_text("NAME");
   command
       ->add_option("--calibrate", options->calibrate,
