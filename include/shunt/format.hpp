@@ -84,6 +84,9 @@ struct PackedMatrix {
   // A matrix that is given: `values` is.
   explicit operator bool() const { return static_cast<bool>(values); }
   std::size_t bytes() const;
+  // A view of some of the rows: gate's or up's where both are stacked in one matrix. Throws Error
+  // for rows out of range, and for fp8_block where they do not begin with a block of 128.
+  PackedMatrix rows(std::int64_t begin, std::int64_t end) const;
 };
 
 // Throws Error{invalid_argument} naming the tensor of `matrix` that does not fit the others.

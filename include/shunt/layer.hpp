@@ -88,7 +88,7 @@ struct ExpertWeights {
 
 // On the host, or on the device of the layer's context.
 struct LayerWeights {
-  Tensor router{};            // [C, H], C = route.columns()
+  Tensor router{};            // [C, H], C = route.columns(); absent: every call gives ids or logits
   Tensor router_bias{};       // [C]
   Tensor selection_bias{};    // [E]
   Tensor per_expert_scale{};  // [C]
@@ -145,6 +145,9 @@ struct LayerInputs {
   Tensor logits{};   // [T, C] f32 | bf16 | f16, C = route.columns(): r W^T; the rest is the layer's
   Tensor ids{};      // [T, S] i32, S = route.slots(): shared slots too; out of range: no expert
   Tensor weights{};  // [T, S] f32, with ids: whatever the rule would do to them is done
+  // [G] i32, with ids, optional: they run over [0, G), G at least the layer's experts, and id i is
+  // the layer's expert expert_map[i], or of another rank where that is -1. Not with zero_experts.
+  Tensor expert_map{};
 };
 struct LayerOutputs {
   Tensor output{};   // [T, H] f32 | bf16 | f16

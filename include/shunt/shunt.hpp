@@ -8,6 +8,7 @@
 #include "shunt/error.hpp"
 #include "shunt/format.hpp"
 #include "shunt/gemm.hpp"
+#include "shunt/indexed_gemm.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"
 #include "shunt/route.hpp"

@@ -7,6 +7,8 @@
 
 #include "capi/call.hpp"
 #include "capi/specs.hpp"
+#include "shunt/indexed_gemm.hpp"
+#include "shunt/sparse.hpp"
 
 using shunt::PackedMatrix;
 using shunt::Tensor;
@@ -110,6 +112,14 @@ shunt_packed_matrix to_c(const PackedMatrix& matrix) {
   return p;
 }
 
+shunt::KMajorSparse to_k_major_views(const Call& call, const shunt_k_major_sparse& matrix) {
+  call.reserved("matrix.reserved", matrix.reserved);
+  return {.comp = call.tensor("matrix.comp", &matrix.comp),
+          .meta = call.tensor("matrix.meta", &matrix.meta),
+          .scale = call.tensor("matrix.scale", &matrix.scale),
+          .global_scale = matrix.global_scale};
+}
+
 }  // namespace
 
 // ---- packed weights -----------------------------------------------------------------------------
@@ -137,6 +147,24 @@ shunt_status shunt_unpack(const shunt_packed_matrix* packed, const shunt_tensor*
     const PackedMatrix matrix = to_packed(call, "packed", call.not_null("packed", packed));
     call.not_null("out", out);
     shunt::unpack(matrix, call.tensor("out", out));
+  });
+}
+
+shunt_status shunt_from_k_major(const shunt_k_major_sparse* matrix, void* memory,
+                                size_t memory_bytes, shunt_packed_matrix* packed) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::KMajorSparse from = to_k_major_views(call, call.not_null("matrix", matrix));
+    shunt_packed_matrix& out = call.not_null("packed", packed);
+    out = to_c(shunt::from_k_major(from, {memory, memory_bytes}));
+  });
+}
+
+shunt_status shunt_to_k_major(const shunt_packed_matrix* packed, shunt_k_major_sparse* matrix) {
+  return run(__func__, [&](const Call& call) {
+    const PackedMatrix from = to_packed(call, "packed", call.not_null("packed", packed));
+    shunt::KMajorSparse to = to_k_major_views(call, call.not_null("matrix", matrix));
+    shunt::to_k_major(from, to);
+    matrix->global_scale = to.global_scale;
   });
 }
 
@@ -313,6 +341,42 @@ shunt_status shunt_grouped_gemm(const shunt_context* context, const shunt_groupe
                          .prepared = to_prepared(call, "inputs.prepared", in.prepared),
                          .bias = call.tensor("inputs.bias", in.bias),
                          .row_scales = call.tensor("inputs.row_scales", in.row_scales)},
+                        call.tensor("out", out), {workspace, workspace_bytes});
+  });
+}
+
+// ---- the indexed GEMM ---------------------------------------------------------------------------
+
+shunt_status shunt_indexed_gemm_supports(const shunt_context* context,
+                                         const shunt_grouped_gemm_spec* spec) {
+  return run_supports(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    return shunt::supports_indexed(to_spec(call, spec), on.device());
+  });
+}
+
+shunt_status shunt_indexed_gemm_workspace_bytes(const shunt_context* context,
+                                                const shunt_grouped_gemm_spec* spec, int64_t tokens,
+                                                int32_t slots, size_t* bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    call.not_null("bytes", bytes) = shunt::indexed_gemm_workspace_bytes(on, rule, tokens, slots);
+  });
+}
+
+shunt_status shunt_indexed_gemm(const shunt_context* context, const shunt_grouped_gemm_spec* spec,
+                                const shunt_indexed_gemm_inputs* inputs, const shunt_tensor* out,
+                                void* workspace, size_t workspace_bytes) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const shunt_indexed_gemm_inputs in = call.read("inputs", inputs);
+    shunt::indexed_gemm(on, rule,
+                        {.rows = call.tensor("inputs.rows", in.rows),
+                         .ids = call.tensor("inputs.ids", in.ids),
+                         .prepared = to_prepared(call, "inputs.prepared", in.prepared),
+                         .bias = call.tensor("inputs.bias", in.bias)},
                         call.tensor("out", out), {workspace, workspace_bytes});
   });
 }

@@ -137,6 +137,31 @@ std::vector<FormatSpec> known_formats() {
   return result;
 }
 
+PackedMatrix PackedMatrix::rows(std::int64_t begin, std::int64_t end) const {
+  if (begin < 0 || end < begin || end > n) {
+    fail(Status::invalid_argument, "packed matrix [{}, {}]: rows {} to {} are out of range", n, k,
+         begin, end);
+  }
+  constexpr std::int64_t block = 128;
+  const bool blocks = format.format == Format::fp8_block;
+  if (blocks && begin % block != 0) {
+    fail(Status::invalid_argument,
+         "packed matrix: rows begin at {}: must be a multiple of {} in {}", begin, block,
+         to_string(format));
+  }
+  PackedMatrix part = *this;
+  part.n = end - begin;
+  part.values = values.rows(begin, end);
+  if (scales && blocks) {
+    part.scales = scales.rows(begin / block, (end + block - 1) / block);
+  } else if (scales) {
+    part.scales = scales.rows(begin, end);
+  }
+  if (zeros) part.zeros = zeros.rows(begin, end);
+  if (positions) part.positions = positions.rows(begin, end);
+  return part;
+}
+
 std::size_t PackedMatrix::bytes() const {
   std::int64_t sum = 0;
   for (const Tensor* tensor : {&values, &scales, &zeros, &group_of, &positions}) {

@@ -43,6 +43,23 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
     check_tensor("forward: logits", in.logits,
                  {.dtypes = float_dtypes, .shape = {tokens, route.columns()}}, device);
   }
+  if (!held.views.router && !in.ids && !in.logits) {
+    fail(Status::invalid_argument,
+         "forward: ids are missing: the layer has no router, so that ids and weights, or logits, "
+         "must be given");
+  }
+  if (in.expert_map) {
+    if (!in.ids || spec.zero_experts > 0) {
+      fail(Status::invalid_argument, "forward: expert_map is given: must be absent {}",
+           in.ids ? "where the layer has zero_experts" : "without ids");
+    }
+    check_tensor("forward: expert_map", in.expert_map,
+                 {.dtypes = {DType::i32}, .shape = {any_size}, .dense = true}, device);
+    if (in.expert_map.shape[0] < spec.experts.experts) {
+      fail(Status::invalid_argument, "forward: expert_map has {} ids: must be {} or more",
+           in.expert_map.shape[0], spec.experts.experts);
+    }
+  }
   if (check_given("forward: weights", in.weights, static_cast<bool>(in.ids), "the call's ids")) {
     check_tensor("forward: ids", in.ids,
                  {.dtypes = {DType::i32}, .shape = {tokens, route.slots()}, .dense = true}, device);
@@ -253,9 +270,15 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "order",
         [&] {
-          order(context, order_spec(spec),
+          OrderSpec by_expert = order_spec(spec);
+          if (in.expert_map) {
+            by_expert.experts = static_cast<int>(in.expert_map.shape[0]);
+            by_expert.expert_map = true;
+          }
+          order(context, by_expert,
                 {.ids = ids,
                  .weights = s.row_weights != nullptr ? weights : Tensor{},
+                 .expert_map = in.expert_map,
                  .valid_tokens = valid},
                 ordered, stage);
         },

@@ -161,7 +161,10 @@ std::string Layer::explain(std::int64_t tokens) const {
       "  about {:.0f} of {} experts hit under uniform routing, {:.1f} rows each\n",
       tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
-  text += fmt::format("  route    router GEMM in f32, then selection; {}\n", describe(spec.route));
+  text += fmt::format("  route    {}; {}\n",
+                      impl_->held.views.router ? "router GEMM in f32, then selection"
+                                               : "no router: ids, or logits and selection",
+                      describe(spec.route));
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
   if (!rounded && orders_in_products(spec, impl_->context.device(), tokens)) {
     text += fmt::format(

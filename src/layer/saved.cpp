@@ -17,6 +17,8 @@ namespace shunt {
 namespace {
 
 constexpr const char* kind_key = "shunt.layer";
+// Of a layer without one: a file that has merely lost its router is another thing.
+constexpr const char* no_router_key = "no_router";
 
 struct Small {
   const char* name;
@@ -85,6 +87,7 @@ class Reader {
     }
     return found->second;
   }
+  bool says(const char* key) const { return file_.metadata().contains(key); }
   Tensor tensor(const std::string& name) const {
     return file_.contains(name) ? file_.get(name) : Tensor{};
   }
@@ -188,6 +191,7 @@ void Layer::save_prepared(const std::string& path) const {
   writer.say(kind_key, std::string(saved_version));
   writer.say("spec", to_json(layer.spec));
   writer.say("options", options_words(layer.options));
+  if (!layer.held.views.router) writer.say(no_router_key, "1");
   for (const Small& one : small) writer.add(one.name, layer.held.views.*one.member);
   writer.add("experts", layer.experts);
   writer.add("shared", layer.shared);
@@ -209,6 +213,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   try {
     layer->spec = layer_spec_from_json(reader.said("spec"));
     layer->options = options_of(reader.said("options"));
+    check_given("router", weights.router, !reader.says(no_router_key), "its metadata");
     check_held(layer->spec, weights, Device{});
   } catch (const Error& error) {
     fail(Status::bad_file, "{}: {}", path, error.what());

@@ -209,6 +209,83 @@ static void test_layer(const shunt_context* context) {
   }
 }
 
+/* Matrices of the k-major layout, read, written and multiplied with rows that ids pick them for. */
+static void test_k_major(const shunt_context* context) {
+  enum { E = 2, T = 3, S = 2 };
+  static float rows[T * K], weights[E][N * K], out[T * S * N];
+  static uint8_t comp[2][K / 4 * N], meta[2][K / 8 * N], scale[2][K / 16 * N];
+  const int32_t ids[T * S] = {1, 0, -1, 1, 0, E};
+  const shunt_tensor t_rows = shunt_view_2d(rows, SHUNT_F32, T, K);
+  const shunt_tensor t_ids = shunt_view_2d(ids, SHUNT_I32, T, S);
+  const shunt_tensor t_out = shunt_view_2d(out, SHUNT_F32, T * S, N);
+  shunt_k_major_sparse views[2];
+  shunt_packed_matrix packed[E];
+  shunt_buffer *memory[E] = {NULL}, *laid_out = NULL, *workspace = NULL;
+  shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  shunt_grouped_gemm_spec spec = SHUNT_GROUPED_GEMM_SPEC_INIT;
+  shunt_indexed_gemm_inputs in = {.struct_size = sizeof in};
+  size_t bytes = 0;
+  int e, i, j;
+  fill(rows, T * K, 4);
+  memset(views, 0, sizeof views);
+  for (i = 0; i < 2; ++i) {
+    views[i].comp = shunt_view_2d(comp[i], SHUNT_U8, K / 4, N);
+    views[i].meta = shunt_view_2d(meta[i], SHUNT_U8, K / 8, N);
+    views[i].scale = shunt_view_2d(scale[i], SHUNT_U8, K / 16, N);
+  }
+  CHECK_OK(shunt_packed_bytes("sparse_nvfp4", N, K, &bytes));
+  for (e = 0; e < E; ++e) {
+    const shunt_tensor t_weights = shunt_view_2d(weights[e], SHUNT_F32, N, K);
+    fill(weights[e], N * K, e);
+    CHECK_OK(shunt_buffer_create(context, bytes, &memory[e]));
+    CHECK_OK(
+        shunt_pack("sparse_nvfp4", &t_weights, 0, shunt_buffer_data(memory[e]), bytes, &packed[e]));
+    CHECK_OK(shunt_to_k_major(&packed[e], &views[0]));
+    memset(shunt_buffer_data(memory[e]), 0, bytes);
+    CHECK_OK(shunt_from_k_major(&views[0], shunt_buffer_data(memory[e]), bytes, &packed[e]));
+    CHECK_OK(shunt_to_k_major(&packed[e], &views[1]));
+    CHECK(memcmp(comp[0], comp[1], sizeof comp[0]) == 0);
+    CHECK(memcmp(meta[0], meta[1], sizeof meta[0]) == 0);
+    CHECK(memcmp(scale[0], scale[1], sizeof scale[0]) == 0);
+    CHECK(views[0].global_scale == views[1].global_scale && views[0].global_scale > 0);
+    CHECK_OK(shunt_unpack(&packed[e], &t_weights));
+  }
+  views[0].reserved = 1;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "matrix.reserved",
+              shunt_from_k_major(&views[0], shunt_buffer_data(memory[0]), bytes, &packed[0]));
+
+  CHECK_OK(shunt_prepared_packed_bytes(context, SHUNT_F32, "sparse_nvfp4", SHUNT_ROWS_AS_DTYPE, E,
+                                       N, K, 0, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &laid_out));
+  CHECK_OK(shunt_prepare_packed(context, SHUNT_F32, SHUNT_ROWS_AS_DTYPE, packed, E,
+                                shunt_buffer_data(laid_out), bytes, &prepared));
+  spec.groups = E;
+  spec.n = N;
+  spec.k = K;
+  spec.format = "sparse_nvfp4";
+  in.rows = &t_rows;
+  in.ids = &t_ids;
+  in.prepared = &prepared;
+  CHECK_OK(shunt_indexed_gemm_supports(context, &spec));
+  CHECK_OK(shunt_indexed_gemm_workspace_bytes(context, &spec, T, S, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
+  CHECK_OK(shunt_indexed_gemm(context, &spec, &in, &t_out, shunt_buffer_data(workspace), bytes));
+  for (i = 0; i < T * S; ++i) {
+    for (j = 0; j < N; ++j) {
+      const double want = ids[i] >= 0 && ids[i] < E ? product(rows, weights[ids[i]], i / S, j) : 0;
+      CHECK(fabs((double)out[i * N + j] - want) <= 1e-5 * (1 + fabs(want)));
+    }
+  }
+  in.ids = NULL;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "ids",
+              shunt_indexed_gemm(context, &spec, &in, &t_out, shunt_buffer_data(workspace), bytes));
+  spec.prepared = 0;
+  CHECK_FAILS(SHUNT_UNSUPPORTED, "prepared", shunt_indexed_gemm_supports(context, &spec));
+  shunt_buffer_destroy(workspace);
+  shunt_buffer_destroy(laid_out);
+  for (e = 0; e < E; ++e) shunt_buffer_destroy(memory[e]);
+}
+
 static void test_refusals(const shunt_context* context) {
   float values[N * K];
   const shunt_tensor matrix = shunt_view_2d(values, SHUNT_F32, N, K);
@@ -238,5 +315,6 @@ void test_packed(const shunt_context* context) {
   test_format(context, "fp8_block", 0.05);
   test_paired(context);
   test_layer(context);
+  test_k_major(context);
   test_refusals(context);
 }

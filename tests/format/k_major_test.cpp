@@ -1,24 +1,11 @@
 #include <gtest/gtest.h>
 
+#include "format/k_major.hpp"
 #include "format/plain.hpp"
 #include "shunt/sparse.hpp"
 
 namespace shunt {
 namespace {
-
-// Tensors of the k-major layout, with room.
-struct KMajor {
-  std::vector<std::uint8_t> comp, meta, scale;
-  KMajorSparse views;
-  KMajor(std::int64_t n, std::int64_t k)
-      : comp(static_cast<std::size_t>(n * k / 4)),
-        meta(static_cast<std::size_t>(n * k / 8)),
-        scale(static_cast<std::size_t>(n * k / 16)) {
-    views.comp = view(comp.data(), DType::u8, {k / 4, n});
-    views.meta = view(meta.data(), DType::u8, {k / 8, n});
-    views.scale = view(scale.data(), DType::u8, {k / 16, n});
-  }
-};
 
 TEST(KMajor, WrittenAsTheWordsSayAndReadBack) {
   const std::int64_t n = 70, k = 144;

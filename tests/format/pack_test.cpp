@@ -265,6 +265,25 @@ TEST_P(EveryFormat, DecodesEveryByte) {
   }
 }
 
+TEST_P(EveryFormat, RowsAreAViewOfTheirs) {
+  const std::int64_t n = 300, k = 77;
+  const Packed p = Packed::of(GetParam(), normal_values(n * k, 5), n, k);
+  const std::vector<float> all = p.values();
+  for (const auto& [begin, end] :
+       {std::pair<std::int64_t, std::int64_t>{0, 300}, {128, 261}, {128, 128}}) {
+    const PackedMatrix part = p.packed.rows(begin, end);
+    check_packed("part", part, Device{});
+    std::vector<float> values(static_cast<std::size_t>((end - begin) * k));
+    unpack(part, view(values.data(), {end - begin, k}));
+    EXPECT_TRUE(std::equal(values.begin(), values.end(), all.begin() + begin * k));
+  }
+  EXPECT_THROW(p.packed.rows(10, 301), Error);
+  EXPECT_THROW(p.packed.rows(-1, 3), Error);
+  if (GetParam().format == Format::fp8_block) {
+    EXPECT_THROW(p.packed.rows(64, 128), Error);
+  }
+}
+
 TEST(Int4, ZeroPointsAndOrderOfActivations) {
   const std::int64_t n = 5, k = 50;
   Packed p = Packed::of({Format::int4, 16}, normal_values(n * k, 7), n, k);

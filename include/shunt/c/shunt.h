@@ -440,6 +440,24 @@ SHUNT_API shunt_status shunt_pack(const char* format, const shunt_tensor* matrix
 /* out: [n, k] float, any strides, on the host. */
 SHUNT_API shunt_status shunt_unpack(const shunt_packed_matrix* packed, const shunt_tensor* out);
 
+/* 2:4 sparse FP4 as other kernels lay it out, of a matrix [n, k], k a multiple of 16, all dense on
+ * the host with n the inner dimension; shunt/sparse.hpp says what the bytes mean. Being three
+ * tensors and a number, it has no struct_size and never changes. */
+typedef struct shunt_k_major_sparse {
+  shunt_tensor comp;  /* u8 [k / 4, n] */
+  shunt_tensor meta;  /* u8 [k / 8, n] */
+  shunt_tensor scale; /* u8 or f8_e4m3 [k / 16, n] */
+  float global_scale; /* multiplies */
+  int32_t reserved;
+} shunt_k_major_sparse;
+
+/* As "sparse_nvfp4", in memory on the host: shunt_packed_bytes of it. */
+SHUNT_API shunt_status shunt_from_k_major(const shunt_k_major_sparse* matrix, void* memory,
+                                          size_t memory_bytes, shunt_packed_matrix* packed);
+/* The inverse, into the tensors of *matrix, and its global_scale. */
+SHUNT_API shunt_status shunt_to_k_major(const shunt_packed_matrix* packed,
+                                        shunt_k_major_sparse* matrix);
+
 /* ---- grouped GEMM, and weights prepared for it; shunt/gemm.hpp --------------------------------
  */
 
@@ -554,6 +572,32 @@ SHUNT_API shunt_status shunt_grouped_gemm_workspace_bytes(const shunt_context* c
 SHUNT_API shunt_status shunt_grouped_gemm(const shunt_context* context,
                                           const shunt_grouped_gemm_spec* spec,
                                           const shunt_grouped_gemm_inputs* inputs,
+                                          const shunt_tensor* out, void* workspace,
+                                          size_t workspace_bytes);
+
+/* ---- indexed GEMM: a batched GEMV of (token, expert) pairs; shunt/indexed_gemm.hpp ------------
+ */
+
+typedef struct shunt_indexed_gemm_inputs {
+  uint64_t struct_size;
+  const shunt_tensor* rows;               /* [T, k] float, may be strided */
+  const shunt_tensor* ids;                /* [T, S] i32: a matrix each; out of range: zeros */
+  const shunt_prepared_weights* prepared; /* not paired */
+  const shunt_tensor* bias;               /* [groups, n] f32; iff spec.bias */
+} shunt_indexed_gemm_inputs;
+
+/* spec: prepared, rows SHUNT_ROWS_AS_DTYPE. */
+SHUNT_API shunt_status shunt_indexed_gemm_supports(const shunt_context* context,
+                                                   const shunt_grouped_gemm_spec* spec);
+/* For up to `tokens` rows with `slots` ids each. */
+SHUNT_API shunt_status shunt_indexed_gemm_workspace_bytes(const shunt_context* context,
+                                                          const shunt_grouped_gemm_spec* spec,
+                                                          int64_t tokens, int32_t slots,
+                                                          size_t* bytes);
+/* out: [T * S, n] float, rows may be strided: row t * S + s is matrix ids[t, s] times row t. */
+SHUNT_API shunt_status shunt_indexed_gemm(const shunt_context* context,
+                                          const shunt_grouped_gemm_spec* spec,
+                                          const shunt_indexed_gemm_inputs* inputs,
                                           const shunt_tensor* out, void* workspace,
                                           size_t workspace_bytes);
 
@@ -791,7 +835,7 @@ typedef struct shunt_expert_weights {
 /* What the spec asks for, and nothing else; float. */
 typedef struct shunt_layer_weights {
   uint64_t struct_size;
-  const shunt_tensor* router;           /* [C, H] */
+  const shunt_tensor* router;           /* [C, H]; NULL: every call gives ids or logits */
   const shunt_tensor* router_bias;      /* [C] */
   const shunt_tensor* selection_bias;   /* [E] */
   const shunt_tensor* per_expert_scale; /* [C] */
@@ -817,6 +861,9 @@ typedef struct shunt_layer_inputs {
   const shunt_tensor* logits;  /* [T, C] float: of the router's product, the rest is the layer's */
   const shunt_tensor* ids;     /* [T, S] i32, shared slots too; out of range: no expert */
   const shunt_tensor* weights; /* [T, S] f32, with ids */
+  /* [G] i32 or NULL, with ids: they run over [0, G), and id i is the layer's expert expert_map[i],
+   * or of another rank where that is -1. */
+  const shunt_tensor* expert_map;
 } shunt_layer_inputs;
 
 typedef struct shunt_layer_outputs {

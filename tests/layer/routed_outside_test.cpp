@@ -1,0 +1,188 @@
+// Layers whose caller routes: without a router, for some of the experts of a group, and over
+// experts that other kernels have stored (k-major sparse FP4, gate's rows before up's).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "core/convert.hpp"
+#include "engine.hpp"
+#include "format/k_major.hpp"
+#include "shunt/layer.hpp"
+
+namespace shunt {
+namespace {
+
+constexpr int experts = 4, all_experts = 10, slots = 3;
+constexpr std::int64_t hidden = 96, inner = 48;
+
+// As a fused sparse MoE forward takes them: w13 [E, .., 2 I], w2 [E, .., H].
+struct Stored {
+  std::vector<std::unique_ptr<KMajor>> w13, w2;
+  LayerSpec spec;
+  LayerWeights weights;
+
+  explicit Stored(bool weight_on_input) {
+    spec.hidden = hidden;
+    spec.route = {.experts = experts, .top_k = slots, .weight_on_input = weight_on_input};
+    spec.experts = {.experts = experts, .hidden = hidden, .intermediate = inner};
+    for (int e = 0; e < experts; ++e) {
+      const PackedMatrix& gate_up = read(w13, 2 * inner, hidden, 2 * e);
+      weights.experts.packed_gate.push_back(gate_up.rows(0, inner));
+      weights.experts.packed_up.push_back(gate_up.rows(inner, 2 * inner));
+      weights.experts.packed_down.push_back(read(w2, hidden, inner, 2 * e + 1));
+    }
+  }
+
+ private:
+  PackedMatrix read(std::vector<std::unique_ptr<KMajor>>& to, std::int64_t n, std::int64_t k,
+                    int seed) {
+    const FormatSpec format{Format::sparse_nvfp4};
+    const Packed p = Packed::of(format, normal_values(n * k, static_cast<unsigned>(seed)), n, k);
+    to.push_back(std::make_unique<KMajor>(n, k));
+    to_k_major(p.packed, to.back()->views);
+    memory_.push_back(cpu({.threads = 1}).allocate(packed_bytes(format, n, k)));
+    return from_k_major(to.back()->views, memory_.back());
+  }
+  std::vector<Buffer> memory_;
+};
+
+struct Routed {
+  std::vector<float> x, weights;
+  std::vector<std::int32_t> ids, map;
+  explicit Routed(std::int64_t tokens)
+      : x(static_cast<std::size_t>(tokens * hidden)),
+        weights(static_cast<std::size_t>(tokens * slots)),
+        ids(weights.size()),
+        map(all_experts, -1) {
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal(0, 0.3f);
+    std::uniform_real_distribution<float> share(0.1f, 1);
+    std::uniform_int_distribution<std::int32_t> any(-1, all_experts - 1);
+    for (float& value : x) value = bf16_to_f32(f32_to_bf16(normal(random)));
+    for (float& value : weights) value = share(random);
+    for (std::int32_t& id : ids) id = any(random);
+    map[7] = 0, map[2] = 1, map[9] = 2, map[4] = 3;
+  }
+};
+
+// Its five steps in double.
+std::vector<double> expected(const Stored& of, const Routed& in, std::int64_t tokens) {
+  std::vector<double> y(static_cast<std::size_t>(tokens * hidden), 0.0);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int s = 0; s < slots; ++s) {
+      const auto pair = static_cast<std::size_t>(t * slots + s);
+      const std::int32_t id = in.ids[pair];
+      const std::int32_t e = id < 0 ? -1 : in.map[static_cast<std::size_t>(id)];
+      if (e < 0) continue;
+      const auto weight = static_cast<double>(in.weights[pair]);
+      const bool first = of.spec.route.weight_on_input;
+      const auto row = [&](const KMajor& matrix, std::int64_t r, const auto& x) {
+        double sum = 0;
+        matrix.each(r, [&](double w, std::int64_t at) { sum += w * x(at); });
+        return sum;
+      };
+      const auto u = [&](std::int64_t i) {
+        return static_cast<double>(in.x[static_cast<std::size_t>(t * hidden + i)]) *
+               (first ? weight : 1);
+      };
+      std::vector<double> h;
+      const KMajor& w13 = *of.w13[static_cast<std::size_t>(e)];
+      for (std::int64_t j = 0; j < inner; ++j) {
+        const double gate = row(w13, j, u);
+        h.push_back(gate / (1 + std::exp(-gate)) * row(w13, inner + j, u));
+      }
+      const KMajor& w2 = *of.w2[static_cast<std::size_t>(e)];
+      for (std::int64_t i = 0; i < hidden; ++i) {
+        y[static_cast<std::size_t>(t * hidden + i)] +=
+            (first ? 1 : weight) *
+            row(w2, i, [&](std::int64_t j) { return h[static_cast<std::size_t>(j)]; });
+      }
+    }
+  }
+  return y;
+}
+
+void expect_forward(const Context& context, const Layer& layer, const Stored& of) {
+  for (const std::int64_t tokens : {1, 5, 70}) {
+    const Routed in(tokens);
+    std::vector<float> y(static_cast<std::size_t>(tokens * hidden), std::nanf(""));
+    const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+    test::Mirror mirror(context);
+    layer.forward({.hidden = mirror.in(view(in.x.data(), {tokens, hidden})),
+                   .ids = mirror.in(view(in.ids.data(), {tokens, slots})),
+                   .weights = mirror.in(view(in.weights.data(), {tokens, slots})),
+                   .expert_map = mirror.in(view(in.map.data(), {all_experts}))},
+                  {.output = mirror.out(view(y.data(), {tokens, hidden}))}, workspace);
+    mirror.fetch();
+    const std::vector<double> want = expected(of, in, tokens);
+    double largest = 0;
+    for (const double value : want) largest = std::max(largest, std::abs(value));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(y[i]), want[i], (test::on_gpu() ? 1e-2 : 1e-5) * largest)
+          << tokens << " tokens, " << i;
+    }
+  }
+}
+
+LayerOptions options() { return {.dtype = test::on_gpu() ? DType::bf16 : DType::f32}; }
+
+TEST(RoutedOutside, FusedSparseForwardInOneCall) {
+  const Context context = test::engine();
+  for (const bool weight_on_input : {false, true}) {
+    const Stored of(weight_on_input);
+    const Layer layer(of.spec, of.weights, context, options());
+    EXPECT_NE(layer.explain(4).find("no router"), std::string::npos);
+    expect_forward(context, layer, of);
+    const std::string path = ::testing::TempDir() + "routed_outside.safetensors";
+    layer.save_prepared(path);
+    expect_forward(context, Layer::load_prepared(path, context), of);
+    std::remove(path.c_str());
+  }
+}
+
+TEST(RoutedOutside, RefusesWhatItCannotDoByName) {
+  const Context context = test::engine();
+  const Stored of(false);
+  const Layer layer(of.spec, of.weights, context, options());
+  const Routed in(2);
+  std::vector<float> y(2 * hidden);
+  const std::vector<float> logits(std::size_t{2} * experts);
+  const std::vector<std::int32_t> outside(all_experts, experts);
+  const Buffer workspace = context.allocate(layer.workspace_bytes(2));
+  const auto message = [&](LayerInputs inputs) -> std::string {
+    test::Mirror mirror(context);
+    inputs.hidden = mirror.in(view(in.x.data(), {2, hidden}));
+    for (Tensor* one : {&inputs.logits, &inputs.ids, &inputs.weights, &inputs.expert_map}) {
+      *one = mirror.in(*one);
+    }
+    try {
+      layer.forward(inputs, {.output = mirror.out(view(y.data(), {2, hidden}))}, workspace);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(none)";
+  };
+  const Tensor ids = view(in.ids.data(), {2, slots}), weights = view(in.weights.data(), {2, slots});
+  const Tensor map = view(in.map.data(), {all_experts});
+  EXPECT_NE(message({}).find("ids are missing: the layer has no router"), std::string::npos);
+  EXPECT_EQ(message({.logits = view(logits.data(), {2, experts})}), "(none)");
+  EXPECT_NE(message({.logits = view(logits.data(), {2, experts}), .expert_map = map})
+                .find("expert_map is given: must be absent without ids"),
+            std::string::npos);
+  EXPECT_NE(message({.ids = ids, .weights = weights, .expert_map = map.rows(0, 3)})
+                .find("expert_map has 3 ids: must be 4 or more"),
+            std::string::npos);
+  if (!test::on_gpu()) {
+    EXPECT_NE(
+        message({.ids = ids, .weights = weights, .expert_map = view(outside.data(), {all_experts})})
+            .find("expert_map"),
+        std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace shunt
