@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "gemm/pair_stream.hpp"
+#include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -188,7 +189,8 @@ std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int grou
                           std::int64_t rows, bool whole_k) {
   PackedSizes sizes = sizes_for(layout, groups, rows);
   sizes.whole_k = whole_k;
-  return fragment_words(plan_fragments(sizes, figures(gpu)));
+  const GpuFigures f = figures(gpu);
+  return fragment_words(plan_fragments(sizes, f)) + weighed(fragment_candidates(sizes, f));
 }
 
 double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gemm/pair_stream.hpp"
+#include "gemm/weighed.hpp"
 
 #ifndef SHUNT_BUILT_FOR_SM_90A
 #define SHUNT_BUILT_FOR_SM_90A 0
@@ -177,7 +178,7 @@ std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, s
   const char* const words = plan.kernel != ProductPlan::portable ? ""
                             : layout.dtype == DType::f32         ? "f32 FMA, "
                                                                  : "mma.sync m16n8k16, ";
-  return words + describe(plan);
+  return words + describe(plan) + weighed(candidates(sizes, figures(gpu)));
 }
 
 double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,

@@ -1,8 +1,12 @@
 // Which kernel a product takes on a GPU, and how: for figures of an H200, without one.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "gemm/cuda_layout.hpp"
 #include "gemm/product_plan.hpp"
+#include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
 namespace {
@@ -108,6 +112,23 @@ TEST(ProductPlan, EveryCandidateIsLegal) {
       }
     }
   }
+}
+
+// A layer's explain() prints these words: every candidate with its predicted time.
+TEST(ProductPlan, EveryCandidateIsPrintedWithItsTime) {
+  const ProductPlans plans = candidates(sizes(128, 8, 1536, 2048), h200);
+  ASSERT_GT(plans.size(), 10U);
+  const std::string words = weighed(plans);
+  EXPECT_EQ(static_cast<std::size_t>(std::count(words.begin(), words.end(), ',')), plans.size());
+  for (const ProductPlan& plan : plans) {
+    const std::string k = plan.split > 1 ? fmt::format(" with k / {}", plan.split) : "";
+    EXPECT_NE(words.find(fmt::format(" {}{} {:.1f}", plan.tile_tokens, k, plan.us)),
+              std::string::npos)
+        << words;
+  }
+  ProductSizes plain = sizes(4, 100, 64, 64);
+  plain.dtype = DType::f32;
+  EXPECT_EQ(weighed(candidates(plain, h200)), "");
 }
 
 TEST(ProductPlan, WhatHoppersKernelsDoNotTakeIsThePortableOnes) {
