@@ -3,6 +3,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -40,6 +41,24 @@ enum class Naming {
 
 const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+}
+
+// States that are not finite, or none at all, would say nothing of any weight.
+void check_hidden(const std::string& path, int layer, const Tensor& hidden) {
+  if (hidden.shape[0] == 0) {
+    fail(Status::bad_file, "{}: holds no hidden states of layer {}", path, layer);
+  }
+  for (std::int64_t t = 0; t < hidden.shape[0]; ++t) {
+    for (std::int64_t i = 0; i < hidden.shape[1]; ++i) {
+      const float x =
+          load_f32(hidden.data, hidden.dtype, t * hidden.strides[0] + i * hidden.strides[1]);
+      if (!std::isfinite(x)) {
+        fail(Status::bad_file,
+             "{}: the hidden states of layer {} have {} at [{}, {}]: must be finite", path, layer,
+             x, t, i);
+      }
+    }
+  }
 }
 
 // Which elements of a tensor are written: [begin, end).
@@ -140,7 +159,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
     for (const CheckpointLayer& layer : checkpoint_.layers()) {
       if (!layer.moe) continue;
       require(supports_calibration(checkpoint_.spec(layer.index)), "calibration");
-      recorded(layer.index);
+      check_hidden(recordings_->path(), layer.index, recorded(layer.index));
     }
   }
   for (const SourceFile& file : files_) plan(file);  // refuses before anything is written
@@ -514,7 +533,12 @@ void Conversion::write_beside(const PartialFolder& folder) const {
 ConversionReport Conversion::run() {
   ConversionReport report;
   PartialFolder folder(out_, settings());
-  check_space(folder);
+  try {
+    check_space(folder);
+  } catch (const Error&) {
+    folder.discard_if_new();
+    throw;
+  }
   for (const SourceFile& file : files_) {
     const Json finished = folder.finished(file.name);
     if (finished.is_null()) {

@@ -97,6 +97,7 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
       }
       json_ = {{"settings", settings}, {"finished", Json::object()}};
       save();
+      new_ = true;
     }
   } catch (...) {  // the destructor does not run
     ::close(lock_);
@@ -106,6 +107,12 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
 
 PartialFolder::~PartialFolder() {
   if (lock_ >= 0) ::close(lock_);
+}
+
+void PartialFolder::discard_if_new() {
+  if (!new_) return;
+  ::unlink(journal_.c_str());
+  ::rmdir(path_.c_str());
 }
 
 void PartialFolder::save() const { write_whole(journal_, json_.dump(1) + "\n"); }

@@ -22,6 +22,8 @@ class PartialFolder {
   // What was said of a file when it was finished; null when it is not, or has changed its size.
   nlohmann::ordered_json finished(const std::string& file) const;
   void finish(const std::string& file, const nlohmann::ordered_json& what);
+  // Leaves no trace of a folder that this object made and in which nothing was written yet.
+  void discard_if_new();
   // Gives the folder its name and forgets the journal.
   void publish(const std::string& out);
 
@@ -30,6 +32,7 @@ class PartialFolder {
   std::string path_, journal_;
   nlohmann::ordered_json json_;
   int lock_ = -1;
+  bool new_ = false;
 };
 
 // Size and contents of a file in a few words: of all of a small one, of both ends of a large one.

@@ -570,6 +570,22 @@ TEST(Convert, RefusesBeforeItWrites) {
   EXPECT_NE(message(tiny, out, options).find("model.layers.0.mlp.input"), std::string::npos);
   EXPECT_NE(message(golden("gpt_oss"), out, to("int4")).find("gpt_oss"), std::string::npos);
 
+  // Hidden states that say nothing.
+  const auto hidden = [&](float value, std::int64_t tokens) {
+    const std::vector<float> rows(256 * 2, value);
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (int layer = 0; layer < 4; ++layer) {
+      tensors.emplace_back("layers." + std::to_string(layer) + ".input",
+                           view(rows.data(), {layer < 3 ? 2 : tokens, 256}));
+    }
+    options.calibrate = folder / "hidden.safetensors";
+    write_safetensors(options.calibrate, tensors, {});
+    return message(tiny, out, options);
+  };
+  EXPECT_NE(hidden(1, 0).find("holds no hidden states of layer 3"), std::string::npos);
+  EXPECT_NE(hidden(std::nanf(""), 2).find("layer 0 have nan at [0, 0]: must be finite"),
+            std::string::npos);
+
   // No experts anywhere.
   fs::create_directory(folder / "dense");
   fs::copy_file(golden("qwen3_moe") + "/model.safetensors", folder / "dense/model.safetensors");

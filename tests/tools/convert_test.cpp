@@ -6,6 +6,7 @@
 
 #include "process.hpp"
 #include "shunt/checkpoint.hpp"
+#include "shunt/safetensors.hpp"
 
 namespace shunt::test {
 namespace {
@@ -36,6 +37,24 @@ TEST(ConvertCommand, PrintsTheErrorOfEachLayerAndExpert) {
   }
   EXPECT_EQ(json["bits_per_weight"], 4.5);
   EXPECT_LT(double(json["bytes_after"]), double(json["bytes_before"]) / 2);
+}
+
+// Which experts are pruned in another way than asked for is not passed over in silence.
+TEST(ConvertCommand, SaysWhatWasPrunedByMagnitudeInstead) {
+  const Folder folder;
+  const std::vector<float> one(256, 1.0f);
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (int layer = 0; layer < 4; ++layer) {
+    tensors.emplace_back("layers." + std::to_string(layer) + ".input", view(one.data(), {1, 256}));
+  }
+  write_safetensors(folder.path("hidden.safetensors"), tensors, {});
+  const Outcome outcome =
+      shunt({"convert", tiny_moe(), folder.path("out"), "--to", "bf16", "--prune", "2:4",
+             "--calibrate", folder.path("hidden.safetensors")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  // One token goes to 4 of a layer's 16.
+  EXPECT_TRUE(contains(outcome.out, "2:4 by obs")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "48 of 64 experts by magnitude")) << outcome.out;
 }
 
 // A limit on the size of files is a disk that is full: said in one line, and the same command goes

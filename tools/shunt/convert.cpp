@@ -154,7 +154,17 @@ int convert(const ConvertOptions& options) {
     print_layers(report.experts);
   }
   WeightError all;
-  for (const ConvertedExpertReport& expert : report.experts) all.add(all_of(expert));
+  std::size_t fell_back = 0;
+  for (const ConvertedExpertReport& expert : report.experts) {
+    all.add(all_of(expert));
+    fell_back += expert.fell_back ? 1 : 0;
+  }
+  if (fell_back > 0) {
+    fmt::print("{}", wrap(fmt::format("{} of {} experts by magnitude: too few hidden states are "
+                                      "routed to them (--experts says to which)",
+                                      fell_back, report.experts.size()),
+                          0));
+  }
   fmt::print(
       "{}",
       wrap(fmt::format(
