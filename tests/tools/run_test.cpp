@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "core/convert.hpp"
@@ -261,6 +262,33 @@ TEST(Run, ExplainsItsPlan) {
   const Outcome outcome = run({"--model", tiny_moe(), "--layer", "0", "--explain"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.out, "plan of layer 0"));
+}
+
+// Experts may be packed on the way, and what that costs is stated.
+TEST(Run, PacksTheExpertsIntoAnyFormat) {
+  const std::vector<std::string> packed = {"--model",     tiny_moe(), "--layer", "0",
+                                           "--no-timing", "--dtype",  "bf16",    "--format"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), packed.begin(), packed.end());
+    return run(more);
+  };
+  const Outcome outcome = with({"nvfp4"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "experts in nvfp4")) << outcome.out;
+  const Outcome json = with({"int4:64", "--json"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto layer = nlohmann::json::parse(json.out)["layers"][0];
+  EXPECT_GT(double(layer["error"]), 0.01);
+  EXPECT_LT(double(layer["error"]), 0.5);
+  EXPECT_EQ(layer["ids_differ"], 0);
+  EXPECT_EQ(with({"nvfp4", "--tolerance", "0.01"}).code, 1);
+  expect_failure(with({"fp5"}), 2, "shunt run", "'fp5'");
+  const Outcome rounded = with({"fp8_block", "--rows", "fp8_block"});
+  if (on_gpu()) {
+    EXPECT_EQ(rounded.code, 0) << rounded.err;
+  } else {
+    expect_failure(rounded, 1, "shunt run", "rows");
+  }
 }
 
 }  // namespace

@@ -484,18 +484,7 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
-  command
-      ->add_option_function<std::string>(
-          "--rows",
-          [options](const std::string& text) {
-            options->rows = text == "fp8_block"   ? RowFormat::fp8_block
-                            : text == "fp8_token" ? RowFormat::fp8_token
-                            : text == "nvfp4"     ? RowFormat::nvfp4
-                                                  : RowFormat::as_dtype;
-          },
-          "gemm, layer on a GPU: what rows are rounded to")
-      ->option_text("as_dtype|fp8_block|fp8_token|nvfp4")
-      ->check(CLI::IsMember({"as_dtype", "fp8_block", "fp8_token", "nvfp4"}));
+  add_rows_option(*command, options->rows, "gemm, layer on a GPU: what rows are rounded to");
   command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
       ->option_text("KIND")
       ->check(CLI::Validator(

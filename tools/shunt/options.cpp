@@ -57,6 +57,21 @@ Engine::Engine(const DeviceOptions& options, bool dependent_launch) {
 }
 Engine::~Engine() = default;
 
+void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& description) {
+  command
+      .add_option_function<std::string>(
+          "--rows",
+          [&rows](const std::string& text) {
+            rows = text == "fp8_block"   ? RowFormat::fp8_block
+                   : text == "fp8_token" ? RowFormat::fp8_token
+                   : text == "nvfp4"     ? RowFormat::nvfp4
+                                         : RowFormat::as_dtype;
+          },
+          description)
+      ->option_text("as_dtype|fp8_block|fp8_token|nvfp4")
+      ->check(CLI::IsMember({"as_dtype", "fp8_block", "fp8_token", "nvfp4"}));
+}
+
 void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
   command
       .add_option_function<std::string>(

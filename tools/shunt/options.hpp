@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shunt/context.hpp"
+#include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
 // CLI11's headers are large: only what registers options reads them.
@@ -63,6 +64,8 @@ class Engine {
 };
 
 void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description);
+// --rows as_dtype|fp8_block|fp8_token|nvfp4
+void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& description);
 
 // --json [FILE]: absent, to standard output, or into a file.
 struct JsonOption {

@@ -23,6 +23,8 @@ struct RunOptions {
   std::optional<int> layer;
   DeviceOptions device;
   DType dtype = DType::f32;
+  std::string format = "plain";
+  RowFormat rows = RowFormat::as_dtype;
   std::string input, input_name, token_ids_name, output;
   std::optional<double> tolerance;
   bool allow_nonfinite = false;
@@ -121,7 +123,31 @@ Tensor read_token_ids(const SafetensorsFile& file, const RunOptions& options, co
   return ids;
 }
 
-double default_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
+LayerOptions layer_options(const RunOptions& options) {
+  return {
+      .dtype = options.dtype, .format = format_from_string(options.format), .rows = options.rows};
+}
+
+// About twice what rounding costs any recorded model; docs/formats.md has the means.
+double default_tolerance(const LayerOptions& options) {
+  switch (options.format.format) {
+    case Format::plain:
+      return options.dtype == DType::f32 ? 1e-5 : 1e-2;
+    case Format::int8:
+      return 0.05;
+    case Format::fp8_tensor:
+    case Format::fp8_channel:
+    case Format::fp8_block:
+    case Format::mxfp8:
+      return 0.15;
+    case Format::nvfp4:
+    case Format::mxfp4:
+    case Format::int4:
+      return 0.5;
+    default:
+      return 1;
+  }
+}
 
 void finish(const RunOptions& options, const LoadWatch& watch, RunReport& report,
             const Context& context) {
@@ -150,7 +176,8 @@ RunReport begin(const RunOptions& options, const Checkpoint& checkpoint, const C
   report.model = options.model;
   report.summary = checkpoint.summary();
   report.dtype = options.dtype;
-  report.tolerance = options.tolerance.value_or(default_tolerance(options.dtype));
+  report.format = resolved(layer_options(options).format);
+  report.tolerance = options.tolerance.value_or(default_tolerance(layer_options(options)));
   report.timed = !options.no_timing;
   if (context.device().type == DeviceType::cuda) {
     report.gpu = gpu_side(context);
@@ -178,7 +205,7 @@ int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Con
 
   const LoadWatch watch;
   RunReport report = begin(options, checkpoint, context);
-  const Layer layer(checkpoint, index, context, {.dtype = options.dtype});
+  const Layer layer(checkpoint, index, context, layer_options(options));
   Pass pass(context, spec, hidden, ids);
   report.layers.push_back(run_layer(layer, context, pass, index, report.timed));
   explain(options, layer, index, hidden.shape[0]);
@@ -225,7 +252,7 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
                                                 "is routed",
                                                 path, recording.layer));
     }
-    const Layer layer(checkpoint, recording.layer, context, {.dtype = options.dtype});
+    const Layer layer(checkpoint, recording.layer, context, layer_options(options));
     Pass pass(context, spec, recording.input, spec.route.hashed ? recording.token_ids : Tensor{});
     LayerResult result = run_layer(layer, context, pass, recording.layer, report.timed);
     result.comparison = compare(recording, spec, pass.output(), pass.ids());
@@ -252,6 +279,11 @@ int run(const RunOptions& options) {
           {"--token-ids-name", options.token_ids_name}}) {
       if (!value.empty()) throw UsageError(fmt::format("{} needs --input FILE", name));
     }
+  }
+  try {
+    (void)layer_options(options);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--format: {}", error.what()));
   }
   const Engine engine(options.device);
   const Context& context = engine.context();
@@ -280,6 +312,11 @@ void add_run(CLI::App& app, Action& action) {
   add_device_options(*command, options->device);
   add_dtype_option(*command, options->dtype,
                    "of expert weights and rows (default: f32, as recordings are)");
+  command
+      ->add_option("--format", options->format,
+                   "packs the experts first: nvfp4, int4:64, .. (default: as they are)")
+      ->option_text("NAME");
+  add_rows_option(*command, options->rows, "on a GPU: what rows are rounded to");
   command->add_option("--input", options->input, "hidden states (.safetensors)")
       ->option_text("FILE");
   command->add_option("--input-name", options->input_name, "its tensor [T, hidden]")
@@ -294,7 +331,7 @@ void add_run(CLI::App& app, Action& action) {
       ->option_text("FILE");
   command
       ->add_option("--tolerance", options->tolerance,
-                   "largest error / largest output (default: 1e-5 f32, 1e-2 else)")
+                   "largest error / output (default: 1e-5 f32, 1e-2 else, packed more)")
       ->option_text("X")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--allow-nonfinite", options->allow_nonfinite,
@@ -307,6 +344,7 @@ void add_run(CLI::App& app, Action& action) {
       "compares with what is recorded there.\n"
       "Examples:\n"
       "  shunt run --model models/tiny-moe\n"
+      "  shunt run --model models/tiny-moe --format nvfp4\n"
       "  shunt run --model models/tiny-moe --layer 2 --dtype bf16 --input x.safetensors \\\n"
       "      --input-name hidden --output y.safetensors");
   command->callback([options, &action] { action = [options] { return run(*options); }; });

@@ -21,18 +21,25 @@ std::string load_range(const std::vector<std::int64_t>& load) {
   return fmt::format("{}..{}", *low, *high);
 }
 
+std::string weights_words(const RunReport& report) {
+  const std::string dtype = fmt::format("{} weights", to_string(report.dtype));
+  return report.format == FormatSpec{}
+             ? dtype
+             : fmt::format("{}, experts in {}", dtype, to_string(report.format));
+}
+
 void print_head(const RunReport& report, const Context& context) {
   fmt::print("{}\n{}", paint(Style::bold, report.model), wrap(report.summary, 2));
   if (report.gpu) {
-    std::string gpu = fmt::format("{}, driver for CUDA {}, {} weights", report.gpu->name,
-                                  report.gpu->driver, to_string(report.dtype));
+    std::string gpu = fmt::format("{}, driver for CUDA {}, {}", report.gpu->name,
+                                  report.gpu->driver, weights_words(report));
     if (report.timed) gpu += "; measured now: " + describe(report.gpu->ceilings);
     fmt::print("{}\n", wrap(gpu, 2));
     return;
   }
   std::string machine =
-      fmt::format("{}, {} thread{}, {}, {} weights", cpu_name(), context.threads(),
-                  context.threads() == 1 ? "" : "s", isa_name(), to_string(report.dtype));
+      fmt::format("{}, {} thread{}, {}, {}", cpu_name(), context.threads(),
+                  context.threads() == 1 ? "" : "s", isa_name(), weights_words(report));
   if (report.ceilings.read > 0) {
     machine += fmt::format("; measured now: reads {}, {} {}", rate(report.ceilings.read, "B/s"),
                            report.ceilings.peak, rate(report.ceilings.flops, "FLOP/s"));
