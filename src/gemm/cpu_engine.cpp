@@ -63,8 +63,8 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
   s.out = carver.take<void*>(plan.block_rows);
   const std::int64_t steps = static_cast<std::int64_t>(fixed_step);
   const std::int64_t padded = (layout.k + steps - 1) / steps * steps;
-  if (layout.format.ordered || plan.fixed) s.row = carver.take<float>(padded);
-  if (layout.format.ordered && plan.fixed) s.ordered = carver.take<float>(padded);
+  if (layout.format.ordered || plan.fixed > 0) s.row = carver.take<float>(padded);
+  if (layout.format.ordered && plan.fixed > 0) s.ordered = carver.take<float>(padded);
   if (!prepared) {
     s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
   }
@@ -79,10 +79,9 @@ PackedPanels packed_panels(const PanelLayout& layout) {
 std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout) {
   const std::int64_t plain = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
   std::int64_t fixed = 0;
-  if (plan.fixed) {
+  if (plan.fixed > 0) {
     fixed = static_cast<std::int64_t>(
-        fixed_row_bytes(static_cast<std::size_t>(layout.k),
-                        static_cast<std::size_t>(packed_panels(layout).group())));
+        fixed_row_bytes(static_cast<std::size_t>(layout.k), plan.fixed));
   }
   return (std::max(plain, fixed) + 63) / 64 * 64;
 }
@@ -95,7 +94,7 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
   Scratch s;
   s.blocks = carver.take<Block>(most_blocks(groups, rows));
   s.operands = carver.take_bytes(static_cast<std::size_t>(operands * operand_stride(plan, layout)));
-  if (plan.fixed) s.floats = carver.take<std::uint8_t>(operands);
+  if (plan.fixed > 0) s.floats = carver.take<std::uint8_t>(operands);
   s.thread_bytes = thread.used();
   s.threads = static_cast<std::byte*>(
       carver.take_bytes(s.thread_bytes * static_cast<std::size_t>(pool.threads())));
@@ -135,7 +134,7 @@ class Run {
     if (packed(p_.layout)) {
       packed_kernel_ =
           packed_kernel(packed_kernels(pool.isa(), plan_.dot), p_.layout.format.format);
-      if (plan_.fixed) {
+      if (plan_.fixed > 0) {
         fixed_ = fixed_product(pool.isa(), packed_panels(p_.layout), p_.layout.dtype);
       }
     }
@@ -162,7 +161,7 @@ class Run {
   void convert(std::size_t row, int thread) const {
     const auto r = static_cast<std::int64_t>(row);
     if (!in_source_order_ && !there(r)) return;
-    if (p_.layout.format.ordered || plan_.fixed) return convert_apart(r, thread);
+    if (p_.layout.format.ordered || plan_.fixed > 0) return convert_apart(r, thread);
     const std::int64_t source = in_source_order_ ? r : source_row(r);
     auto* const to = static_cast<char*>(scratch_.operands) + r * operand_stride(plan_, p_.layout);
     const float scale = p_.row_scale != nullptr ? p_.row_scale[r] : 1.0F;
@@ -227,7 +226,7 @@ class Run {
     std::memcpy(&header, data, sizeof header);
     for (std::int64_t copy = 0; copy <= (header.apart != 0 ? 1 : 0); ++copy) {
       const std::int32_t* const order = panels.order_of(data, copy);
-      if (plan_.fixed) {
+      if (plan_.fixed > 0) {
         reorder<float>(s.row, order, s.ordered);
         fix(s.ordered, r, copy);
       } else if (form_bytes(plan_.operand) == 2) {
@@ -242,8 +241,7 @@ class Run {
     const auto k = static_cast<std::size_t>(p_.layout.k);
     std::fill(from + k, from + (k + fixed_step - 1) / fixed_step * fixed_step, 0.0F);
     void* const to = operand_at(r, copy);
-    const auto group = static_cast<std::size_t>(packed_panels(p_.layout).group());
-    const bool fixed = fixed_.row(from, k, group, to);
+    const bool fixed = fixed_.row(from, k, plan_.fixed, to);
     if (!fixed) std::memcpy(to, from, k * sizeof(float));
     scratch_.floats[r] = fixed ? 0 : 1;
   }
@@ -426,13 +424,15 @@ class Run {
 
   // The product's rows, in stretches of those that were fixed and of those that could not be.
   void multiply_rows(const Block& block, PackedProduct product) const {
-    if (!plan_.fixed) return packed_kernel_(product);
+    if (plan_.fixed == 0) return packed_kernel_(product);
+    const std::size_t group = product.group;
     const auto floats = [&](std::int64_t r) {
       return scratch_.floats[converted(block.first + r)] != 0;
     };
     for (std::int64_t r = 0, next = 0; r < block.rows; r = next) {
       for (next = r + 1; next < block.rows && floats(next) == floats(r);) ++next;
       product.count = static_cast<std::size_t>(next - r);
+      product.group = floats(r) ? group : plan_.fixed;
       (floats(r) ? packed_kernel_ : fixed_.multiply)(product);
       product.rows += product.count;
       product.sums += next * panel_columns - r * panel_columns;
@@ -485,7 +485,7 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
   plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
   if (packed(layout)) {
     plan.stretch = std::max<std::int64_t>(layout.k, 1);
-    plan.fixed = fixed_product(isa, packed_panels(layout), layout.dtype).row != nullptr;
+    plan.fixed = fixed_product(isa, packed_panels(layout), layout.dtype).group;
     return plan;
   }
   plan.widen =

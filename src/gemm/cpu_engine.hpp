@@ -43,7 +43,7 @@ struct GroupedProduct {
 struct ProductPlan {
   Form operand = Form::f32;     // how rows stand in memory when they are multiplied
   bool dot = false;             // pairs of k by vdpbf16ps
-  bool fixed = false;           // rows in blocks of 16-bit integers: fixed_rows.hpp
+  std::size_t fixed = 0;        // rows in blocks of so many 16-bit integers: fixed_rows.hpp
   bool widen = false;           // large blocks: weights become f32 a stretch at a time
   std::int64_t stretch = 0;     // of k
   std::int64_t block_rows = 0;  // at most

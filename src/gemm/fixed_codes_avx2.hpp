@@ -19,27 +19,12 @@ SHUNT_INLINE Whole add_products(Whole sum, Words a, Words b) {
   return sum;
 }
 SHUNT_INLINE Words each_word(std::int32_t two) { return {_mm256_set1_epi32(two)}; }
-
-// The two codes of a pair of k, 16 bits apart.
-template <int j>
-SHUNT_INLINE Words nibble_pair(Words a) {
-  return {_mm256_and_si256(shifted<4 * j>(a), _mm256_set1_epi32(0x000f000f))};
-}
-
-// A word's eight e2m1, doubled and 12 more: 0 to 24. Looked up a byte each, and so two registers.
-struct E2m1Sums {
-  __m256i even, odd;  // k 0, 4, 1, 5 and 2, 6, 3, 7
-};
-SHUNT_INLINE E2m1Sums e2m1_doubled(Words a) {
-  alignas(16) static constexpr std::uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                          12, 11, 10, 9,  8,  6,  4,  0};
-  const __m256i mask = _mm256_set1_epi8(15), table = byte_table(values);
-  return {_mm256_shuffle_epi8(table, _mm256_and_si256(a.v, mask)),
-          _mm256_shuffle_epi8(table, _mm256_and_si256(shifted<4>(a), mask))};
-}
-template <int j>
-SHUNT_INLINE Words doubled_pair(const E2m1Sums& a) {
-  const __m256i bytes = j % 2 == 0 ? a.even : a.odd;
-  if constexpr (j < 2) return {_mm256_and_si256(bytes, _mm256_set1_epi16(255))};
-  return {_mm256_srli_epi16(bytes, 8)};
+SHUNT_INLINE Words both(Words a, Words b) { return {_mm256_and_si256(a.v, b.v)}; }
+SHUNT_INLINE Words either(Words a, Words b) { return {_mm256_xor_si256(a.v, b.v)}; }
+SHUNT_INLINE Words upper_bytes(Words a) { return {_mm256_srli_epi16(a.v, 8)}; }
+// For each byte, 0 to 15, one of the 16 bytes of four words.
+SHUNT_INLINE Words look_up(const std::int32_t (&table)[4], Words bytes) {
+  const __m256i both_halves = _mm256_broadcastsi128_si256(
+      _mm_setr_epi32(table[0], table[1], table[2], table[3]));
+  return {_mm256_shuffle_epi8(both_halves, bytes.v)};
 }

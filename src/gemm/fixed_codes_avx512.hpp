@@ -13,25 +13,9 @@ SHUNT_INLINE Whole add_products(Whole sum, Words a, Words b) {
   return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
 }
 SHUNT_INLINE Words each_word(std::int32_t two) { return {_mm512_set1_epi32(two)}; }
-
-template <int j>
-SHUNT_INLINE Words nibble_pair(Words a) {
-  return {_mm512_and_si512(shifted<4 * j>(a), _mm512_set1_epi32(0x000f000f))};
-}
-
-// Of bytes, as with AVX2: half as many look-ups as vpermw would take.
-struct E2m1Sums {
-  __m512i even, odd;
-};
-SHUNT_INLINE E2m1Sums e2m1_doubled(Words a) {
-  const __m512i table = _mm512_set4_epi32(0x00040608, 0x090a0b0c, 0x18141210, 0x0f0e0d0c);
-  const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
-  return {_mm512_shuffle_epi8(table, _mm512_and_si512(a.v, mask)),
-          _mm512_shuffle_epi8(table, _mm512_and_si512(shifted<4>(a), mask))};
-}
-template <int j>
-SHUNT_INLINE Words doubled_pair(const E2m1Sums& a) {
-  const __m512i bytes = j % 2 == 0 ? a.even : a.odd;
-  if constexpr (j < 2) return {_mm512_and_si512(bytes, _mm512_set1_epi32(0x00ff00ff))};
-  return {_mm512_srli_epi16(bytes, 8)};
+SHUNT_INLINE Words both(Words a, Words b) { return {_mm512_and_si512(a.v, b.v)}; }
+SHUNT_INLINE Words either(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+SHUNT_INLINE Words upper_bytes(Words a) { return {_mm512_srli_epi16(a.v, 8)}; }
+SHUNT_INLINE Words look_up(const std::int32_t (&table)[4], Words bytes) {
+  return {_mm512_shuffle_epi8(_mm512_set4_epi32(table[3], table[2], table[1], table[0]), bytes.v)};
 }

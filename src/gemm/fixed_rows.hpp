@@ -1,7 +1,8 @@
 // Rows in blocks of 16-bit integers, for products with codes that are small integers themselves:
-// int4 less its zero point, and e2m1 doubled. Sums of a block are then integers, and exact.
+// int4 less its zero point, e2m1 doubled, and int8. Sums of a block are then integers, and exact.
 //
-// A row that was rounded to bf16 or f16 is cut at the weights' groups of k. Of a block whose
+// A row that was rounded to bf16 or f16 is cut at the weights' groups of k, or, where a column has
+// one scale for all of k (int8), into blocks of 64. Of a block whose
 // largest number lies in [2^e, 2^(e+1)), where e is taken for -111 at least, each becomes the
 // nearest integer of x / 2^(e-14). A number of bf16 from 2^(e-7) on, and of f16 from 2^(e-4) on,
 // does not move; a smaller one moves by 2^(e-15) at most. (The rounding before moved the largest by
@@ -29,6 +30,7 @@ struct FixedBlock {
 constexpr std::size_t fixed_step = 16;
 // The integers of a larger block, times 16, might not be summed in 32 bits.
 constexpr std::size_t most_fixed_group = 2048;
+constexpr std::size_t fixed_byte_group = 64;  // of int8
 constexpr std::size_t fixed_numbers_at(std::size_t k, std::size_t group) {
   return (k + group - 1) / group * sizeof(FixedBlock);
 }
@@ -40,10 +42,13 @@ struct FixedKernels {
   // A row in f32, zeros behind k up to a multiple of 16, into blocks of `group`, a multiple of 16.
   // False: it holds an infinity or a NaN, and `to` nothing of use.
   bool (*row)(const float* from, std::size_t k, std::size_t group, void* to);
+  // The same for int8: of each four numbers the second and the third change places.
+  bool (*row_of_bytes)(const float* from, std::size_t k, std::size_t group, void* to);
   // Of such rows. sums[r][c] = fma(f32(sum of a group) * unit, scale, sums[r][c]), one group after
   // the other; the sum is rounded once when it becomes f32. Columns are cut as PackedKernels' are.
   PackedKernel e2m1;
   PackedKernel int4;
+  PackedKernel int8;  // the blocks' sums first, then the scale; `group` is the rows'
 };
 namespace avx2 {
 extern const FixedKernels fixed_kernels;

@@ -270,7 +270,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       "{} {}{}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
       weights.format == FormatSpec{} ? "" : to_string(weights.format) + " decoded, ",
       plan.dot                         ? "bf16 dot"
-      : plan.fixed                     ? "rows in 16-bit integers"
+      : plan.fixed > 0                 ? "rows in 16-bit integers"
       : isa == cpu_engine::Isa::scalar ? "f32"
                                        : "f32 FMA",
       plan.widen ? ", weights widened once a block" : "",

@@ -406,9 +406,10 @@ PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {
 FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const PackedPanels& panels,
                            [[maybe_unused]] DType dtype) {
 #if SHUNT_X86
-  if (dtype == DType::f32 || panels.group() > static_cast<std::int64_t>(most_fixed_group)) {
-    return {};
-  }
+  const std::size_t group = panels.format.format == Format::int8
+                                ? fixed_byte_group
+                                : static_cast<std::size_t>(panels.group());
+  if (dtype == DType::f32 || group > most_fixed_group) return {};
   const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
   const FixedKernels* const kernels = isa == Isa::avx2 ? &avx2::fixed_kernels
                                       : isa >= Isa::avx512 && features().avx512_vnni && !dot
@@ -418,9 +419,11 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   switch (panels.format.format) {
     case Format::nvfp4:
     case Format::mxfp4:
-      return {kernels->row, kernels->e2m1};
+      return {kernels->row, kernels->e2m1, group};
     case Format::int4:
-      return {kernels->row, kernels->int4};
+      return {kernels->row, kernels->int4, group};
+    case Format::int8:
+      return {kernels->row_of_bytes, kernels->int8, group};
     default:
       break;
   }

@@ -92,6 +92,7 @@ PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 struct FixedProduct {
   decltype(FixedKernels::row) row = nullptr;
   PackedKernel multiply = nullptr;
+  std::size_t group = 0;  // a block of the rows
 };
 FixedProduct fixed_product(Isa isa, const PackedPanels& panels, DType dtype);
 

@@ -21,8 +21,8 @@ inline std::vector<double> fixed_moves(cpu_engine::Isa isa, const FormatSpec& fo
                                        const std::vector<double>& row) {
   std::vector<double> moves(row.size());
   if (!fixes_rows(isa, format, dtype)) return moves;
-  const auto group =
-      static_cast<std::size_t>(cpu_engine::PackedPanels{.format = resolved(format)}.group());
+  const std::size_t group =
+      cpu_engine::fixed_product(isa, {.format = resolved(format)}, dtype).group;
   for (std::size_t begin = 0; begin < row.size(); begin += group) {
     const std::size_t end = std::min(row.size(), begin + group);
     double largest = 0;

@@ -23,7 +23,7 @@ using cpu_engine::FixedBlock;
 using cpu_engine::Isa;
 
 const FormatSpec formats[] = {
-    {Format::nvfp4}, {Format::mxfp4}, {Format::int4, 32}, {Format::int4, 128}};
+    {Format::nvfp4}, {Format::mxfp4}, {Format::int4, 32}, {Format::int4, 128}, {Format::int8}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
@@ -45,7 +45,14 @@ class FixedRows : public testing::TestWithParam<Case> {
   Isa isa() const { return std::get<0>(GetParam()); }
   FormatSpec format() const { return std::get<1>(GetParam()); }
   DType dtype() const { return std::get<2>(GetParam()); }
-  std::int64_t group() const { return cpu_engine::PackedPanels{.format = format()}.group(); }
+  cpu_engine::FixedProduct product() const {
+    return cpu_engine::fixed_product(isa(), {.format = format()}, dtype());
+  }
+  // Where the i-th number of a row stands.
+  std::size_t place(std::size_t i) const {
+    if (format().format != Format::int8) return i;
+    return i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+  }
 
   // Rows [rows, k] times one matrix, as rows and weights of `dtype`.
   static std::vector<float> multiply(Isa isa, DType dtype, const PackedMatrix& m, const Array& x,
@@ -100,16 +107,14 @@ std::vector<Array> hard_rows(DType dtype, std::int64_t k) {
 TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
   for (const std::int64_t k : {1, 15, 16, 17, 96, 259}) {
     for (const Array& x : hard_rows(dtype(), k)) {
-      const auto size = static_cast<std::size_t>(k), of = static_cast<std::size_t>(group());
+      const auto size = static_cast<std::size_t>(k), of = product().group;
       std::vector<float> from((size + 15) / 16 * 16);
       std::vector<double> row(size);
       for (std::size_t i = 0; i < size; ++i) {
         row[i] = static_cast<double>(from[i] = x.get(static_cast<std::int64_t>(i)));
       }
       std::vector<char> bytes(cpu_engine::fixed_row_bytes(size, of), 77);
-      const cpu_engine::FixedProduct product =
-          cpu_engine::fixed_product(isa(), {.format = format()}, dtype());
-      ASSERT_TRUE(product.row(from.data(), size, of, bytes.data()));
+      ASSERT_TRUE(product().row(from.data(), size, of, bytes.data()));
       const std::vector<double> moves = fixed_moves(isa(), format(), dtype(), row);
       for (std::size_t begin = 0; begin < size; begin += of) {
         FixedBlock block;
@@ -117,7 +122,7 @@ TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
         std::int32_t sum = 0;
         for (std::size_t i = begin; i < std::min(begin + of, from.size()); ++i) {
           std::int16_t n = 0;
-          std::memcpy(&n, bytes.data() + cpu_engine::fixed_numbers_at(size, of) + 2 * i, 2);
+          std::memcpy(&n, bytes.data() + cpu_engine::fixed_numbers_at(size, of) + 2 * place(i), 2);
           sum += n;
           const double means = static_cast<double>(n) * static_cast<double>(block.unit);
           if (i >= size) {
@@ -163,12 +168,13 @@ TEST_P(FixedRows, HoldTheLargestSums) {
   FormatSpec spec = format();
   if (spec.format == Format::int4) spec.group = static_cast<int>(cpu_engine::most_fixed_group);
   ASSERT_TRUE(fixes_rows(isa(), spec, dtype()));
-  const std::int64_t n = 16, k = spec.format == Format::int4 ? spec.group : 32;
+  const std::int64_t n = 16, k = spec.format == Format::int4 ? spec.group : 64;
   const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
   PackedMatrix m = packed.packed;
   const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
-  for (const int code : {0x00, 0x77, 0xff}) {
-    std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(n * k / 2));
+  const std::int64_t codes = spec.format == Format::int8 ? n * k : n * k / 2;
+  for (const int code : {0x00, 0x77, 0x7f, 0x80, 0xff}) {
+    std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(codes));
     if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
     for (const float x : {255.0F, -255.0F, -128.0F}) {
       Array row(dtype(), {1, k});
