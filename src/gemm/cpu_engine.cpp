@@ -80,8 +80,8 @@ std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout) 
   const std::int64_t plain = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
   std::int64_t fixed = 0;
   if (plan.fixed > 0) {
-    fixed = static_cast<std::int64_t>(
-        fixed_row_bytes(static_cast<std::size_t>(layout.k), plan.fixed));
+    fixed =
+        static_cast<std::int64_t>(fixed_row_bytes(static_cast<std::size_t>(layout.k), plan.fixed));
   }
   return (std::max(plain, fixed) + 63) / 64 * 64;
 }

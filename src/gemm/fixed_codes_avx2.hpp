@@ -24,7 +24,7 @@ SHUNT_INLINE Words either(Words a, Words b) { return {_mm256_xor_si256(a.v, b.v)
 SHUNT_INLINE Words upper_bytes(Words a) { return {_mm256_srli_epi16(a.v, 8)}; }
 // For each byte, 0 to 15, one of the 16 bytes of four words.
 SHUNT_INLINE Words look_up(const std::int32_t (&table)[4], Words bytes) {
-  const __m256i both_halves = _mm256_broadcastsi128_si256(
-      _mm_setr_epi32(table[0], table[1], table[2], table[3]));
+  const __m256i both_halves =
+      _mm256_broadcastsi128_si256(_mm_setr_epi32(table[0], table[1], table[2], table[3]));
   return {_mm256_shuffle_epi8(both_halves, bytes.v)};
 }

@@ -24,8 +24,8 @@ namespace shunt::cpu_engine {
 
 // In memory: the blocks, then the numbers, filled up with zeros to a multiple of 16.
 struct FixedBlock {
-  float unit;        // 2^(e-14)
-  std::int32_t sum;  // of the block's integers
+  float unit;          // 2^(e-14), times the unit of the codes
+  std::int32_t start;  // what the products of codes that are more than they mean add, negated
 };
 constexpr std::size_t fixed_step = 16;
 // The integers of a larger block, times 16, might not be summed in 32 bits.
@@ -38,17 +38,19 @@ constexpr std::size_t fixed_row_bytes(std::size_t k, std::size_t group) {
   return fixed_numbers_at(k, group) + (k + fixed_step - 1) / fixed_step * fixed_step * 2;
 }
 
-struct FixedKernels {
+struct FixedFormat {
   // A row in f32, zeros behind k up to a multiple of 16, into blocks of `group`, a multiple of 16.
   // False: it holds an infinity or a NaN, and `to` nothing of use.
-  bool (*row)(const float* from, std::size_t k, std::size_t group, void* to);
-  // The same for int8: of each four numbers the second and the third change places.
-  bool (*row_of_bytes)(const float* from, std::size_t k, std::size_t group, void* to);
-  // Of such rows. sums[r][c] = fma(f32(sum of a group) * unit, scale, sums[r][c]), one group after
-  // the other; the sum is rounded once when it becomes f32. Columns are cut as PackedKernels' are.
-  PackedKernel e2m1;
-  PackedKernel int4;
-  PackedKernel int8;  // the blocks' sums first, then the scale; `group` is the rows'
+  bool (*row)(const float* from, std::size_t k, std::size_t group, void* to) = nullptr;
+  // Of such rows; `group` is theirs. sums[r][c] = fma(f32(sum of a block) * unit, scale,
+  // sums[r][c]), one block after the other; the sum is rounded once when it becomes f32. Columns
+  // are cut as PackedKernels' are.
+  PackedKernel multiply = nullptr;
+};
+struct FixedKernels {
+  FixedFormat nvfp4, mxfp4;
+  FixedFormat int4;
+  FixedFormat int8;  // of each four numbers of a row the second and the third change places
 };
 namespace avx2 {
 extern const FixedKernels fixed_kernels;

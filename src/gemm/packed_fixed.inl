@@ -1,9 +1,79 @@
 // The kernels of fixed_rows.hpp, for the set whose simd_*.hpp, codes_*.hpp and fixed_codes_*.hpp
 // were included before, and packed_tiles.inl.
 //
-// A register tile is rows x (vectors * width) sums of the group at hand, and as many of all groups
-// where registers are left for them. One row takes all 64 columns at once: in two passes, memory
-// would be read in the first alone. A step is a word of each column.
+// A register tile is rows x (vectors * width) sums of the group (or, of int8, the rows' block) at
+// hand, and as many of all groups where registers are left for them. One row takes all 64 columns
+// at once: in two passes, memory would be read in the first alone. A step is a word of each column.
+
+// ---- codes -------------------------------------------------------------------------------------
+//
+// A word of a column holds `word_k` codes, multiplied in pairs of k. They are multiplied as numbers
+// that are `more` than they mean (times the column's zero point, where it has one), so that none is
+// negative; a sum starts from what that adds too much.
+
+struct Int4Fixed {
+  static constexpr int word_k = 8;
+  static constexpr bool of_bytes = false;
+  static constexpr float unit = 1;
+  static constexpr std::int32_t more = 1;
+  using Extra = Whole;  // the zero points
+  SHUNT_INLINE static Extra extra(const char* header, std::size_t column) {
+    return widen_bytes(header + 128 + column);
+  }
+  SHUNT_INLINE static Whole start(const Extra& zero, std::int32_t sum) {
+    return times(zero, whole(sum));
+  }
+  using Codes = Words;
+  SHUNT_INLINE static Codes codes(Words a) { return a; }
+  template <int j>
+  SHUNT_INLINE static Words pair(const Codes& c) {
+    return both({shifted<4 * j>(c)}, each_word(0x000f000f));
+  }
+};
+// Doubled and 12 more: 0 to 24. Looked up a byte each, which takes half as many look-ups as words
+// would.
+struct E2m1Fixed {
+  static constexpr int word_k = 8;
+  static constexpr bool of_bytes = false;
+  static constexpr float unit = 0.5F;
+  static constexpr std::int32_t more = 12;
+  struct Extra {};
+  SHUNT_INLINE static Extra extra(const char*, std::size_t) { return {}; }
+  SHUNT_INLINE static Whole start(const Extra&, std::int32_t sum) { return whole(sum); }
+  struct Codes {
+    Words even, odd;  // k 0, 4, 1, 5 and 2, 6, 3, 7
+  };
+  SHUNT_INLINE static Codes codes(Words a) {
+    static constexpr std::int32_t table[4] = {0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608};
+    const Words nibbles = each_word(0x0f0f0f0f);
+    return {look_up(table, both(a, nibbles)), look_up(table, both({shifted<4>(a)}, nibbles))};
+  }
+  template <int j>
+  SHUNT_INLINE static Words pair(const Codes& c) {
+    const Words bytes = j % 2 == 0 ? c.even : c.odd;
+    if constexpr (j < 2) return both(bytes, each_word(0x00ff00ff));
+    return upper_bytes(bytes);
+  }
+};
+// 128 more: 0 to 255. A pair is k 0 and 2, or 1 and 3: fix_row() lays rows out like that.
+struct Int8Fixed {
+  static constexpr int word_k = 4;
+  static constexpr bool of_bytes = true;  // a column has one scale
+  static constexpr float unit = 1;
+  static constexpr std::int32_t more = 128;
+  struct Extra {};
+  SHUNT_INLINE static Extra extra(const char*, std::size_t) { return {}; }
+  SHUNT_INLINE static Whole start(const Extra&, std::int32_t sum) { return whole(sum); }
+  using Codes = Words;
+  SHUNT_INLINE static Codes codes(Words a) {
+    return either(a, each_word(static_cast<std::int32_t>(0x80808080U)));
+  }
+  template <int j>
+  SHUNT_INLINE static Words pair(const Codes& c) {
+    if constexpr (j == 0) return both(c, each_word(0x00ff00ff));
+    return upper_bytes(c);
+  }
+};
 
 // ---- rows --------------------------------------------------------------------------------------
 
@@ -33,7 +103,7 @@ SHUNT_INLINE void swap_middle(std::int16_t* four) {
   __builtin_memcpy(four, &bits, sizeof bits);
 }
 
-template <bool of_bytes>
+template <class Codes>
 bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
   constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even
   constexpr std::int32_t bias_bits = 0x4b400000;
@@ -56,162 +126,109 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
       numbers[i] = static_cast<std::int16_t>(n);
       sum += n;
     }
-    *block = {power_of_bits(exponent - 14), sum};
+    *block = {power_of_bits(exponent - 14) * Codes::unit, -Codes::more * sum};
   }
-  if constexpr (of_bytes) {
+  if constexpr (Codes::of_bytes) {
     for (std::size_t i = 0; i < padded; i += 4) swap_middle(numbers + i);
   }
   return true;
 }
 
-#ifndef SHUNT_AHEAD
-#define SHUNT_AHEAD 2048
-#endif
-// ---- codes -------------------------------------------------------------------------------------
-//
-// A word of a column holds `word_k` codes, multiplied in pairs of k. Codes are multiplied as they
-// are not meant, by a constant of the column more: start() takes off what that adds.
-
-struct Int4Fixed {
-  static constexpr int word_k = 8;
-  static constexpr bool scale_of_column = false;
-  static constexpr float unit = 1;
-  using Extra = Whole;  // the zero points
-  SHUNT_INLINE static Extra extra(const char* header, std::size_t column) {
-    return widen_bytes(header + 128 + column);
-  }
-  SHUNT_INLINE static Whole start(const Extra& zero, std::int32_t sum) {
-    return times(zero, whole(-sum));
-  }
-  using Codes = Words;
-  SHUNT_INLINE static Codes codes(Words a) { return a; }
-  template <int j>
-  SHUNT_INLINE static Words pair(const Codes& c) {
-    return both({shifted<4 * j>(c)}, each_word(0x000f000f));
-  }
-};
-// Doubled and 12 more: 0 to 24. Looked up a byte each, which takes half as many look-ups as words
-// would.
-struct E2m1Fixed {
-  static constexpr int word_k = 8;
-  static constexpr bool scale_of_column = false;
-  static constexpr float unit = 0.5F;
-  struct Extra {};
-  SHUNT_INLINE static Extra extra(const char*, std::size_t) { return {}; }
-  SHUNT_INLINE static Whole start(const Extra&, std::int32_t sum) { return whole(-12 * sum); }
-  struct Codes {
-    Words even, odd;  // k 0, 4, 1, 5 and 2, 6, 3, 7
-  };
-  SHUNT_INLINE static Codes codes(Words a) {
-    static constexpr std::int32_t table[4] = {0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608};
-    const Words nibbles = each_word(0x0f0f0f0f);
-    return {look_up(table, both(a, nibbles)), look_up(table, both({shifted<4>(a)}, nibbles))};
-  }
-  template <int j>
-  SHUNT_INLINE static Words pair(const Codes& c) {
-    const Words bytes = j % 2 == 0 ? c.even : c.odd;
-    if constexpr (j < 2) return both(bytes, each_word(0x00ff00ff));
-    return upper_bytes(bytes);
-  }
-};
-// 128 more: 0 to 255. A pair is k 0 and 2, or 1 and 3: fix_row<true>() lays rows out like that.
-struct Int8Fixed {
-  static constexpr int word_k = 4;
-  static constexpr bool scale_of_column = true;
-  static constexpr float unit = 1;
-  struct Extra {};
-  SHUNT_INLINE static Extra extra(const char*, std::size_t) { return {}; }
-  SHUNT_INLINE static Whole start(const Extra&, std::int32_t sum) { return whole(-128 * sum); }
-  using Codes = Words;
-  SHUNT_INLINE static Codes codes(Words a) {
-    return either(a, each_word(static_cast<std::int32_t>(0x80808080U)));
-  }
-  template <int j>
-  SHUNT_INLINE static Words pair(const Codes& c) {
-    if constexpr (j == 0) return both(c, each_word(0x00ff00ff));
-    return upper_bytes(c);
-  }
-};
-
 // ---- tiles -------------------------------------------------------------------------------------
+
+// A part of a panel, of whole groups.
+struct FixedPart {
+  const char* at;
+  std::size_t begin, end;  // of k
+  std::size_t block, x;    // where the rows' blocks and their numbers begin, in bytes
+  std::size_t ahead;       // how far from what is read to fetch
+};
+// Two parts, and what rows they meet, fit the L1.
+constexpr std::size_t fixed_part_bytes = 8192;
+// One row reads a panel once, front to back.
+constexpr std::size_t fixed_row_ahead = 2048;
 
 template <class Codes, PackedScale... scales>
 struct PackedFixed {
   static constexpr int most_rows = F32::width == 16 ? 6 : 4;
   static constexpr std::size_t columns(int rows) {
-    return rows == 1 || (rows == 2 && F32::width == 16) ? 64 : lanes(2);
+    if (rows == 1 || (rows == 2 && F32::width == 16)) return 64;
+    return lanes(rows == 2 && Codes::of_bytes ? 4 : 2);
+  }
+  static std::size_t header_bytes(const PackedProduct& p) {
+    return Codes::of_bytes ? 0 : static_cast<std::size_t>(scale_bytes(p.scale));
+  }
+  static std::size_t group_bytes(const PackedProduct& p) {
+    return header_bytes(p) + (p.group + Codes::word_k - 1) / Codes::word_k * 256;
+  }
+  static const char* codes_at(const PackedProduct& p) {
+    return p.panel + (Codes::of_bytes ? scale_bytes(p.scale) : 0);
   }
 
   template <int rows, int wide>
   __attribute__((noinline)) static void tile(const PackedProduct& p, std::size_t first,
-                                             std::size_t last_row, std::size_t column) {
+                                             std::size_t last_row, std::size_t column,
+                                             const FixedPart& part) {
     constexpr int vectors = wide / F32::width;
+    if constexpr (wide == 64) column = 0;
     constexpr bool held = rows * vectors <= F32::width / 2;  // the sums of all groups
-    // Where a column has one scale they are sums of blocks, and come to the others in the end.
-    constexpr bool apart = Codes::scale_of_column;
     TileRows<char, rows> tile(p, first, last_row);
-    alignas(64) float own[apart && !held ? rows * wide : 1];
-    float* to[rows];
     F32 sum[rows][vectors];
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      to[r] = apart ? own + (held ? 0 : r * wide) : tile.sums[r] + column;
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        sum[r][v] = apart || !held ? zero() : load(to[r] + lanes(v));
-        if constexpr (apart && !held) store(to[r] + lanes(v), zero());
+    if constexpr (held) {
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+          sum[r][v] = load(tile.sums[r] + column + lanes(v));
+        }
       }
     }
-    const char* at = p.panel;
-    const char* header = at;
-    const std::size_t header_bytes = static_cast<std::size_t>(scale_bytes(p.scale));
-    if constexpr (apart) at += header_bytes;
-    std::size_t block = 0, x = fixed_numbers_at(p.k, p.group);  // bytes of the rows
-    for (std::size_t begin = 0; begin < p.k; begin += p.group) {
-      const std::size_t end = begin + p.group < p.k ? begin + p.group : p.k;
-      if constexpr (!apart) {
-        header = at;
-        at += header_bytes;
+    const char* at = part.at;
+    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
+    const std::size_t header_size = header_bytes(p);
+    std::size_t block = part.block, x = part.x;
+    for (std::size_t begin = part.begin; begin < part.end; begin += p.group) {
+      const std::size_t end = begin + p.group < part.end ? begin + p.group : part.end;
+      const char* const header = Codes::of_bytes ? p.panel : at;
+      at += header_size;
+      if constexpr (!Codes::of_bytes) {
+        if (column == 0) __builtin_prefetch(header + ahead, 0, 3);
       }
       Whole acc[rows][vectors];
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
         const auto extra = Codes::extra(header, column + lanes(v));
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
           acc[r][v] =
-              Codes::start(extra, reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->sum);
+              Codes::start(extra, reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->start);
         }
       }
+      at += 4 * column;
       for (std::size_t k = begin; k < end; k += Codes::word_k) {
-        SHUNT_UNROLL for (int line = 0; line < 4; ++line) {
-          __builtin_prefetch(at + SHUNT_AHEAD + std::ptrdiff_t{64} * line, 0, 3);
+        SHUNT_UNROLL for (int line = 0; line < wide / 16; ++line) {
+          __builtin_prefetch(at + ahead + std::ptrdiff_t{64} * line, 0, 3);
         }
-        step(at + 4 * column, tile.row, x, acc);
+        step(at, tile.row, x, acc);
         at += 256;
         x += 2 * Codes::word_k;
       }
+      at -= 4 * column;
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        const F32 scale = scale_of<scales...>(p, header, column + lanes(v));
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const float unit =
-              Codes::unit * reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
-          const F32 before = held ? sum[r][v] : load(to[r] + lanes(v));
-          if constexpr (apart) {
-            sum[r][v] = fma(to_f32(acc[r][v]), set1(unit), before);
+          const float unit = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
+          const F32 group = mul(to_f32(acc[r][v]), set1(unit));
+          if constexpr (held) {
+            sum[r][v] = fma(group, scale, sum[r][v]);
           } else {
-            const F32 scale = scale_of<scales...>(p, header, column + lanes(v));
-            sum[r][v] = fma(mul(to_f32(acc[r][v]), set1(unit)), scale, before);
+            float* const to = tile.sums[r] + column + lanes(v);
+            store(to, fma(group, scale, load(to)));
           }
-          if constexpr (!held) store(to[r] + lanes(v), sum[r][v]);
         }
       }
       block += sizeof(FixedBlock);
     }
-    SHUNT_UNROLL for (int v = 0; (apart || held) && v < vectors; ++v) {
+    if constexpr (held) {
       SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        float* const sums = tile.sums[r] + column + lanes(v);
-        if constexpr (apart) {
-          const F32 scale = scale_of<scales...>(p, header, column + lanes(v));
-          const F32 all = held ? sum[r][v] : load(to[r] + lanes(v));
-          store(sums, fma(all, scale, load(sums)));
-        } else {
-          store(sums, sum[r][v]);
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+          store(tile.sums[r] + column + lanes(v), sum[r][v]);
         }
       }
     }
@@ -254,10 +271,35 @@ struct PackedFixed {
   }
 };
 
+// Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
+// the first tile of rows fetches what lies at its place in the part behind.
+template <class Kernel>
+void fixed_multiply(const PackedProduct& p) {
+  const std::size_t group_bytes = Kernel::group_bytes(p);
+  const std::size_t fit = fixed_part_bytes / group_bytes;
+  const std::size_t groups = p.count == 1 ? (p.k + p.group - 1) / p.group : fit > 1 ? fit : 1;
+  FixedPart part{.at = Kernel::codes_at(p),
+                 .begin = 0,
+                 .end = 0,
+                 .block = 0,
+                 .x = fixed_numbers_at(p.k, p.group),
+                 .ahead = groups * group_bytes};
+  for (; part.begin < p.k; part.begin = part.end) {
+    part.end = part.begin + groups * p.group < p.k ? part.begin + groups * p.group : p.k;
+    packed_multiply<Kernel>(p, part);
+    part.at += groups * group_bytes;
+    part.block += groups * sizeof(FixedBlock);
+    part.x += groups * p.group * sizeof(std::int16_t);
+  }
+}
+
+template <class Codes, PackedScale... scales>
+constexpr FixedFormat fixed_format = {fix_row<Codes>,
+                                      fixed_multiply<PackedFixed<Codes, scales...>>};
+
 constexpr FixedKernels all_fixed_kernels = {
-    .row = fix_row<false>,
-    .row_of_bytes = fix_row<true>,
-    .e2m1 = packed_multiply<PackedFixed<E2m1Fixed, PackedScale::e8m0, PackedScale::e4m3>>,
-    .int4 = packed_multiply<PackedFixed<Int4Fixed, PackedScale::f16, PackedScale::bf16>>,
-    .int8 = packed_multiply<PackedFixed<Int8Fixed, PackedScale::column>>,
+    .nvfp4 = fixed_format<E2m1Fixed, PackedScale::e4m3>,
+    .mxfp4 = fixed_format<E2m1Fixed, PackedScale::e8m0>,
+    .int4 = fixed_format<Int4Fixed, PackedScale::f16, PackedScale::bf16>,
+    .int8 = fixed_format<Int8Fixed, PackedScale::column>,
 };

@@ -418,12 +418,13 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   if (kernels == nullptr) return {};
   switch (panels.format.format) {
     case Format::nvfp4:
+      return {kernels->nvfp4, group};
     case Format::mxfp4:
-      return {kernels->row, kernels->e2m1, group};
+      return {kernels->mxfp4, group};
     case Format::int4:
-      return {kernels->row, kernels->int4, group};
+      return {kernels->int4, group};
     case Format::int8:
-      return {kernels->row_of_bytes, kernels->int8, group};
+      return {kernels->int8, group};
     default:
       break;
   }

@@ -89,9 +89,7 @@ PackedScale packed_scale(Format format, bool halves);
 const PackedKernels& packed_kernels(Isa isa, bool dot);
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 // What multiplies rows of `dtype` as fixed_rows.hpp lays them out; null: they stay floats.
-struct FixedProduct {
-  decltype(FixedKernels::row) row = nullptr;
-  PackedKernel multiply = nullptr;
+struct FixedProduct : FixedFormat {
   std::size_t group = 0;  // a block of the rows
 };
 FixedProduct fixed_product(Isa isa, const PackedPanels& panels, DType dtype);

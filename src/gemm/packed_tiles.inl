@@ -75,7 +75,9 @@ struct TileRows {
   alignas(64) float nowhere[64];
 
   SHUNT_INLINE TileRows(const PackedProduct& p, std::size_t first, std::size_t end) {
-    SHUNT_UNROLL for (int i = 0; i < 64; ++i) nowhere[i] = 0;
+    if (end - first < rows) {
+      SHUNT_UNROLL for (int i = 0; i < 64; ++i) nowhere[i] = 0;
+    }
     SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
       const std::size_t at = first + static_cast<std::size_t>(r);
       row[r] = static_cast<const Row*>(p.rows[at < end ? at : end - 1]);
@@ -99,44 +101,49 @@ struct LastStep {
 };
 
 // Tiles that are compiled: of 1, 2, 3, 4 and 6 rows as far as the set's registers go, and of the first
-// and the largest of these for 16 columns, which only small products take.
-template <class Kernel, int rows>
-SHUNT_INLINE void packed_columns(const PackedProduct& p, std::size_t first) {
+// and the largest of these for 16 columns, which only small products take. `part`: what a kernel may
+// want to know beside the product.
+template <class Kernel, int rows, class... Part>
+SHUNT_INLINE void packed_columns(const PackedProduct& p, std::size_t first, const Part&... part) {
   constexpr std::size_t wide = Kernel::columns(rows);
   const std::size_t last = first + rows < p.count ? first + rows : p.count;
   constexpr int narrow_rows = rows == 1 ? 1 : Kernel::most_rows;
   auto column = static_cast<std::size_t>(p.column);
   const std::size_t end = column + static_cast<std::size_t>(p.columns);
-  for (; column + wide <= end; column += wide) Kernel::template tile<rows, wide>(p, first, last, column);
+  for (; column + wide <= end; column += wide) {
+    Kernel::template tile<rows, wide>(p, first, last, column, part...);
+  }
   if constexpr (wide > 16) {
-    for (; column < end; column += 16) Kernel::template tile<narrow_rows, 16>(p, first, last, column);
+    for (; column < end; column += 16) {
+      Kernel::template tile<narrow_rows, 16>(p, first, last, column, part...);
+    }
   }
 }
 
-template <class Kernel>
-void packed_multiply(const PackedProduct& p) {
+template <class Kernel, class... Part>
+void packed_multiply(const PackedProduct& p, const Part&... part) {
   std::size_t row = 0;
   while (row < p.count) {
     const std::size_t left = p.count - row;
     if constexpr (Kernel::most_rows >= 6) {
       if (left > 4 && left != 7 && left != 8) {
-        packed_columns<Kernel, 6>(p, row);
+        packed_columns<Kernel, 6>(p, row, part...);
         row += 6;
         continue;
       }
     }
     if constexpr (Kernel::most_rows >= 4) {
       if (left > 3) {
-        packed_columns<Kernel, 4>(p, row);
+        packed_columns<Kernel, 4>(p, row, part...);
         row += 4;
         continue;
       }
-      if (left == 3) return packed_columns<Kernel, 3>(p, row);
+      if (left == 3) return packed_columns<Kernel, 3>(p, row, part...);
     }
     if constexpr (Kernel::most_rows >= 2) {
-      if (left == 2) return packed_columns<Kernel, 2>(p, row);
+      if (left == 2) return packed_columns<Kernel, 2>(p, row, part...);
     }
-    packed_columns<Kernel, 1>(p, row);
+    packed_columns<Kernel, 1>(p, row, part...);
     row += 1;
   }
 }
