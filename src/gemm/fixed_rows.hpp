@@ -2,12 +2,11 @@
 // int4 less its zero point, e2m1 doubled, and int8. Sums of a block are then integers, and exact.
 //
 // A row that was rounded to bf16 or f16 is cut at the weights' groups of k, or, where a column has
-// one scale for all of k (int8), into blocks of 64. Of a block whose
-// largest number lies in [2^e, 2^(e+1)), where e is taken for -111 at least, each becomes the
-// nearest integer of x / 2^(e-14). A number of bf16 from 2^(e-7) on, and of f16 from 2^(e-4) on,
-// does not move; a smaller one moves by 2^(e-15) at most. (The rounding before moved the largest by
-// up to 2^(e-8), or 2^(e-11).) So a column's sum, beside the f32 sum of its groups, is off by at
-// most
+// one scale for all of k (int8), into blocks of 64. Of a block whose largest number lies in
+// [2^e, 2^(e+1)), where e is taken for -111 at least, each becomes the nearest integer of
+// x / 2^(e-14). A number of bf16 from 2^(e-7) on, and of f16 from 2^(e-4) on, does not move; a
+// smaller one moves by 2^(e-15) at most. (The rounding before moved the largest by up to 2^(e-8),
+// or 2^(e-11).) So a column's sum, beside the f32 sum of its groups, is off by at most
 //
 //   sum over blocks of max(2^-15 largest |x|, 2^-126) * sum of |w| over the block
 //
