@@ -237,10 +237,13 @@ TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
   for (const Isa isa : all_isas()) {
     EXPECT_FALSE(fixes_rows(isa, {Format::int4, 32}, DType::f32));
     EXPECT_FALSE(fixes_rows(isa, {Format::int4, 4096}, DType::bf16));
+    EXPECT_FALSE(fixes_rows(isa, {Format::int8}, DType::f32));
     EXPECT_FALSE(fixes_rows(isa, {Format::mxfp8}, DType::bf16));
     // vdpbf16ps, where it is fast, keeps rows in bf16 as they are.
     const bool vnni = isa >= Isa::avx512 && cpu_engine::features().avx512_vnni;
-    EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::f16), isa == Isa::avx2 || vnni);
+    for (const Format format : {Format::mxfp4, Format::int8}) {
+      EXPECT_EQ(fixes_rows(isa, {format}, DType::f16), isa == Isa::avx2 || vnni);
+    }
     EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16),
               isa == Isa::avx2 || (vnni && isa != Isa::avx512_bf16));
   }
