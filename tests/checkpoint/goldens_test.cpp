@@ -140,6 +140,7 @@ class GoldenLayer : public Golden {
 
 TEST_P(GoldenLayer, F32) { run(f32, 1e-5); }
 TEST_P(GoldenLayer, Bf16) { run(bf16, 1e-2); }
+TEST_P(GoldenLayer, F16) { run(f16, 2e-3); }
 
 std::string case_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 INSTANTIATE_TEST_SUITE_P(Families, Golden, testing::ValuesIn(test::golden_cases()), case_name);

@@ -90,7 +90,7 @@ TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
   const Context gpu = cuda(), host = cpu({.threads = 2});
   for (const test::Recorded& block : blocks) {
     SCOPED_TRACE(block.module);
-    for (const DType dtype : {f32, bf16}) {
+    for (const DType dtype : {f32, bf16, f16}) {
       const LayerInputs in{.hidden = block.input, .token_ids = block.token_ids};
       const Result ours = run(gpu, Layer(checkpoint, block.layer, gpu, {.dtype = dtype}), in);
       const Result theirs = run(host, Layer(checkpoint, block.layer, host, {.dtype = dtype}), in);
