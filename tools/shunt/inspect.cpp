@@ -193,12 +193,12 @@ void add_inspect(CLI::App& app, Action& action) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command =
       app.add_subcommand("inspect", "what a checkpoint holds: family, rules, shapes, bytes");
-  command->add_option("--model", options->model, "folder of a checkpoint")
+  command->add_option("model,--model", options->model, "folder of a checkpoint")
       ->option_text("DIR")
       ->required();
   add_device_options(*command, options->device);
   add_json_option(*command, options->json);
-  command->footer("Example:\n  shunt inspect --model models/tiny-moe");
+  command->footer("Example:\n  shunt inspect models/tiny-moe");
   command->callback([options, &action] { action = [options] { return inspect(*options); }; });
 }
 
