@@ -9,11 +9,11 @@ namespace shunt::cuda_engine {
 
 PairPlan plan_pairs(int tiles, int steps, double groups_hit, int multiprocessors,
                     const PairLimits& limits) {
-  constexpr int most_parts = 8, block_warps = 4;  // or more
+  constexpr int block_warps = 4;  // or more
   // As many parts as so many warps of a multiprocessor have room for.
   const auto fit = [&](int warps) {
     PairPlan plan;
-    for (int parts = limits.least; parts <= std::min(most_parts, steps); parts *= 2) {
+    for (int parts = limits.least; parts <= std::min(limits.most_parts, steps); parts *= 2) {
       const int sets = std::max(1, block_warps / parts);
       const double blocks = std::ceil(groups_hit * ((tiles + sets - 1) / sets));
       if (blocks <= multiprocessors * (warps / (parts * sets))) plan = {parts, sets, warps};

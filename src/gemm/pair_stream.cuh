@@ -113,7 +113,7 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 
 #endif
 
-// P: the operands. rows: of weights, a warp's; depth: steps that a warp has under way,
+// P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
 // slot_bytes each; stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
 template <class P>
 __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ PairArgs args) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
     cp_async_wait<P::depth>();
   }
   __syncthreads();
-  operands.begin(args, shared, min(lane % 8, rows.count - 1), lane);
+  operands.begin(args, shared, rows.count, lane);
   int slot = 0;
 #pragma unroll 1
   for (int at = begin; at < end; ++at) {
@@ -200,30 +200,45 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
     cp_async_commit();
     slot = slot + P::slot_bytes == P::depth * P::slot_bytes ? 0 : slot + P::slot_bytes;
   }
-  float d[4];
-  operands.value(d);
+  float d[P::blocks][4];
+#pragma unroll
+  for (int b = 0; b < P::blocks; ++b) operands.value(b, d[b]);
   if (parts > 1) {
     auto* const sums = reinterpret_cast<float4*>(shared + staged_bytes(args) +
                                                  parts * args.sets * P::depth * P::slot_bytes) +
                        lane;
-    if (part > 0) sums[32 * warp] = make_float4(d[0], d[1], d[2], d[3]);
+    const auto at = [&](int w, int b) { return (w * P::blocks + b) * 32; };
+    if (part > 0) {
+#pragma unroll
+      for (int b = 0; b < P::blocks; ++b) {
+        sums[at(warp, b)] = make_float4(d[b][0], d[b][1], d[b][2], d[b][3]);
+      }
+    }
     __syncthreads();
     if (part > 0) return;
 #pragma unroll 1
     for (int p = 1; p < parts; ++p) {
-      const float4 other = sums[32 * (warp + p)];
-      d[0] += other.x, d[1] += other.y, d[2] += other.z, d[3] += other.w;
+#pragma unroll
+      for (int b = 0; b < P::blocks; ++b) {
+        const float4 other = sums[at(warp + p, b)];
+        d[b][0] += other.x, d[b][1] += other.y, d[b][2] += other.z, d[b][3] += other.w;
+      }
     }
   }
   if (!some) return;
   const Finish& f = args.finish;
-  operands.scale(args, d);
-  if (!ends_in_registers(f)) {
-    finish_lane(f, group, rows.row, rows.count, first, d[0], d[1], d[2], d[3], lane);
-  } else if (f.out_dtype == DType::bf16) {
-    finish_in_registers<8, true>(f, rows.row, rows.count, first, d, lane);
-  } else {
-    finish_in_registers<8, false>(f, rows.row, rows.count, first, d, lane);
+  const bool direct = ends_in_registers(f);
+#pragma unroll
+  for (int b = 0; b < P::blocks; ++b) {
+    operands.scale(args, b, d[b]);
+    const int from = first + 16 * b;
+    if (!direct) {
+      finish_lane(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);
+    } else if (f.out_dtype == DType::bf16) {
+      finish_in_registers<8, true>(f, rows.row, rows.count, from, d[b], lane);
+    } else {
+      finish_in_registers<8, false>(f, rows.row, rows.count, from, d[b], lane);
+    }
   }
 #endif
 }
@@ -244,14 +259,14 @@ void launch_pair_stream(const Gpu& gpu, PairArgs args, const PairPlan& plan) {
                        static_cast<unsigned>(std::min(args.pairs, args.groups))),
           .block = dim3(32, static_cast<unsigned>(plan.parts), static_cast<unsigned>(plan.sets)),
           .shared = static_cast<std::size_t>(staged_bytes(args) +
-                                             warps * (P::depth * P::slot_bytes + 512))},
+                                             warps * (P::depth * P::slot_bytes + 512 * P::blocks))},
          pair_stream<P>, args);
 }
 
 // Of P<depth>, with depths for 16 warps and for 24 (0: none).
 template <template <int> class P, int deep, int shallow>
 bool launch_pair_stream(const Gpu& gpu, const PairArgs& args, const PairLimits& limits) {
-  const int tiles = (args.group_rows + 15) / 16;
+  const int tiles = (args.group_rows + P<deep>::rows - 1) / P<deep>::rows;
   const PairPlan plan =
       plan_pairs(tiles, args.steps, groups_hit(args.groups, args.pairs, args.tokens),
                  gpu.multiprocessors, limits);

@@ -69,11 +69,12 @@ struct PairPlan {
   int parts = 0, sets = 1, warps = 0;  // parts 0: another kernel is faster
 };
 struct PairLimits {
-  int least;    // of parts
-  int most;     // of warps
-  int longest;  // steps of a warp, beyond which more warps are faster
+  int least;           // of parts
+  int most;            // of warps
+  int longest;         // steps of a warp, beyond which more warps are faster
+  int most_parts = 8;  // a power of two
 };
-// Of `tiles` of 16 rows of weights a group.
+// Of `tiles` of as many rows of weights a group as a warp takes.
 PairPlan plan_pairs(int tiles, int steps, double groups_hit, int multiprocessors,
                     const PairLimits& limits);
 // Groups that so many pairs of different tokens hit where routing is uniform.

@@ -11,7 +11,7 @@ namespace {
 template <class T, int depth_>
 class Stream16 {
  public:
-  static constexpr int rows = 16, depth = depth_, slot_bytes = 2048;
+  static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = 2048;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
 
 #if defined(SHUNT_SM_90A)
@@ -31,10 +31,10 @@ class Stream16 {
     copy_by_lanes<slot_bytes>(slot, from_, lane_);
     from_ += tile_bytes;
   }
-  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int token,
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int count,
                                         int lane) {
-    token_ =
-        shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);
+    token_ = shared_address(shared) +
+             static_cast<std::uint32_t>(min(lane % 8, count - 1) * args.pitch + lane / 8 * 16);
   }
   __device__ __forceinline__ void multiply(const unsigned char*, std::uint32_t slot, int at) {
     const std::uint32_t row = slot + static_cast<std::uint32_t>(lane_ % 16 * 128);
@@ -51,11 +51,11 @@ class Stream16 {
       }
     }
   }
-  __device__ __forceinline__ void value(float (&d)[4]) const {
+  __device__ __forceinline__ void value(int, float (&d)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) d[i] = sums_[0][i] + sums_[1][i];
   }
-  __device__ __forceinline__ static void scale(const PairArgs&, float (&)[4]) {}
+  __device__ __forceinline__ static void scale(const PairArgs&, int, float (&)[4]) {}
 
  private:
   static constexpr int tile_bytes = 128 * 64 * 2;

@@ -10,20 +10,21 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-template <class L_, int depth_>
+template <class L_, int depth_, int blocks_>
 class StreamFragments {
  public:
   using L = L_;
-  static constexpr int tokens = 8, rows = 16, depth = depth_;
-  static constexpr int code_bytes = L::pairs * 64 * L::code_words * 2;
-  static constexpr int position_bytes = L::sparse ? 256 : 0;
+  static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
+  static constexpr int code_bytes = blocks * L::pairs * 128 * L::code_words;
+  static constexpr int position_bytes = L::sparse ? 256 * blocks : 0;
   static constexpr bool of_tile = L::codes == Codes::fp8_block;  // scales
   static constexpr int scale_bytes = of_tile ? 16
                                      : L::codes == Codes::int8 || L::codes == Codes::fp8
                                          ? 0
-                                         : 32 * L::scale_words;
+                                         : 32 * blocks * L::scale_words;
   // Zero points are as far behind the scales as they are in a tile.
-  static constexpr int zeros_at = L::parts.zeros - L::parts.scales, zero_bytes = 8 * L::groups;
+  static constexpr int zeros_at = L::parts.zeros - L::parts.scales,
+                       zero_bytes = 8 * blocks * L::groups;
   static constexpr int slot_bytes =
       (code_bytes + position_bytes + (L::groups > 0 ? zeros_at + zero_bytes : scale_bytes) + 15) /
       16 * 16;
@@ -46,7 +47,8 @@ class StreamFragments {
   __device__ __forceinline__ void load_factors(const PairArgs& args, int first) {
     const auto* const factors =
         reinterpret_cast<const float*>(group_ + args.scales_at) + first + lane_ / 4;
-    factors_[0] = __ldg(factors), factors_[1] = __ldg(factors + 8);
+#pragma unroll
+    for (int i = 0; i < 2 * blocks; ++i) factors_[i] = __ldg(factors + 8 * i);
   }
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, int thread, int threads) {
@@ -54,71 +56,82 @@ class StreamFragments {
   }
   // The next step.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
-    copy_by_lanes<code_bytes>(slot, tile_ + block_ * code_bytes, lane_);
+    copy_by_lanes<code_bytes>(slot, tile_ + block_ * (code_bytes / blocks), lane_);
     std::uint32_t to = slot + code_bytes;
     if constexpr (L::sparse) {
-      copy_by_lanes<position_bytes>(to, tile_ + L::parts.positions + block_ * position_bytes,
-                                    lane_);
+      copy_by_lanes<position_bytes>(
+          to, tile_ + L::parts.positions + block_ * (position_bytes / blocks), lane_);
       to += position_bytes;
     }
     if constexpr (scale_bytes > 0) {
-      copy_by_lanes<scale_bytes>(to, tile_ + L::parts.scales + (of_tile ? 0 : block_ * scale_bytes),
-                                 lane_);
+      copy_by_lanes<scale_bytes>(
+          to, tile_ + L::parts.scales + (of_tile ? 0 : block_ * (scale_bytes / blocks)), lane_);
     }
     if constexpr (L::groups > 0) {  // 8 to 64 bytes, at multiples of 8
       if (8 * lane_ < zero_bytes) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
                          to + static_cast<std::uint32_t>(zeros_at + 8 * lane_)),
-                     "l"(tile_ + L::parts.zeros + block_ * zero_bytes + 8 * lane_)
+                     "l"(tile_ + L::parts.zeros + block_ * (zero_bytes / blocks) + 8 * lane_)
                      : "memory");
       }
     }
     tile_ += L::parts.bytes;
   }
-  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int token,
+  __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int count,
                                         int lane) {
-    tokens_ =
-        shared_address(shared) + static_cast<std::uint32_t>(token * args.pitch + lane / 8 * 16);
+    tokens_ = shared_address(shared) +
+              static_cast<std::uint32_t>(min(lane % 8, count - 1) * args.pitch + lane / 8 * 16);
   }
   __device__ __forceinline__ void multiply(const unsigned char* slot, std::uint32_t, int at) {
     const unsigned char* const positions = slot + code_bytes - L::parts.positions;
     const unsigned char* const scales = slot + code_bytes + position_bytes - L::parts.scales;
     sums_.add(slot, positions, scales, tokens_ + static_cast<std::uint32_t>(at * 256), 0, lane_);
   }
-  __device__ __forceinline__ void value(float (&d)[4]) const {
+  __device__ __forceinline__ void value(int b, float (&d)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) d[i] = sums_.of(0, i);
+    for (int i = 0; i < 4; ++i) d[i] = sums_.of(0, i, b);
   }
-  __device__ __forceinline__ void scale(const PairArgs& args, float (&d)[4]) const {
+  __device__ __forceinline__ void scale(const PairArgs& args, int b, float (&d)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) d[i] = __fmul_rn(d[i], __fmul_rn(factors_[i / 2], args.unscale));
+    for (int i = 0; i < 4; ++i)
+      d[i] = __fmul_rn(d[i], __fmul_rn(factors_[2 * b + i / 2], args.unscale));
   }
 
  private:
   const char *group_, *tile_;
   int lane_, block_;
   std::uint32_t tokens_ = 0;
-  float factors_[2];
-  WarpSums<StreamFragments> sums_;
+  float factors_[2 * blocks];
+  WarpSums<StreamFragments, blocks> sums_;
 #endif
 };
 
-template <class L>
+template <class L, int blocks>
 struct OfLane {
   template <int depth>
-  using Stream = StreamFragments<L, depth>;
+  using Stream = StreamFragments<L, depth, blocks>;
+  static constexpr int bytes = StreamFragments<L, 1, blocks>::slot_bytes;
 };
 
-// 9 KB of a warp under way, or 7, which has paid for one token only.
+// 9 KB of a warp under way, or 7, which has paid for one token only. In 4 bits tiles of 32 rows of
+// weights where those of 16 do not fit, each with all of k: shared out as well they were slower
+// than the kernels for few rows.
 template <class L>
 bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
-  constexpr int bytes = StreamFragments<L, 1>::slot_bytes, deep = 9 * 1024 / bytes;
+  using One = OfLane<L, 1>;
+  constexpr int deep = 9 * 1024 / One::bytes;
   if constexpr (eight_bits(L::codes)) {
-    return launch_pair_stream<OfLane<L>::template Stream, deep, 0>(
+    return launch_pair_stream<One::template Stream, deep, 0>(
         gpu, args, {.least = 2, .most = 16, .longest = 16});
   } else {
-    return launch_pair_stream<OfLane<L>::template Stream, deep, 7 * 1024 / bytes>(
-        gpu, args, {.least = 1, .most = args.tokens == 1 ? 24 : 16, .longest = 10});
+    const PairLimits limits{.least = 1, .most = args.tokens == 1 ? 24 : 16, .longest = 10};
+    if (launch_pair_stream<One::template Stream, deep, 7 * 1024 / One::bytes>(gpu, args, limits)) {
+      return true;
+    }
+    if constexpr (L::codes == Codes::int4) return false;
+    using Two = OfLane<L, 2>;
+    return launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
+        gpu, args, {.least = 1, .most = 16, .longest = 16, .most_parts = 1});
   }
 }
 

@@ -53,6 +53,15 @@ TEST(PairPlan, OfKnownLayers) {
   EXPECT_EQ(plan_pairs(180, 23, 4, 132, four_bits).parts, 4);
   EXPECT_EQ(plan_pairs(360, 23, 4, 132, {.least = 2, .most = 16, .longest = 16}).parts, 0);
   EXPECT_EQ(plan_pairs(96, 16, groups_hit(128, 32, 4), 132, four_bits).parts, 0);
+  // By tiles of 32 rows of weights, each with all of k: Qwen3-30B-A3B's fit at four tokens,
+  // gpt-oss-20b's would be too long at two.
+  constexpr PairLimits whole_k{.least = 1, .most = 16, .longest = 16, .most_parts = 1};
+  for (const auto& [tiles, steps] : {std::pair{48, 16}, {64, 6}}) {
+    const PairPlan plan = plan_pairs(tiles, steps, groups_hit(128, 32, 4), 132, whole_k);
+    EXPECT_EQ(plan.parts, 1);
+    EXPECT_EQ(plan.sets, 4);
+  }
+  EXPECT_EQ(plan_pairs(90, 23, groups_hit(32, 8, 2), 132, whole_k).parts, 0);
 }
 
 TEST(PairPlan, GroupsThatPairsHit) {

@@ -247,6 +247,43 @@ TEST_P(LayerOnGpu, AGraphFollowsItsInputs) {
     }
   }
 }
+
+// Few tokens, whose products order them by themselves: likewise, over other tokens and so others'
+// experts.
+TEST_P(LayerOnGpu, AGraphOfFewTokensFollowsItsInputs) {
+  RandomLayer random(GetParam().spec, 25);
+  const LayerSpec& spec = random.spec;
+  if (spec.route.hashed) GTEST_SKIP() << "ids come with the call";
+  for (const std::int64_t tokens : {1, 3, 8}) {
+    const test::Stream stream;
+    const Context context = cuda({.stream = stream.get(), .dependent_launch = true});
+    const LayerOptions options{.dtype = DType::bf16};
+    const Layer layer(spec, random.weights, context, options);
+    const Context plain_context = cuda();
+    const Layer plain(spec, random.weights, plain_context, options);
+    Result result(spec, tokens);
+    test::Mirror mirror(context);
+    const Tensor first = random.hidden_states(tokens, DType::bf16);
+    const LayerInputs there{.hidden = mirror.in(first)};
+    const LayerOutputs out{.output = mirror.out(view(result.output.data(), {tokens, spec.hidden}))};
+    const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+    layer.forward(there, out, workspace);
+    context.synchronize();
+    const test::Graph graph(stream, [&] {
+      layer.forward(there, out, workspace);
+      layer.forward(there, out, workspace);
+    });
+    for (int replay = 0; replay < 8; ++replay) {
+      const Tensor states = random.hidden_states(tokens, DType::bf16);
+      context.copy(there.hidden.data, states.data,
+                   static_cast<std::size_t>(states.elements()) * sizeof(std::uint16_t));
+      graph.replay();
+      mirror.fetch();
+      EXPECT_EQ(result.output, run(plain_context, plain, {.hidden = states}).output)
+          << tokens << " tokens, replay " << replay;
+    }
+  }
+}
 #endif
 
 INSTANTIATE_TEST_SUITE_P(Specs, LayerOnGpu, ::testing::ValuesIn(on_gpu_only(layer_specs())),
