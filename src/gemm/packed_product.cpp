@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
+#include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -145,8 +146,10 @@ Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const Packed
 
 std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
                           bool rounded) {
+  const PackedSizes sizes = sizes_for(layout, groups, rows, rounded);
+  const GpuFigures f = figures(gpu);
   return (rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
-         describe(plan_packed(sizes_for(layout, groups, rows, rounded), figures(gpu)));
+         describe(plan_packed(sizes, f)) + weighed(candidates(sizes, f));
 }
 
 }  // namespace shunt::cuda_engine

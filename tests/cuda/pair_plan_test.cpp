@@ -18,7 +18,8 @@ TEST(PairPlan, AsManyWarpsAsFitAtOnce) {
           const PairPlan plan = plan_pairs(tiles, steps, hit, multiprocessors,
                                            {.least = least, .most = 24, .longest = 10});
           const auto blocks = [&](int parts, int sets) {
-            return std::ceil(hit * ((tiles + sets - 1) / sets)) * parts * sets;
+            const int of_group = (tiles + sets - 1) / sets;
+            return std::ceil(hit * of_group) * parts * sets;
           };
           if (plan.parts == 0) {
             EXPECT_TRUE(least > steps || blocks(least, 4 / least) > multiprocessors * 16 ||
