@@ -20,7 +20,7 @@ SHUNT_INLINE Whole add_products(Whole sum, Words a, Words b) {
 }
 SHUNT_INLINE Words each_word(std::int32_t two) { return {_mm256_set1_epi32(two)}; }
 SHUNT_INLINE Words both(Words a, Words b) { return {_mm256_and_si256(a.v, b.v)}; }
-SHUNT_INLINE Words either(Words a, Words b) { return {_mm256_xor_si256(a.v, b.v)}; }
+SHUNT_INLINE Words flipped(Words a, Words bits) { return {_mm256_xor_si256(a.v, bits.v)}; }
 SHUNT_INLINE Words upper_bytes(Words a) { return {_mm256_srli_epi16(a.v, 8)}; }
 // For each byte, 0 to 15, one of the 16 bytes of four words.
 SHUNT_INLINE Words look_up(const std::int32_t (&table)[4], Words bytes) {

@@ -14,7 +14,7 @@ SHUNT_INLINE Whole add_products(Whole sum, Words a, Words b) {
 }
 SHUNT_INLINE Words each_word(std::int32_t two) { return {_mm512_set1_epi32(two)}; }
 SHUNT_INLINE Words both(Words a, Words b) { return {_mm512_and_si512(a.v, b.v)}; }
-SHUNT_INLINE Words either(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+SHUNT_INLINE Words flipped(Words a, Words bits) { return {_mm512_xor_si512(a.v, bits.v)}; }
 SHUNT_INLINE Words upper_bytes(Words a) { return {_mm512_srli_epi16(a.v, 8)}; }
 SHUNT_INLINE Words look_up(const std::int32_t (&table)[4], Words bytes) {
   return {_mm512_shuffle_epi8(_mm512_set4_epi32(table[3], table[2], table[1], table[0]), bytes.v)};

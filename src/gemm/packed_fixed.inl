@@ -66,7 +66,7 @@ struct Int8Fixed {
   SHUNT_INLINE static Whole start(const Extra&, std::int32_t sum) { return whole(sum); }
   using Codes = Words;
   SHUNT_INLINE static Codes codes(Words a) {
-    return either(a, each_word(static_cast<std::int32_t>(0x80808080U)));
+    return flipped(a, each_word(static_cast<std::int32_t>(0x80808080U)));
   }
   template <int j>
   SHUNT_INLINE static Words pair(const Codes& c) {
