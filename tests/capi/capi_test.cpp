@@ -47,6 +47,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<PreparedWeights>(), 10);
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
   EXPECT_EQ(members<GroupedGemmInputs>(), 8);
+  EXPECT_EQ(members<IndexedGemmInputs>(), 4);
   EXPECT_EQ(members<ActivationSpec>(), 6);
   EXPECT_EQ(members<CombineSpec>(), 5);
   EXPECT_EQ(members<CombineInputs>(), 9);
@@ -56,7 +57,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ExpertWeights>(), 10);
   EXPECT_EQ(members<LayerWeights>(), 14);
   EXPECT_EQ(members<LayerOptions>(), 5);
-  EXPECT_EQ(members<LayerInputs>(), 7);
+  EXPECT_EQ(members<LayerInputs>(), 8);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
 }
