@@ -1,11 +1,10 @@
 // Few pairs of fp8 with a scale for 128 x 128 weights (pair_stream.cuh): tiles of
 // packed_layout.hpp; rows of 16 bits are rounded as gather() rounds them, by each block for itself.
 //
-// A slot is 16 rows by 128 along k as they lie, 128 bytes a row, swizzled, and the step's
-// scales. The step's products are summed from 0 and times both scales join the sum, as in
-// fp8_few_rows.cu. Hopper's mma.sync makes f16 of e4m3 anyway, operands of rows as often as those
-// of weights: rows are f16 here from the start, weights as they come. Products and their sums are
-// those of f32.
+// A slot is 16 rows by 128 along k as they lie, 128 bytes a row, swizzled, and the step's scales.
+// The step's products are summed from 0 and times both scales join the sum, as in fp8_few_rows.cu.
+// Hopper's mma.sync makes f16 of e4m3 anyway, of rows as often as of weights: here rows are f16
+// from the start, weights as they come. Products and their sums are those of f32.
 #include "gemm/fp8_rounding.cuh"
 #include "gemm/packed_layout.hpp"
 #include "gemm/pair_stream.cuh"

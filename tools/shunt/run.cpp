@@ -128,7 +128,8 @@ LayerOptions layer_options(const RunOptions& options) {
       .dtype = options.dtype, .format = format_from_string(options.format), .rows = options.rows};
 }
 
-// About twice what rounding costs any recorded model; docs/formats.md has the means.
+// About twice what rounding costs any recorded model; docs/formats.md has the means. Pruned to 2:4
+// by magnitude random experts are off by up to 0.9: a tolerance of 1 finds gross faults alone.
 double default_tolerance(const LayerOptions& options) {
   switch (options.format.format) {
     case Format::plain:
@@ -144,6 +145,8 @@ double default_tolerance(const LayerOptions& options) {
     case Format::mxfp4:
     case Format::int4:
       return 0.5;
+    case Format::dense3:
+      return 0.7;
     default:
       return 1;
   }
