@@ -1,8 +1,11 @@
 // What a layer tells the kernels for few rows beside a product itself: its pairs where they are so
-// few that each block orders them by itself, and which weights are read next.
+// few that each block orders them by itself, which weights are read next, and what becomes of one
+// token's rows.
 #pragma once
 
 #include <cstdint>
+
+#include "shunt/tensor.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -16,6 +19,18 @@ struct NextWeights {
   int columns = 0, tile_bytes = 0;
 };
 
+// One token's rows, of 16 bits, added up as combine() adds them: the sum over pairs of
+// weights[pair] times the pair's row, in the order of pairs, and the residual.
+struct PairSum {
+  void* out = nullptr;  // [columns of the product]; null: rows are left as they are
+  DType out_dtype = DType::f32;
+  const void* residual = nullptr;  // [columns]; null: none
+  DType residual_dtype = DType::f32;
+  const float* weights = nullptr;  // [pairs], as old as the ids; null: all 1
+  bool* heard = nullptr;  // of the host: becomes true where a kernel is enqueued that adds up
+};
+inline constexpr int most_summed_pairs = 8;  // sets of warps in a block
+
 struct FewChain {
   // Not null: pair p is one of group ids[p], or of none where there is no such group. They stand
   // for offsets and, where the product has one, for the permutation.
@@ -25,6 +40,7 @@ struct FewChain {
   bool rows_older = false;  // than the grid before this one: what the product reads rows from
   std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
   NextWeights next;
+  PairSum sum;      // of a product with ids and one token, whose pairs are of different groups
   int at_once = 0;  // blocks that the GPU holds; the launcher of a kernel fills it in
 };
 

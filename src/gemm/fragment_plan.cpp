@@ -158,6 +158,19 @@ PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
                            [](const auto& a, const auto& b) { return a.us < b.us; });
 }
 
+PackedPlan plan_chained(const PackedSizes& sizes, const GpuFigures& gpu) {
+  constexpr double much = 1.5;
+  const PackedPlan best = plan_fragments(sizes, gpu);
+  PackedPlan few;
+  for (const PackedPlan& plan : fragment_candidates(sizes, gpu)) {
+    if (plan.kernel == PackedPlan::few_rows &&
+        (few.kernel == PackedPlan::none || plan.us < few.us)) {
+      few = plan;
+    }
+  }
+  return few.kernel == PackedPlan::few_rows && few.us <= much * best.us ? few : best;
+}
+
 std::string fragment_words(const PackedPlan& plan) {
   if (plan.kernel == PackedPlan::none) return "none of this GPU's kernels";
   const bool many = plan.kernel == PackedPlan::many_rows;

@@ -167,7 +167,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 }
 
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
-  return few_enough(p) && plan_fragments(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+  return few_enough(p) && plan_chained(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& p) {
@@ -176,7 +176,9 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& p) {
 
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& p, const FewChain& chain) {
   if (p.out.elements() == 0) return;
-  const PackedPlan plan = plan_fragments(sizes_of(p), figures(gpu));
+  const PackedSizes sizes = sizes_of(p);
+  const GpuFigures f = figures(gpu);
+  const PackedPlan plan = chain.ids != nullptr ? plan_chained(sizes, f) : plan_fragments(sizes, f);
   if (!multiply_as_planned(gpu, plan, p, chain)) {
     fail(Status::unsupported,
          "grouped_gemm: {} rows by {} matrices [{}, {}] of {} have no kernel on this GPU: it must "

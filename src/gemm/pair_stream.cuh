@@ -15,6 +15,8 @@
 //      end, as far as these leave room
 //   4. multiplies, step after step
 //   5. adds its warps' sums in the order of k, finishes them as finish.cuh says
+// Where a product adds up one token's rows (pair_sum.cuh) a block has one tile of all groups hit, a
+// set of warps each, with a row of its own.
 //
 // Bytes: weights of the groups hit once, rows once a block. Time predicted on an H200: 1.3 us +
 // bytes / 4.6 TB/s, and where a product before it is waited for 1.5 us behind that one's end.
@@ -28,6 +30,7 @@
 #include "gemm/few_end.cuh"
 #include "gemm/few_walk.cuh"
 #include "gemm/pair_stream.hpp"
+#include "gemm/pair_sum.cuh"
 #include "gemm/row_pieces.cuh"
 
 namespace shunt::cuda_engine {
@@ -38,6 +41,17 @@ namespace {
 __host__ __device__ constexpr int staged_bytes(const PairArgs& args) {
   return (args.tokens * args.pitch + 127) / 128 * 128;
 }
+// And for those of all groups that a block has.
+__host__ __device__ constexpr int all_staged_bytes(const PairArgs& args) {
+  return staged_bytes(args) * (args.sum.out != nullptr ? args.sets : 1);
+}
+// A block's: rows, slots of each warp, its sums, and one token's results.
+template <class P>
+constexpr int block_bytes(const PairArgs& args, int parts) {
+  return all_staged_bytes(args) + parts * args.sets * (args.ring_bytes + 512 * P::blocks) +
+         (args.sum.out != nullptr ? 4 * args.sets * P::rows : 0);
+}
+inline constexpr int most_pair_threads = 512;
 
 #if defined(SHUNT_SM_90A)
 
@@ -115,8 +129,10 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 
 // P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
 // slot_bytes each; stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
-template <class P>
-__global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ PairArgs args) {
+// summed: it adds up one token's rows; then the product is a second one, early, of rows in place.
+template <class P, bool summed>
+__global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 : 3)
+    pair_stream(const __grid_constant__ PairArgs args) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ __align__(128) unsigned char shared[];
   const auto lane = static_cast<int>(threadIdx.x), parts = static_cast<int>(blockDim.y);
@@ -141,36 +157,46 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
   const unsigned like = args.tokens > 1 ? __match_any_sync(0xffffffffu, id) : 1u << lane;
   const bool first_of_group = id < none && (like & before) == 0;
   const unsigned firsts = __ballot_sync(0xffffffffu, first_of_group);
-  const auto number = static_cast<int>(blockIdx.y);
+  const int number = summed ? set : static_cast<int>(blockIdx.y);
   const unsigned mine =
       __ballot_sync(0xffffffffu, first_of_group && __popc(firsts & before) == number);
   const bool writes = args.inverse != nullptr && blockIdx.x == 0 && warp == 0;
   if (writes && number == 0 && id >= none && lane < args.pairs) args.inverse[lane] = -1;
-  if (mine == 0) {
+  float weight = 1;
+  if (summed && args.sum.weights != nullptr && lane < args.pairs) {
+    weight = __ldcg(args.sum.weights + lane);
+  }
+  if (mine == 0 && !summed) {
     if (args.early) {
       wait_for_predecessor();
       let_successor_start();
     }
     return;
   }
-  const int pair = __ffs(static_cast<int>(mine)) - 1;
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(id), pair);
+  const bool there = mine != 0;
+  const int pair = max(__ffs(static_cast<int>(mine)) - 1, 0);
+  const int group = there ? __shfl_sync(0xffffffffu, static_cast<int>(id), pair) : 0;
   StreamedRows rows;
   rows.of = __shfl_sync(0xffffffffu, like, pair);
   rows.row = __popc(__ballot_sync(0xffffffffu, id < static_cast<unsigned>(group)));
-  rows.count = min(__popc(rows.of), 8);
-  if (writes && (rows.of >> lane & 1) != 0)
+  rows.count = there ? min(__popc(rows.of), 8) : 0;
+  if (writes && there && (rows.of >> lane & 1) != 0)
     args.inverse[lane] = rows.row + __popc(rows.of & before);
   const int begin = part * args.each + min(part, args.more);
   const int steps = args.each + (part < args.more ? 1 : 0);
-  const int first = (static_cast<int>(blockIdx.x) * args.sets + set) * P::rows;  // of weights
-  const bool some = first < args.group_rows;
+  const int tile = static_cast<int>(blockIdx.x);
+  const int first = (summed ? tile : tile * args.sets + set) * P::rows;  // of weights
+  const bool some = first < args.group_rows && there;
   const int end = some ? begin + steps : begin;
 
-  unsigned char* const ring = shared + staged_bytes(args) + warp * P::depth * P::slot_bytes;
+  // Its rows, and who brings them: the block, or the warps of a set.
+  unsigned char* const staged_at = shared + (summed ? set * staged_bytes(args) : 0);
+  const int stager = summed ? thread - set * 32 * parts : thread;
+  const int stagers = summed ? 32 * parts : threads;
+  unsigned char* const ring = shared + all_staged_bytes(args) + warp * args.ring_bytes;
   const std::uint32_t ring_at = shared_address(ring);
   P operands(args, group, first, begin, lane);
-  if (!args.early && !staged) P::stage(args, rows, shared, thread, threads);
+  if (!args.early && !staged) P::stage(args, rows, staged_at, stager, stagers);
   cp_async_commit();
 #pragma unroll
   for (int i = 0; i < P::depth; ++i) {
@@ -181,14 +207,14 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
   if (args.early) {
     wait_for_predecessor();
     let_successor_start();
-    P::stage(args, rows, shared, thread, threads);
+    P::stage(args, rows, staged_at, stager, stagers);
     cp_async_commit();
     cp_async_wait<0>();
   } else {
     cp_async_wait<P::depth>();
   }
   __syncthreads();
-  operands.begin(args, shared, rows.count, lane);
+  operands.begin(args, staged_at, rows.count, lane);
   int slot = 0;
 #pragma unroll 1
   for (int at = begin; at < end; ++at) {
@@ -203,10 +229,10 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
   float d[P::blocks][4];
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) operands.value(b, d[b]);
+  unsigned char* const behind =
+      shared + all_staged_bytes(args) + parts * args.sets * args.ring_bytes;
   if (parts > 1) {
-    auto* const sums = reinterpret_cast<float4*>(shared + staged_bytes(args) +
-                                                 parts * args.sets * P::depth * P::slot_bytes) +
-                       lane;
+    auto* const sums = reinterpret_cast<float4*>(behind) + lane;
     const auto at = [&](int w, int b) { return (w * P::blocks + b) * 32; };
     if (part > 0) {
 #pragma unroll
@@ -225,8 +251,20 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
       }
     }
   }
-  if (!some) return;
   const Finish& f = args.finish;
+  if (summed) {
+    auto* const box = reinterpret_cast<float*>(behind + 512 * P::blocks * parts * args.sets);
+#pragma unroll
+    for (int b = 0; b < P::blocks; ++b) {
+      if (!there) break;
+      operands.scale(args, b, d[b]);
+      put_rounded<P::rows>(f, box, group, first, b, number, d[b], lane);
+    }
+    named_barrier(1, 32 * args.sets);
+    if (set == 0) add_up<P::rows>(args.sum, f, box, first, firsts, weight, lane);
+    return;
+  }
+  if (!some) return;
   const bool direct = ends_in_registers(f);
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) {
@@ -243,38 +281,74 @@ __global__ void __launch_bounds__(256, 3) pair_stream(const __grid_constant__ Pa
 #endif
 }
 
+// The launcher's of args, for rows in so many parts of k.
 template <class P>
-void launch_pair_stream(const Gpu& gpu, PairArgs args, const PairPlan& plan) {
-  const int tiles = (args.group_rows + P::rows - 1) / P::rows;
-  args.each = args.steps / plan.parts;
-  args.more = args.steps % plan.parts;
-  args.sets = plan.sets;
+PairArgs cut(PairArgs args, int parts, int sets) {
+  args.each = args.steps / parts;
+  args.more = args.steps % parts;
+  args.sets = sets;
   args.pitch = P::pitch(args.steps);
+  // A block that adds up has no more slots than steps, so that it starts sooner.
+  args.ring_bytes = P::slot_bytes * (args.sum.out != nullptr
+                                         ? std::min(P::depth, args.each + (args.more > 0 ? 1 : 0))
+                                         : P::depth);
   const auto slots = static_cast<unsigned>(args.slots);
   if (slots > 0) args.slots_inverse = (65535U + slots) / slots;
-  const int warps = plan.parts * plan.sets;
-  prefer_shared_memory(pair_stream<P>);
+  return args;
+}
+
+template <class P, bool summed>
+void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 grid) {
+  prefer_shared_memory(pair_stream<P, summed>);
   launch("grouped_gemm", gpu,
-         {.grid = dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
-                       static_cast<unsigned>(std::min(args.pairs, args.groups))),
-          .block = dim3(32, static_cast<unsigned>(plan.parts), static_cast<unsigned>(plan.sets)),
-          .shared = static_cast<std::size_t>(staged_bytes(args) +
-                                             warps * (P::depth * P::slot_bytes + 512 * P::blocks))},
-         pair_stream<P>, args);
+         {.grid = grid,
+          .block = dim3(32, static_cast<unsigned>(parts), static_cast<unsigned>(args.sets)),
+          .shared = static_cast<std::size_t>(block_bytes<P>(args, parts))},
+         pair_stream<P, summed>, args);
+}
+
+// One token's rows added up, with as many parts as there is room for. False: they do not fit, or
+// their blocks are so large that they begin only when those of the product before have ended, which
+// costs more than a launch that combines (measured: docs/notes/cuda-layer.md).
+template <class P>
+bool launch_summed(const Gpu& gpu, const PairArgs& args) {
+  constexpr int warps = 16, most_bytes = 88 * 1024, most_bytes_at_once = 227 * 1024;
+  const int tiles = (args.group_rows + P::rows - 1) / P::rows;
+  const int blocks = (tiles + gpu.multiprocessors - 1) / gpu.multiprocessors;  // at once
+  int parts = 8;
+  const auto fits = [&] {
+    return parts <= args.steps && 32 * parts * args.pairs <= most_pair_threads &&
+           blocks * parts * args.pairs <= warps;
+  };
+  while (parts > 0 && !fits()) parts /= 2;
+  if (parts == 0) return false;
+  const PairArgs summed = cut<P>(args, parts, args.pairs);
+  const int bytes = block_bytes<P>(summed, parts) + 1024;  // the GPU's own
+  if (bytes > most_bytes || blocks * bytes > most_bytes_at_once) return false;
+  *args.sum.heard = true;
+  launch_pair_stream<P, true>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
+  return true;
 }
 
 // Of P<depth>, with depths for 16 warps and for 24 (0: none).
 template <template <int> class P, int deep, int shallow>
-bool launch_pair_stream(const Gpu& gpu, const PairArgs& args, const PairLimits& limits) {
+bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits) {
   const int tiles = (args.group_rows + P<deep>::rows - 1) / P<deep>::rows;
   const PairPlan plan =
       plan_pairs(tiles, args.steps, groups_hit(args.groups, args.pairs, args.tokens),
                  gpu.multiprocessors, limits);
   if (plan.parts == 0) return false;
+  if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args)) return true;
+  args.sum = {};
+  const auto plain = [&]<class Of>() {
+    launch_pair_stream<Of, false>(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
+                                  dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
+                                       static_cast<unsigned>(std::min(args.pairs, args.groups))));
+  };
   if constexpr (shallow > 0) {
-    if (plan.warps > 16) return launch_pair_stream<P<shallow>>(gpu, args, plan), true;
+    if (plan.warps > 16) return plain.template operator()<P<shallow>>(), true;
   }
-  launch_pair_stream<P<deep>>(gpu, args, plan);
+  plain.template operator()<P<deep>>();
   return true;
 }
 

@@ -29,9 +29,11 @@ struct PairArgs {
   bool early = false;       // weights and ids are older than the grid before this one
   bool rows_older = false;  // the source is
   Finish finish;
+  PairSum sum;
   // The launcher's: the first `more` of the warps that share out k have `each` + 1 steps; sets of
-  // such warps in a block; bytes of a row in shared memory; 65536 / slots, up.
-  int each = 1, more = 0, sets = 1, pitch = 0;
+  // such warps in a block; bytes of a row in shared memory and of a warp's slots; 65536 / slots,
+  // up.
+  int each = 1, more = 0, sets = 1, pitch = 0, ring_bytes = 0;
   unsigned slots_inverse = 0;
 };
 
@@ -53,7 +55,8 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
           .slots = args.permutation != nullptr ? args.slots : 0,
           .early = args.early,
           .rows_older = chain.rows_older,
-          .finish = args.finish};
+          .finish = args.finish,
+          .sum = chain.sum};
 }
 
 // Whether a block has room for a group's rows of k numbers.

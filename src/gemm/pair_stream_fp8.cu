@@ -41,53 +41,11 @@ class StreamFp8 {
     from_ += tile_bytes;
     scales_ += 16;
   }
-  // A half of a warp has 128 numbers of a row at a time, `batch` times on their way at once.
+  // A half of a warp has 128 numbers of a row at a time, two or four times on their way at once.
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, int thread, int threads) {
-    constexpr int batch = 2;
-    const int half = thread / 16, part = thread % 16, halves = threads / 16;
-    const bool bf16 = args.source_dtype == DType::bf16;
-#pragma unroll 1
-    for (int t = 0; t < of.count; ++t) {
-      const char* const from = of.source(args, t);
-      unsigned char* const row = shared + t * args.pitch;
-#pragma unroll 1
-      for (int base = half; base - half < args.steps; base += batch * halves) {
-        uint4 word[batch];
-#pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const int k = (base + n * halves) * 128 + 8 * part;
-          word[n] = {0, 0, 0, 0};
-          if (k < args.k) word[n] = __ldcg(reinterpret_cast<const uint4*>(from + 2 * k));
-        }
-        float x[batch][8], scale[batch];
-        std::uint32_t rounded[batch][2];
-#pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const std::uint32_t words[4] = {word[n].x, word[n].y, word[n].z, word[n].w};
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const auto bits = static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)));
-            x[n][i] = bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-          }
-        }
-        quantise<batch>(x, rounded, scale);
-#pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const int at = base + n * halves;
-          if (at >= args.steps) continue;
-          unsigned char* const to =
-              row + at * 256 + part / 4 * 64 + part % 2 * 32 + part % 4 / 2 * 8;
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            std::uint32_t wide[2];
-            widen(rounded[n][i], wide);
-            *reinterpret_cast<uint2*>(to + 16 * i) = make_uint2(wide[0], wide[1]);
-          }
-          if (part == 0) reinterpret_cast<float*>(row + args.steps * 256)[at] = scale[n];
-        }
-      }
-    }
+    args.steps > threads / 8 ? stage_by<4>(args, of, shared, thread, threads)
+                             : stage_by<2>(args, of, shared, thread, threads);
   }
   __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int count,
                                         int lane) {
@@ -133,6 +91,54 @@ class StreamFp8 {
 
  private:
   static constexpr int tile_bytes = static_cast<int>(PackedLayout::tile_bytes);
+
+  template <int batch>
+  __device__ __forceinline__ static void stage_by(const PairArgs& args, const StreamedRows& of,
+                                                  unsigned char* shared, int thread, int threads) {
+    const int half = thread / 16, part = thread % 16, halves = threads / 16;
+    const bool bf16 = args.source_dtype == DType::bf16;
+#pragma unroll 1
+    for (int t = 0; t < of.count; ++t) {
+      const char* const from = of.source(args, t);
+      unsigned char* const row = shared + t * args.pitch;
+#pragma unroll 1
+      for (int base = half; base - half < args.steps; base += batch * halves) {
+        uint4 word[batch];
+#pragma unroll
+        for (int n = 0; n < batch; ++n) {
+          const int k = (base + n * halves) * 128 + 8 * part;
+          word[n] = {0, 0, 0, 0};
+          if (k < args.k) word[n] = __ldcg(reinterpret_cast<const uint4*>(from + 2 * k));
+        }
+        float x[batch][8], scale[batch];
+        std::uint32_t rounded[batch][2];
+#pragma unroll
+        for (int n = 0; n < batch; ++n) {
+          const std::uint32_t words[4] = {word[n].x, word[n].y, word[n].z, word[n].w};
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const auto bits = static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)));
+            x[n][i] = bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+          }
+        }
+        quantise<batch>(x, rounded, scale);
+#pragma unroll
+        for (int n = 0; n < batch; ++n) {
+          const int at = base + n * halves;
+          if (at >= args.steps) continue;
+          unsigned char* const to =
+              row + at * 256 + part / 4 * 64 + part % 2 * 32 + part % 4 / 2 * 8;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            std::uint32_t wide[2];
+            widen(rounded[n][i], wide);
+            *reinterpret_cast<uint2*>(to + 16 * i) = make_uint2(wide[0], wide[1]);
+          }
+          if (part == 0) reinterpret_cast<float*>(row + args.steps * 256)[at] = scale[n];
+        }
+      }
+    }
+  }
 
   // Four e4m3 as f16.
   __device__ __forceinline__ static void widen(std::uint32_t four, std::uint32_t (&out)[2]) {

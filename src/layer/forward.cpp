@@ -205,6 +205,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     to_gate_up.chain.inverse = s.inverse;
   }
   to_gate_up.chain.next = mlp_next(context, experts.down);
+  bool added_up = false;  // by the experts' second product
   const bool at_once = !routed_before && !in_products && routes_and_orders_at_once(tokens);
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
@@ -354,7 +355,16 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       "down",
       [&] {
         if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
-        mlp_gemm(context, experts.down, to_down, expert_rows, stage);
+        MlpInput rows = to_down;
+        if (in_products && adds_up(spec, tokens) && expert_rows.dtype != f32) {
+          rows.chain.sum = {.out = y.data,
+                            .out_dtype = y.dtype,
+                            .residual = residual.data,
+                            .residual_dtype = residual.dtype,
+                            .weights = combine_spec(spec).weighted ? weights.as<float>() : nullptr,
+                            .heard = &added_up};
+        }
+        mlp_gemm(context, experts.down, rows, expert_rows, stage);
       },
       down_takes);
 
@@ -378,6 +388,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   clock(
       "combine",
       [&] {
+        if (added_up) return;
         const CombineSpec with = combine_spec(spec);
         CombineInputs parts{.rows = expert_rows, .inverse = inverse, .valid_tokens = valid};
         if (with.weighted || with.identity_from >= 0) parts.weights = weights;

@@ -75,6 +75,12 @@ bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t token
          !spec.route.weight_on_input && !spec.input_norm.enabled && spec.latent == 0;
 }
 
+bool adds_up(const LayerSpec& spec, std::int64_t tokens) {
+  return tokens == 1 && spec.route.slots() <= cuda_engine::most_summed_pairs &&
+         spec.shared.intermediate == 0 && spec.latent == 0 && spec.zero_experts == 0 &&
+         !spec.output_bias && !spec.output_norm.enabled;
+}
+
 SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {
   if (device.type != DeviceType::cuda) return {};
   constexpr double fork_and_join_us = 3;

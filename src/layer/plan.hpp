@@ -92,6 +92,10 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
 // orders so few pairs by itself, from a router's ids. Of a token's ids none must be there twice.
 bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens);
 
+// Whether, as far as the spec goes, the experts' second product may add up the rows of so few tokens
+// where it orders them: one token's, which nothing else joins.
+bool adds_up(const LayerSpec& spec, std::int64_t tokens);
+
 // Where the shared expert runs on a GPU. On a stream of its own beside routing and ordering, which
 // leave most of the GPU idle; or after the experts. In the same grouped launch it would be one more
 // group, of all tokens: tiles for an expert's few rows would read its weights T / 8 times.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "format/plain.hpp"
+#include "gemm/few_chain.hpp"
 #include "gemm/fragment_lane.hpp"
 #if SHUNT_CUDA_BUILT
 #include "gemm/fragment_prepare.hpp"
@@ -366,6 +368,34 @@ TEST(FragmentPlan, FewRowsAndMany) {
     EXPECT_EQ(plan.kernel, PackedPlan::many_rows) << fragment_words(plan);
     EXPECT_GE(plan.tile_tokens, 192) << fragment_words(plan);
   }
+}
+
+// Few tokens keep to the kernel that may be told their pairs, by whatever the other is ahead; where
+// the groups are one, of many rows, it is not near.
+TEST(FragmentPlan, FewPairsKeepToFewRows) {
+  int differ = 0;
+  for (const auto& [experts, k, hidden, inner] : {std::array{128, 8, 2048, 768},
+                                                  {512, 10, 2048, 512},
+                                                  {32, 4, 2880, 2880},
+                                                  {8, 2, 4096, 14336},
+                                                  {40, 8, 1536, 512},
+                                                  {64, 8, 2048, 1024}}) {
+    for (const double bits : {3.5, 4.25, 4.5, 8.25}) {
+      for (int tokens = 1; tokens <= 8 && tokens * k <= most_chained_pairs; ++tokens) {
+        for (const bool down : {false, true}) {
+          PackedSizes s = sizes(experts, std::int64_t{tokens} * k, down ? hidden : 2 * inner,
+                                down ? inner : hidden);
+          s.bits = bits;
+          s.sparse = bits < 4;
+          EXPECT_EQ(plan_chained(s, h200).kernel, PackedPlan::few_rows)
+              << experts << " experts, " << tokens << " tokens, " << bits << " bits";
+          differ += plan_fragments(s, h200).kernel != PackedPlan::few_rows;
+        }
+      }
+    }
+  }
+  EXPECT_GT(differ, 0);
+  EXPECT_EQ(plan_chained(sizes(8, 4096, 28672, 4096), h200).kernel, PackedPlan::many_rows);
 }
 
 TEST(FragmentPlan, EveryCandidateFitsItsSizes) {

@@ -128,7 +128,11 @@ void expect_forward(const Context& context, const Layer& layer, const Stored& of
   }
 }
 
-LayerOptions options() { return {.dtype = test::on_gpu() ? DType::bf16 : DType::f32}; }
+// A GPU's products are of one format, which is said.
+LayerOptions options() {
+  if (!test::on_gpu()) return {};
+  return {.dtype = DType::bf16, .format = {Format::sparse_nvfp4}};
+}
 
 TEST(RoutedOutside, FusedSparseForwardInOneCall) {
   const Context context = test::engine();
