@@ -92,8 +92,8 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
 // orders so few pairs by itself, from a router's ids. Of a token's ids none must be there twice.
 bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens);
 
-// Whether, as far as the spec goes, the experts' second product may add up the rows of so few tokens
-// where it orders them: one token's, which nothing else joins.
+// Whether, as far as the spec goes, the experts' second product may add up the rows of so few
+// tokens where it orders them: one token's, which nothing else joins.
 bool adds_up(const LayerSpec& spec, std::int64_t tokens);
 
 // Where the shared expert runs on a GPU. On a stream of its own beside routing and ordering, which

@@ -205,11 +205,15 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
                          : options.rows == RowFormat::nvfp4
                              ? format == Format::nvfp4 || format == Format::sparse_nvfp4
                              : false;
-    if (!rounded || device.type != DeviceType::cuda || options.dtype == DType::f32) {
+    if (!rounded || device.type != DeviceType::cuda) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be 0, or fp8_block and 2, fp8_channel or "
-          "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3, on a GPU, with a dtype of 16 bits",
+          "LayerOptions.format is {} and rows {}: must be 0, or on a GPU fp8_block and 2, "
+          "fp8_channel or fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
           to_string(options.format), static_cast<int>(options.rows));
+    }
+    if (options.dtype == DType::f32) {
+      return refuse("LayerOptions.dtype is f32, with rows {} of format {}: must be bf16 or f16",
+                    static_cast<int>(options.rows), to_string(options.format));
     }
     if (options.rows == RowFormat::fp8_token &&
         !Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate)) {

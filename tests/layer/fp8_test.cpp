@@ -36,11 +36,13 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   one = of_tokens;
   one.dtype = DType::f32;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
+  const Support wide = supports(spec, one, Device{DeviceType::cuda, 0});
   const Support narrow = supports(small_layer({.experts = 8, .top_k = 2}, 64, 9), of_tokens,
                                   Device{DeviceType::cuda, 0});
   EXPECT_FALSE(narrow);
   if (supports(spec, of_tokens, Device{DeviceType::cuda, 0})) {  // a build with CUDA
     EXPECT_NE(narrow.reason.find("intermediate is 9"), std::string::npos) << narrow.reason;
+    EXPECT_NE(wide.reason.find("dtype is f32"), std::string::npos) << wide.reason;
   }
   one = fp8;
   one.format.format = Format::nvfp4;
