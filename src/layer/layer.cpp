@@ -198,7 +198,11 @@ std::string Layer::explain(std::int64_t tokens) const {
                          : "after the experts: a fork would cost more than it hides; ",
         mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, whole_k));
   }
-  text += "  combine  per token, slots in order of selection, then the shared expert\n";
+  const bool added_up = !rounded && !whole_k && adds_up(spec, tokens) &&
+                        orders_in_products(spec, impl_->context.device(), tokens);
+  text +=
+      fmt::format("  combine  per token, slots in order of selection, then the shared expert{}\n",
+                  added_up ? "; by down's own blocks where these are small" : "");
   text += fmt::format(
       "  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,

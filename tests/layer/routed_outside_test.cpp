@@ -130,7 +130,7 @@ void expect_forward(const Context& context, const Layer& layer, const Stored& of
 
 // A GPU's products are of one format, which is said.
 LayerOptions options() {
-  if (!test::on_gpu()) return {};
+  if (!test::on_gpu()) return {.dtype = DType::f32};
   return {.dtype = DType::bf16, .format = {Format::sparse_nvfp4}};
 }
 
