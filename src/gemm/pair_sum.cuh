@@ -1,7 +1,7 @@
 // One token's rows added up by the product that makes them (PairSum): a block has the same columns
 // of all groups hit, a set of warps each, so that neither results nor a launch that combines them
-// pass through memory. Of the same results combine()'s bits. Predicted on an H200: 0.1 us behind the last results,
-// where a launch of combine() takes an edge, a read and its stores, 1.5.
+// pass through memory. Of the same results combine()'s bits. Predicted on an H200: 0.1 us behind
+// the last results, where a launch of combine() takes an edge, a read and its stores, 1.5.
 #pragma once
 
 #include "gemm/few_chain.hpp"
