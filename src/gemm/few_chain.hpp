@@ -27,7 +27,7 @@ struct PairSum {
   const void* residual = nullptr;  // [columns]; null: none
   DType residual_dtype = DType::f32;
   const float* weights = nullptr;  // [pairs], as old as the ids; null: all 1
-  bool* heard = nullptr;  // of the host: becomes true where a kernel is enqueued that adds up
+  bool* heard = nullptr;  // of the host, with out: becomes true where the kernel enqueued adds up
 };
 inline constexpr int most_summed_pairs = 8;  // sets of warps in a block
 

@@ -312,7 +312,7 @@ void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 gr
 // costs more than a launch that combines (measured: docs/notes/cuda-layer.md).
 template <class P>
 bool launch_summed(const Gpu& gpu, const PairArgs& args) {
-  constexpr int warps = 16, most_bytes = 88 * 1024, most_bytes_at_once = 227 * 1024;
+  constexpr int warps = 16, most_bytes = 88 * 1024;
   const int tiles = (args.group_rows + P::rows - 1) / P::rows;
   const int blocks = (tiles + gpu.multiprocessors - 1) / gpu.multiprocessors;  // at once
   int parts = 8;
@@ -324,7 +324,7 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   if (parts == 0) return false;
   const PairArgs summed = cut<P>(args, parts, args.pairs);
   const int bytes = block_bytes<P>(summed, parts) + 1024;  // the GPU's own
-  if (bytes > most_bytes || blocks * bytes > most_bytes_at_once) return false;
+  if (bytes > most_bytes || blocks * bytes > gpu.shared_bytes) return false;
   *args.sum.heard = true;
   launch_pair_stream<P, true>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
   return true;

@@ -370,8 +370,8 @@ TEST(FragmentPlan, FewRowsAndMany) {
   }
 }
 
-// Few tokens keep to the kernel that may be told their pairs, by whatever the other is ahead; where
-// the groups are one, of many rows, it is not near.
+// Few tokens keep to the kernel that may be told their pairs where the other is a little ahead, as
+// it is somewhere; hundreds of rows a group do not.
 TEST(FragmentPlan, FewPairsKeepToFewRows) {
   int differ = 0;
   for (const auto& [experts, k, hidden, inner] : {std::array{128, 8, 2048, 768},
