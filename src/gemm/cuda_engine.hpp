@@ -67,7 +67,7 @@ bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::in
                     bool other);
 // The kernel for `rows` rows that need no conversion, in words; and its predicted time.
 std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                          bool whole_k);
+                          bool whole_k, bool gathered);
 double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                   bool whole_k);
 

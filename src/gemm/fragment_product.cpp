@@ -188,9 +188,10 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& p, const FewChain
 }
 
 std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
-                          std::int64_t rows, bool whole_k) {
+                          std::int64_t rows, bool whole_k, bool gathered) {
   PackedSizes sizes = sizes_for(layout, groups, rows);
   sizes.whole_k = whole_k;
+  sizes.rows_in_place = !gathered;
   const GpuFigures f = figures(gpu);
   return fragment_words(plan_fragments(sizes, f)) + weighed(fragment_candidates(sizes, f));
 }

@@ -85,7 +85,7 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& product);
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, const FewChain& chain);
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& product);
 std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
-                          std::int64_t rows, bool whole_k);
+                          std::int64_t rows, bool whole_k, bool gathered);
 double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
                   bool whole_k);
 

@@ -67,9 +67,13 @@ Rounding mlp_rounding(const Context& context, const PreparedWeights& gate_up,
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows = -1);
 // The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
-// `rounded`: rows of fp8 products are fp8 already.
+struct MlpWay {
+  bool whole_k = false;
+  bool rounded = false;   // rows of fp8 products are fp8 already
+  bool gathered = false;  // on a GPU: by the product, which reads rows as a permutation picks them
+};
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit, bool whole_k = false, bool rounded = false);
+                        int hit, const MlpWay& way = {});
 // On a GPU: the predicted time of the product. On the CPU 0.
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k);

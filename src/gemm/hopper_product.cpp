@@ -161,18 +161,14 @@ bool takes_pairs(const Gpu& gpu, const GroupedProduct& p) {
 
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                     bool other) {
+  const ProductSizes sizes = sizes_for(layout, groups, rows, false);
   const GpuFigures f = figures(gpu);
-  const ProductPlan gathered = plan_product(sizes_for(layout, groups, rows, false), f);
-  if (gathered.kernel == ProductPlan::portable) return false;
-  if (other) return true;
-  const double bytes = 2.0 * static_cast<double>(rows * layout.row_bytes());
-  const double gather_us = 2 + bytes / (f.read_gbps * 1e3);
-  return gathered.us + gather_us < plan_product(sizes_for(layout, groups, rows, true), f).us;
+  return other ? plan_product(sizes, f).kernel != ProductPlan::portable : gather_first(sizes, f);
 }
 
 std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                          bool whole_k) {
-  ProductSizes sizes = sizes_for(layout, groups, rows, false);
+                          bool whole_k, bool gathered) {
+  ProductSizes sizes = sizes_for(layout, groups, rows, gathered);
   sizes.whole_k = whole_k;
   const ProductPlan plan = plan_product(sizes, figures(gpu));
   const char* const words = plan.kernel != ProductPlan::portable ? ""

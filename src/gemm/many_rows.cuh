@@ -10,8 +10,10 @@
 //               another group's and is not stored.
 //               Where groups are older than the grid before this one, only it waits for that:
 //               whatever is stored comes of what it copied
-//   warp 1      finds the tiles, one or two ahead of warp 0: that takes a thousand clocks
-//   warps 2, 3  nothing
+//   warp 1      finds the tiles, one or two ahead of warp 0: that takes a thousand clocks; and
+//               the rows that a permutation picks for them
+//   warps 2, 3  where a permutation picks the tokens, which then come without warp 0: copy this
+//               block's half of them, and pass it on to the other block (shared_gather.cuh)
 //   warps 4-11  two warpgroups with wgmma. Together: both have the same tile, 64 `blocks` rows of
 //               weights each, and all tokens. In turn: each has every other tile, so that the end
 //               of one passes while the other's products run
@@ -37,6 +39,7 @@
 #include "cuda/stage_ring.cuh"
 #include "cuda/tensor_map.hpp"
 #include "gemm/finish.cuh"
+#include "gemm/shared_gather.cuh"
 #include "gemm/store_map.hpp"
 #include "gemm/tile_list.cuh"
 
@@ -46,21 +49,26 @@ namespace {
 
 constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
-template <int blocks_, int tokens_, bool in_turn_>
+template <int blocks_, int tokens_, bool in_turn_, bool gathers_>
 struct ManyTile {
   static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
   static constexpr bool in_turn = in_turn_;
+  static constexpr bool gathers = gathers_;                   // tokens as a permutation picks them
   static constexpr int box = 64 / cluster;                    // tokens of a copy
   static constexpr int rows = (in_turn ? 64 : 128) * blocks;  // of weights, a block's
   static constexpr int tiles = rows / 128;                    // of the prepared layout
   static constexpr int step = 64;                             // along k
   static constexpr int threads = 384;
+  static constexpr int few_registers = gathers && in_turn ? 40 : in_turn ? 24 : 56;
+  static constexpr int more_registers = gathers && in_turn ? 232 : in_turn ? 240 : 224;
   static constexpr int multiplying = in_turn ? 4 : 8;  // warps that read a stage
   static constexpr int weight_bytes = rows * step * 2, token_bytes = tokens * step * 2;
   static constexpr int stage_bytes = weight_bytes + token_bytes;
   static constexpr int stages = 192 * 1024 / stage_bytes + (tokens == 192);
   // Everything lies in dynamic memory, which then begins at a multiple of 1024.
-  static constexpr int barrier_bytes = 32 * (stages + 1);  // full, empty, tiles of stages, found
+  static constexpr int source_count = gathers ? tokens / 2 : 0;  // a tile's, of a block
+  // full, empty, tiles of stages, found and their rows
+  static constexpr int barrier_bytes = 32 * (stages + 1) + 8 * source_count;
   __host__ __device__ static constexpr int boxes(int groups) {
     constexpr int most = 227 * 1024;
     return bytes_with(2, 0) > most || bytes_with(2, groups) > most ? 1 : 2;
@@ -153,12 +161,13 @@ __global__ void __launch_bounds__(S::threads, 1)
   GroupTile* const found = tile_of + S::stages;
   auto* const full = reinterpret_cast<std::uint64_t*>(found + 2);
   std::uint64_t* const empty = full + S::stages;
+  auto* const sources = reinterpret_cast<std::uint32_t*>(empty + S::stages);  // of tiles found
   if (thread == 0) {
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
-    prefetch_tensor_map(&tokens);
+    if (!S::gathers) prefetch_tensor_map(&tokens);
     if (args.finish.plain) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1);
+      mbarrier_init(&full[s], S::gathers ? 3 : 1);
       mbarrier_init(&empty[s], S::multiplying * S::cluster);
     }
     mbarrier_init_fence();
@@ -168,15 +177,16 @@ __global__ void __launch_bounds__(S::threads, 1)
     wait_for_predecessor();
     let_successor_start();
   }
-  typename S::List list(empty + S::stages, args.walk, args.groups, args.columns);
+  typename S::List list(sources + 2 * S::source_count, args.walk, args.groups, args.columns);
   list.build(args.walk, thread, S::threads, 0);
   cluster_barrier();  // the other block's barriers are there
 
   const int rank = static_cast<int>(cluster_rank());
   const Rounds rounds(static_cast<int>(gridDim.x) / S::cluster,
                       static_cast<int>(blockIdx.x) / S::cluster, list.tiles());
+  constexpr int copying = S::gathers ? 128 : 64;  // threads that a tile found concerns
   if (warp < 4) {
-    fewer_registers<S::in_turn ? 24 : 56>();  // with the others' all that the block has
+    fewer_registers<S::few_registers>();  // with the others' all that the block has
     if (warp == 0) {
       if (early) {
         wait_for_predecessor();
@@ -186,9 +196,9 @@ __global__ void __launch_bounds__(S::threads, 1)
       bool again = false;  // the ring has been round
       for (int round = 0; round < rounds.count; ++round) {
         const int parity = round % 2;
-        named_barrier(5 + parity, 64);
+        named_barrier(5 + parity, copying);
         const GroupTile at = found[parity];
-        if (round + 2 < rounds.count) named_arrive(7 + parity, 64);
+        if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
         if (lane == 0) {
           const int units = (at.count + 63) / 64;
           const int first = at.row + S::box * rank;
@@ -199,7 +209,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           const char* from =
               tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
           const int weight_row = at.group * args.group_rows + part * S::rows;
-          const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) + units * 64 * 128;
+          const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) +
+                            units * (S::gathers ? gathered_bytes : 64 * 128);
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             const int s = ring.stage;
@@ -222,7 +233,7 @@ __global__ void __launch_bounds__(S::threads, 1)
               copy_box(stage, &weights, &full[s], S::step * i, weight_row);
             }
 #pragma unroll 1
-            for (int u = 0; u < units; ++u) {
+            for (int u = 0; u < units && !S::gathers; ++u) {
               unsigned char* const to = stage + S::weight_bytes + (64 * u + S::box * rank) * 128;
               copy_box_to_ranks(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
             }
@@ -233,17 +244,62 @@ __global__ void __launch_bounds__(S::threads, 1)
         __syncwarp();
       }
     } else if (warp == 1) {
+      if (S::gathers && early) wait_for_predecessor();
       for (int round = 0; round < rounds.count; ++round) {
         const int parity = round % 2;
         const GroupTile at = list.find(rounds.tile(round));
-        if (round >= 2) named_barrier(7 + parity, 64);
+        if (round >= 2) named_barrier(7 + parity, copying);
         if (lane == 0) found[parity] = at;
+        if (S::gathers) {
+          find_sources(args, sources + parity * S::source_count, at.row, at.count, rank, lane);
+        }
         __syncwarp();
-        named_arrive(5 + parity, 64);
+        named_arrive(5 + parity, copying);
+      }
+    } else if (S::gathers) {
+      if (early) wait_for_predecessor();
+      SharedGather<S::tokens / 64> gather(shared_address(stages) + S::weight_bytes, rank, warp - 2,
+                                          lane);
+      // Steps are passed on when `behind` more have been ordered, of this tile or the next.
+      constexpr int behind = S::stages - 3;
+      const bool carried = args.steps >= behind;
+      StageRing<S::stages> ring, landed;
+      int owed = 0, units = 0;  // steps of the tile before, and its units
+      bool again = false;
+      const auto pass_on = [&](int of) {
+        const int s = landed.stage;
+        gather.pass_on(static_cast<std::uint32_t>(s * S::stage_bytes), of, &full[s], lane);
+        landed.next();
+      };
+      for (int round = 0; round < rounds.count; ++round) {
+        const int parity = round % 2;
+        named_barrier(5 + parity, copying);
+        const int units_before = units;
+        units = gather.begin(sources + parity * S::source_count, found[parity].count);
+        if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
+#pragma unroll 1
+        for (int i = 0; i < args.steps; ++i) {
+          const int s = ring.stage;
+          if (again) mbarrier_wait(&empty[s], ring.parity ^ 1);
+          gather.order(args, units, static_cast<std::uint32_t>(s * S::stage_bytes),
+                       std::int64_t{2 * S::step} * i);
+          if (i + owed >= behind) {
+            cp_async_wait<behind>();
+            pass_on(i >= behind ? units : units_before);
+          }
+          ring.next();
+          if (ring.stage == 0) again = true;
+        }
+        owed = behind;
+        if (!carried || round + 1 == rounds.count) {
+          cp_async_wait<0>();
+          for (int i = 0; i < min(behind, args.steps); ++i) pass_on(units);
+          owed = 0;
+        }
       }
     }
   } else {
-    more_registers<S::in_turn ? 240 : 224>();
+    more_registers<S::more_registers>();
     const int group = warp / 4 - 1;  // of the warps that multiply
     const int block = S::in_turn ? 0 : group * S::blocks;
     const std::uint32_t base = shared_address(stages);
@@ -287,14 +343,15 @@ __global__ void __launch_bounds__(S::threads, 1)
 template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
+  if (S::gathers && args.source_rows * args.source_row_bytes / 16 >= most_pieces) return false;
   args.once = expected_rows(p) <= std::int64_t{args.groups} * S::tokens;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
-  CUtensorMap weights{}, tokens, out{};
+  CUtensorMap weights{}, tokens{}, out{};
   if ((args.tiles == nullptr &&
        !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
                  p.layout.k, p.matrices.strides[1], S::rows)) ||
-      !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k, p.rows.strides[0],
-                S::box) ||
+      (!S::gathers && !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
+                                p.rows.strides[0], S::box)) ||
       (args.finish.plain &&
        !map_row_ends(out, p.out.data, p.out.dtype == DType::bf16, p.out.shape[0],
                      args.finish.out_columns, p.out.strides[0], p.layout.paired ? 32 : 64, 64))) {
@@ -309,17 +366,24 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
   return true;
 }
 
+template <class T, bool gathers>
+bool launch_many_tiles(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+                       const HopperArgs& args, bool bf16) {
+  switch (plan.tile_tokens) {
+    case 256:
+      return launch_many<T, ManyTile<1, 256, false, gathers>>(gpu, plan, product, args, bf16);
+    case 192:
+      return launch_many<T, ManyTile<2, 192, true, gathers>>(gpu, plan, product, args, bf16);
+    default:
+      return launch_many<T, ManyTile<2, 128, false, gathers>>(gpu, plan, product, args, bf16);
+  }
+}
+
 template <class T>
 bool launch_many_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                       const HopperArgs& args, bool bf16) {
-  switch (plan.tile_tokens) {
-    case 256:
-      return launch_many<T, ManyTile<1, 256, false>>(gpu, plan, product, args, bf16);
-    case 192:
-      return launch_many<T, ManyTile<2, 192, true>>(gpu, plan, product, args, bf16);
-    default:
-      return launch_many<T, ManyTile<2, 128, false>>(gpu, plan, product, args, bf16);
-  }
+  return args.permutation != nullptr ? launch_many_tiles<T, true>(gpu, plan, product, args, bf16)
+                                     : launch_many_tiles<T, false>(gpu, plan, product, args, bf16);
 }
 
 }  // namespace

@@ -242,23 +242,23 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
 }
 
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        int hit, bool whole_k, bool rounded) {
+                        int hit, const MlpWay& way) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) + ", " +
              cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
-                                        weights.groups, rows, whole_k);
+                                        weights.groups, rows, way.whole_k, way.gathered);
     }
     if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";
     }
     if (on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
-                                        weights.groups, rows, rounded);
+                                        weights.groups, rows, way.rounded);
     }
     if (on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(), tiles_of(weights), weights.groups, rows,
-                                        whole_k);
+                                        way.whole_k, way.gathered);
     }
   }
   const PanelLayout layout(weights);

@@ -19,11 +19,13 @@ namespace {
 
 constexpr double start_us = 3;  // launch, group walk, first loads, last stores
 constexpr double many_start_us = 6;
-constexpr double memory_share = 0.95;     // of what memory's clock says
-constexpr double tensor_share = 0.68;     // that the power limit leaves at 4096 operations a clock
-constexpr double copy_power = 0.15;       // of what products take: a byte copied for each
-constexpr double l2_bytes_a_clock = 40;   // a multiprocessor
-constexpr double together_clocks = 3500;  // a tile's end and the next one's start
+constexpr double memory_share = 0.95;    // of what memory's clock says
+constexpr double tensor_share = 0.68;    // that the power limit leaves at 4096 operations a clock
+constexpr double copy_power = 0.15;      // of what products take: a byte copied for each
+constexpr double l2_bytes_a_clock = 40;  // a multiprocessor
+constexpr double passed_bytes_a_clock = 20;  // of gathered rows, from block to block of a cluster
+constexpr double gathered_share = 1.01;      // of a product's time, with rows gathered on the way
+constexpr double together_clocks = 3500;     // a tile's end and the next one's start
 constexpr double in_turn_clocks = 1000;
 constexpr double few_bytes_a_clock = 36;                      // that one block streams at most
 constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
@@ -72,19 +74,20 @@ struct Model {
     // Of a group and a column: tiles, units of 64 rows, clocks; bytes copied in a step, and
     // products.
     double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
-    for (const double away : {-1.0, 0.0, 1.0}) {
+    for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
       // Of 64 rows: what is loaded; instructions are cut in halves of these.
       const double rows_here = std::max(1.0, mean + away * spread());
       const double down = std::ceil(std::ceil(rows_here / 64) * 64 / tokens);
       const double here = std::max(down, std::ceil(rows_here / 32) / 2);
       const double wide = here * 64 / down;
       const double products = rows * wide * 64 * 2 / (4096 * 0.95);
-      const double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
-      tiles += down / 3;
-      units += here / 3;
+      double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
+      if (sizes.gathered) loads += wide / cluster * 128 / passed_bytes_a_clock;
+      tiles += down / 4;
+      units += here / 4;
       copied += down * (rows * 128 + wide / cluster * 128);
       multiplied += down * rows * wide;
-      clocks += down / 3 *
+      clocks += down / 4 *
                 (static_cast<double>(steps) * both(products, loads) +
                  (in_turn ? in_turn_clocks : together_clocks));
     }
@@ -97,6 +100,7 @@ struct Model {
     const double power = (1 + copy_power * (copied / multiplied - 1)) *
                          us(operations / (4096 * tensor_share * gpu.multiprocessors));
     plan.us = many_start_us + all(memory_us(), us(rounds * clocks / tiles), power);
+    if (sizes.gathered) plan.us *= gathered_share;
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(cluster * std::min(clusters, most));
@@ -174,11 +178,9 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
         plans.add(model.few(tokens, split));
       }
     }
-    if (!sizes.gathered) {
-      plans.add(model.many(128, 256, false));
-      plans.add(model.many(256, 128, false));
-      plans.add(model.many(128, 192, true));
-    }
+    plans.add(model.many(128, 256, false));
+    plans.add(model.many(256, 128, false));
+    plans.add(model.many(128, 192, true));
   }
   if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered) {
     plans.add(model.blackwell());
@@ -193,6 +195,17 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
   // Of those that can, the portable kernel is never the fastest, whatever the model says.
   return *std::min_element(plans.begin(), plans.end() - 1,
                            [](const auto& a, const auto& b) { return a.us < b.us; });
+}
+
+bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
+  sizes.gathered = false;
+  const ProductPlan after = plan_product(sizes, gpu);
+  if (after.kernel == ProductPlan::portable) return false;
+  // Read and written, a part of it in the L2.
+  const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
+  const double pass_us = 2 + bytes / (gpu.read_gbps * 1e3);
+  sizes.gathered = true;
+  return after.us + pass_us < plan_product(sizes, gpu).us;
 }
 
 std::string describe(const ProductPlan& plan) {

@@ -61,6 +61,9 @@ class ProductPlans {
 
 // The fastest of candidates().
 ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu);
+// Whether rows of 16 bits that a permutation picks are predicted to be multiplied sooner with a
+// pass that gathers them than by kernels that gather them on the way.
+bool gather_first(ProductSizes sizes, const GpuFigures& gpu);
 // Every plan that can compute it, in a fixed order; the portable one is last.
 ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu);
 // "wgmma, tiles of 128 weights x 16 rows, k over 4 blocks, 132 blocks, 12.3 us predicted"

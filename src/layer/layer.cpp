@@ -177,16 +177,23 @@ std::string Layer::explain(std::int64_t tokens) const {
   } else {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
-  text += fmt::format("  gate_up  gather while packing rows{}, {} in the epilogue; {}\n",
-                      spec.route.weight_on_input ? ", times the weight" : "",
-                      describe(spec.experts.activation),
-                      mlp_explain(impl_->context, impl_->experts.gate_up, pairs,
-                                  static_cast<int>(hit), whole_k, rounded));
+  const bool scaled = spec.route.weight_on_input;
+  const bool gathered =
+      rounded || (impl_->on_gpu() && mlp_wants_gathered(impl_->context, impl_->experts.gate_up,
+                                                        pairs, impl_->options.dtype, scaled));
+  text +=
+      fmt::format("  gate_up  {}{}, {} in the epilogue; {}\n",
+                  !impl_->on_gpu() ? "gather while packing rows"
+                  : gathered       ? "rows gathered first"
+                                   : "rows gathered on the way",
+                  scaled ? ", times the weight" : "", describe(spec.experts.activation),
+                  mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
+                              {.whole_k = whole_k, .rounded = rounded, .gathered = !gathered}));
   text += fmt::format("  down     {}{} rows; {}\n",
                       impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
                       to_string(impl_->rows_dtype()),
                       mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
-                                  whole_k, rounded));
+                                  {.whole_k = whole_k, .rounded = rounded}));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);
     text += fmt::format(
@@ -196,7 +203,7 @@ std::string Layer::explain(std::int64_t tokens) const {
                                           "{:.0f} of its {:.0f} us; ",
                                        plan.hidden, plan.us)
                          : "after the experts: a fork would cost more than it hides; ",
-        mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, whole_k));
+        mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, {.whole_k = whole_k}));
   }
   const bool added_up = !rounded && !whole_k && adds_up(spec, tokens) &&
                         orders_in_products(spec, impl_->context.device(), tokens);

@@ -36,6 +36,7 @@ struct Problem {
   bool paired = false;
   ActivationRule rule = {.kind = ActivationRule::identity, .gated = false};
   int gathered_from = 0;     // rows of the source; 0: not gathered
+  bool holes = false;        // some of them are no row's: zeros
   std::int64_t out_gap = 0;  // elements between rows of out
 };
 
@@ -76,8 +77,8 @@ class Made {
         p.out, std::initializer_list<std::int64_t>{rows_ + 3, columns + p.out_gap});
     for (std::int64_t i = 0; i < out_->tensor.elements(); ++i) out_->set(i, 7);
     for (std::int64_t r = 0; r < rows_; ++r) {
-      permutation_.push_back(
-          p.gathered_from > 0 ? static_cast<std::int32_t>(r * 7 % (2 * p.gathered_from)) : 0);
+      const bool none = p.gathered_from == 0 || (p.holes && r % 11 == 3);
+      permutation_.push_back(none ? -1 : static_cast<std::int32_t>(r * 7 % (2 * p.gathered_from)));
     }
     memory_ = context.allocate(prepared_bytes(context, p.dtype, groups, p.n, p.k, p.paired));
     std::vector<Tensor> gate, up;
@@ -150,12 +151,12 @@ class Made {
     std::vector<double> sums(static_cast<std::size_t>(p.n)), bounds(sums.size());
     for (std::size_t g = 0; g < p.sizes.size(); ++g) {
       for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) {
-        const std::int64_t from =
-            p.gathered_from > 0 ? permutation_[static_cast<std::size_t>(r)] / 2 : r;
+        const std::int32_t pair = permutation_[static_cast<std::size_t>(r)];
+        const std::int64_t from = p.gathered_from > 0 ? (pair < 0 ? -1 : pair / 2) : r;
         for (std::int64_t j = 0; j < p.n; ++j) {
           double sum = 0, magnitude = 0;
           const std::int64_t row = (static_cast<std::int64_t>(g) * p.n + j) * p.k;
-          for (std::int64_t i = 0; i < p.k; ++i) {
+          for (std::int64_t i = 0; i < p.k && from >= 0; ++i) {
             const double term = static_cast<double>(w_->get(row + i)) *
                                 static_cast<double>(x_->get(from * pitch + i));
             sum += term;
@@ -284,15 +285,23 @@ TEST(HopperGemm, GatheredRows) {
              .rule = {.kind = ActivationRule::silu},
              .gathered_from = 20});
   }
+  // More rows than a tile has, and all from one row.
+  run_all({.n = 264,
+           .k = 200,
+           .sizes = {300, 0, 33, 600, 64},
+           .bias = true,
+           .gathered_from = 150,
+           .holes = true});
+  run_all({.n = 136, .k = 72, .sizes = {0, 270}, .gathered_from = 1});
 }
 
 TEST(HopperGemm, AGraphFollowsOffsetsUnderEveryPlan) {
   SHUNT_ON_HOPPER_ONLY();
-  for (const bool dependent : {false, true}) {
+  for (const auto& [dependent, from] : {std::pair{false, 0}, {true, 0}, {false, 90}, {true, 90}}) {
     const test::Stream stream;
     const Context context = cuda({.stream = stream.get(), .dependent_launch = dependent});
-    const Problem one{.n = 264, .k = 328, .sizes = {150, 0, 10, 40}};
-    const Problem other{.n = 264, .k = 328, .sizes = {1, 60, 139, 0}};
+    const Problem one{.n = 264, .k = 328, .sizes = {150, 0, 10, 40}, .gathered_from = from};
+    const Problem other{.n = 264, .k = 328, .sizes = {1, 60, 139, 0}, .gathered_from = from};
     Made made(context, one), want(context, other);
     for (const ProductPlan& plan : made.plans()) {
       SCOPED_TRACE(describe(plan));
