@@ -77,24 +77,6 @@ struct Int8Fixed {
 
 // ---- rows --------------------------------------------------------------------------------------
 
-// The largest of |from[begin .. end)|, as an f32's bits.
-SHUNT_INLINE std::uint32_t largest_bits(const float* from, std::size_t begin, std::size_t end) {
-  std::uint32_t largest = 0;
-  for (std::size_t i = begin; i < end; ++i) {
-    std::uint32_t bits;
-    __builtin_memcpy(&bits, from + i, sizeof bits);
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  return largest;
-}
-SHUNT_INLINE float power_of_bits(std::uint32_t exponent) {
-  const std::uint32_t bits = exponent << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, sizeof power);
-  return power;
-}
-
 // The second and the third of four.
 SHUNT_INLINE void swap_middle(std::int16_t* four) {
   std::uint64_t bits;
@@ -135,18 +117,6 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
 }
 
 // ---- tiles -------------------------------------------------------------------------------------
-
-// A part of a panel, of whole groups.
-struct FixedPart {
-  const char* at;
-  std::size_t begin, end;  // of k
-  std::size_t block, x;    // where the rows' blocks and their numbers begin, in bytes
-  std::size_t ahead;       // how far from what is read to fetch
-};
-// Two parts, and what rows they meet, fit the L1.
-constexpr std::size_t fixed_part_bytes = 8192;
-// One row reads a panel once, front to back.
-constexpr std::size_t fixed_row_ahead = 2048;
 
 template <class Codes, PackedScale... scales>
 struct PackedFixed {
@@ -270,28 +240,6 @@ struct PackedFixed {
     return each_word(two);
   }
 };
-
-// Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
-// the first tile of rows fetches what lies at its place in the part behind.
-template <class Kernel>
-void fixed_multiply(const PackedProduct& p) {
-  const std::size_t group_bytes = Kernel::group_bytes(p);
-  const std::size_t fit = fixed_part_bytes / group_bytes;
-  const std::size_t groups = p.count == 1 ? (p.k + p.group - 1) / p.group : fit > 1 ? fit : 1;
-  FixedPart part{.at = Kernel::codes_at(p),
-                 .begin = 0,
-                 .end = 0,
-                 .block = 0,
-                 .x = fixed_numbers_at(p.k, p.group),
-                 .ahead = groups * group_bytes};
-  for (; part.begin < p.k; part.begin = part.end) {
-    part.end = part.begin + groups * p.group < p.k ? part.begin + groups * p.group : p.k;
-    packed_multiply<Kernel>(p, part);
-    part.at += groups * group_bytes;
-    part.block += groups * sizeof(FixedBlock);
-    part.x += groups * p.group * sizeof(std::int16_t);
-  }
-}
 
 template <class Codes, PackedScale... scales>
 constexpr FixedFormat fixed_format = {fix_row<Codes>,

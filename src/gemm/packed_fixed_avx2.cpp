@@ -16,6 +16,7 @@ namespace {
 // The kernels.
 #include "gemm/packed_tiles.inl"
 // For rows in blocks of integers.
+#include "gemm/fixed_blocks.inl"
 #include "gemm/packed_fixed.inl"
 
 }  // namespace

@@ -28,10 +28,11 @@ inline std::vector<double> fixed_moves(cpu_engine::Isa isa, const FormatSpec& fo
     double largest = 0;
     for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(row[i]));
     const int e = largest == 0 ? -111 : std::max(std::ilogb(largest), -111);
-    const double exact = std::ldexp(1, e - (dtype == DType::bf16 ? 7 : 4));
+    const int less = format.format == Format::dense3 ? 1 : 0;  // bits
+    const double exact = std::ldexp(1, e - (dtype == DType::bf16 ? 7 : 4) + less);
     for (std::size_t i = begin; i < end; ++i) {
       const double size = std::fabs(row[i]);
-      if (size < exact) moves[i] = std::min(size, std::ldexp(1, e - 15));
+      if (size < exact) moves[i] = std::min(size, std::ldexp(1, e - 15 + less));
     }
   }
   return moves;

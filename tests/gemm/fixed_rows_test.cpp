@@ -22,8 +22,8 @@ namespace {
 using cpu_engine::FixedBlock;
 using cpu_engine::Isa;
 
-const FormatSpec formats[] = {
-    {Format::nvfp4}, {Format::mxfp4}, {Format::int4, 32}, {Format::int4, 128}, {Format::int8}};
+const FormatSpec formats[] = {{Format::nvfp4},     {Format::mxfp4}, {Format::int4, 32},
+                              {Format::int4, 128}, {Format::int8},  {Format::dense3}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
@@ -49,10 +49,25 @@ class FixedRows : public testing::TestWithParam<Case> {
     return cpu_engine::fixed_product(isa(), {.format = format()}, dtype());
   }
   // Of its codes, and what is added to them.
-  double unit() const { return in_e2m1() ? 0.5 : 1; }
+  double unit() const {
+    return in_dense3() ? static_cast<double>(cpu_engine::fixed_dense3_unit) : in_e2m1() ? 0.5 : 1;
+  }
   int more() const { return in_e2m1() ? 12 : format().format == Format::int8 ? 128 : 1; }
   bool in_e2m1() const {
     return format().format == Format::nvfp4 || format().format == Format::mxfp4;
+  }
+  bool in_dense3() const { return format().format == Format::dense3; }
+  // The i-th number of a row of `size`.
+  int number(const std::vector<char>& bytes, std::size_t size, std::size_t i) const {
+    const char* const numbers = bytes.data() + cpu_engine::fixed_numbers_at(size, product().group);
+    if (in_dense3()) {
+      const std::size_t at = i / 32 * 64 + i % 32;
+      return 256 * static_cast<signed char>(numbers[at]) +
+             static_cast<signed char>(numbers[at + 32]);
+    }
+    std::int16_t n = 0;
+    std::memcpy(&n, numbers + 2 * place(i), 2);
+    return n;
   }
   // Where the i-th number of a row stands.
   std::size_t place(std::size_t i) const {
@@ -114,7 +129,7 @@ TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
   for (const std::int64_t k : {1, 15, 16, 17, 96, 259}) {
     for (const Array& x : hard_rows(dtype(), k)) {
       const auto size = static_cast<std::size_t>(k), of = product().group;
-      std::vector<float> from((size + 15) / 16 * 16);
+      std::vector<float> from((size + 31) / 32 * 32);
       std::vector<double> row(size);
       for (std::size_t i = 0; i < size; ++i) {
         row[i] = static_cast<double>(from[i] = x.get(static_cast<std::int64_t>(i)));
@@ -127,8 +142,7 @@ TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
         std::memcpy(&block, bytes.data() + begin / of * sizeof block, sizeof block);
         std::int32_t sum = 0;
         for (std::size_t i = begin; i < std::min(begin + of, from.size()); ++i) {
-          std::int16_t n = 0;
-          std::memcpy(&n, bytes.data() + cpu_engine::fixed_numbers_at(size, of) + 2 * place(i), 2);
+          const int n = number(bytes, size, i);
           sum += n;
           const double means = static_cast<double>(n) * static_cast<double>(block.unit) / unit();
           if (i >= size) {
@@ -137,7 +151,12 @@ TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
             ASSERT_LE(std::fabs(means - row[i]), moves[i]) << "k " << k << ", number " << i;
           }
         }
-        EXPECT_EQ(-more() * sum, block.start);
+        if (in_dense3()) {
+          EXPECT_EQ(256 * (block.start >> 16) + static_cast<std::int16_t>(block.start & 0xffff),
+                    sum);
+        } else {
+          EXPECT_EQ(-more() * sum, block.start);
+        }
       }
     }
   }
@@ -178,7 +197,9 @@ TEST_P(FixedRows, HoldTheLargestSums) {
   const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
   PackedMatrix m = packed.packed;
   const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
-  const std::int64_t codes = spec.format == Format::int8 ? n * k : n * k / 2;
+  const std::int64_t codes = spec.format == Format::int8     ? n * k
+                             : spec.format == Format::dense3 ? n * k / 32 * 12
+                                                             : n * k / 2;
   for (const int code : {0x00, 0x77, 0x7f, 0x80, 0xff}) {
     std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(codes));
     if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
@@ -226,6 +247,7 @@ TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
 
 // Sums of integers leave an instruction set no choice of its own.
 TEST_P(FixedRows, EverySetGivesTheBitsOfAvx2) {
+  if (!fixes_rows(Isa::avx2, format(), dtype())) GTEST_SKIP() << "rows stay floats with AVX2";
   const std::int64_t n = 130, k = 515, rows = 13;
   const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
   const Array x = random_array(dtype(), {rows, k}, 4);
@@ -239,11 +261,14 @@ TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
     EXPECT_FALSE(fixes_rows(isa, {Format::int4, 4096}, DType::bf16));
     EXPECT_FALSE(fixes_rows(isa, {Format::int8}, DType::f32));
     EXPECT_FALSE(fixes_rows(isa, {Format::mxfp8}, DType::bf16));
+    EXPECT_FALSE(fixes_rows(isa, {Format::dense3}, DType::f32));
     // vdpbf16ps, where it is fast, keeps rows in bf16 as they are.
     const bool vnni = isa >= Isa::avx512 && cpu_engine::features().avx512_vnni;
     for (const Format format : {Format::mxfp4, Format::int8}) {
       EXPECT_EQ(fixes_rows(isa, {format}, DType::f16), isa == Isa::avx2 || vnni);
     }
+    EXPECT_EQ(fixes_rows(isa, {Format::dense3}, DType::f16),
+              vnni && cpu_engine::features().avx512_vbmi);
     EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16),
               isa == Isa::avx2 || (vnni && isa != Isa::avx512_bf16));
   }

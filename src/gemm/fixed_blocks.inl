@@ -1,0 +1,87 @@
+// Rows in blocks of integers (fixed_rows.hpp): what every kernel that multiplies them begins with,
+// and how it passes over a panel. Include after packed_tiles.inl.
+
+// ---- rows --------------------------------------------------------------------------------------
+
+// The largest of |from[begin .. end)|, as an f32's bits.
+SHUNT_INLINE std::uint32_t largest_bits(const float* from, std::size_t begin, std::size_t end) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = begin; i < end; ++i) {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, from + i, sizeof bits);
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+SHUNT_INLINE float power_of_bits(std::uint32_t exponent) {
+  const std::uint32_t bits = exponent << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+// In bytes, as dense3 wants them.
+SHUNT_INLINE bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
+  constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even
+  constexpr std::int32_t bias_bits = 0x4b400000;
+  auto* block = static_cast<FixedBlock*>(to);
+  auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
+  for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
+    std::uint32_t exponent = largest_bits(from, begin, begin + group) >> 23;
+    if (exponent == 255) return false;
+    if (exponent < 16) exponent = 16;
+    const float factor = power_of_bits(267 - exponent);
+    std::int32_t upper_sum = 0, lower_sum = 0;
+    for (std::size_t i = 0; i < group; ++i) {
+      const float shifted = from[begin + i] * factor + bias;
+      std::int32_t n;
+      __builtin_memcpy(&n, &shifted, sizeof n);
+      n -= bias_bits;
+      const std::int32_t upper = (n + 128) >> 8, lower = n - 256 * upper;
+      numbers[i] = static_cast<signed char>(upper);
+      numbers[group + i] = static_cast<signed char>(lower);
+      upper_sum += upper;
+      lower_sum += lower;
+    }
+    *block = {power_of_bits(exponent - 13) * fixed_dense3_unit,
+              65536 * upper_sum + (lower_sum & 0xffff)};
+  }
+  return true;
+}
+
+// ---- panels ------------------------------------------------------------------------------------
+
+// A part of a panel, of whole groups.
+struct FixedPart {
+  const char* at;
+  std::size_t begin, end;  // of k
+  std::size_t block, x;    // where the rows' blocks and their numbers begin, in bytes
+  std::size_t ahead;       // how far from what is read to fetch
+};
+// Two parts, and what rows they meet, fit the L1.
+constexpr std::size_t fixed_part_bytes = 8192;
+// One row reads a panel once, front to back.
+constexpr std::size_t fixed_row_ahead = 2048;
+
+// Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
+// the first tile of rows fetches what lies at its place in the part behind.
+template <class Kernel>
+void fixed_multiply(const PackedProduct& p) {
+  const std::size_t group_bytes = Kernel::group_bytes(p);
+  const std::size_t fit = fixed_part_bytes / group_bytes;
+  const std::size_t groups = p.count == 1 ? (p.k + p.group - 1) / p.group : fit > 1 ? fit : 1;
+  FixedPart part{.at = Kernel::codes_at(p),
+                 .begin = 0,
+                 .end = 0,
+                 .block = 0,
+                 .x = fixed_numbers_at(p.k, p.group),
+                 .ahead = groups * group_bytes};
+  for (; part.begin < p.k; part.begin = part.end) {
+    part.end = part.begin + groups * p.group < p.k ? part.begin + groups * p.group : p.k;
+    packed_multiply<Kernel>(p, part);
+    part.at += groups * group_bytes;
+    part.block += groups * sizeof(FixedBlock);
+    part.x += groups * p.group * sizeof(std::int16_t);
+  }
+}
