@@ -21,6 +21,45 @@ SHUNT_INLINE float power_of_bits(std::uint32_t exponent) {
   return power;
 }
 
+// The second and the third of four.
+SHUNT_INLINE void swap_middle(std::int16_t* four) {
+  std::uint64_t bits;
+  __builtin_memcpy(&bits, four, sizeof bits);
+  bits = (bits & 0xffff00000000ffffU) | (bits & 0xffff0000U) << 16 | (bits >> 16 & 0xffff0000U);
+  __builtin_memcpy(four, &bits, sizeof bits);
+}
+
+template <class Codes>
+bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
+  constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even
+  constexpr std::int32_t bias_bits = 0x4b400000;
+  const std::size_t padded = (k + fixed_step - 1) / fixed_step * fixed_step;
+  auto* block = static_cast<FixedBlock*>(to);
+  auto* const numbers =
+      reinterpret_cast<std::int16_t*>(static_cast<char*>(to) + fixed_numbers_at(k, group));
+  for (std::size_t begin = 0; begin < k; begin += group, ++block) {
+    const std::size_t end = begin + group < padded ? begin + group : padded;
+    std::uint32_t exponent = largest_bits(from, begin, end) >> 23;
+    if (exponent == 255) return false;
+    if (exponent < 16) exponent = 16;
+    const float factor = power_of_bits(268 - exponent);
+    std::int32_t sum = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      const float shifted = from[i] * factor + bias;
+      std::int32_t n;
+      __builtin_memcpy(&n, &shifted, sizeof n);
+      n -= bias_bits;
+      numbers[i] = static_cast<std::int16_t>(n);
+      sum += n;
+    }
+    *block = {power_of_bits(exponent - 14) * Codes::unit, -Codes::more * sum};
+  }
+  if constexpr (Codes::of_bytes) {
+    for (std::size_t i = 0; i < padded; i += 4) swap_middle(numbers + i);
+  }
+  return true;
+}
+
 // In bytes, as dense3 wants them.
 SHUNT_INLINE bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
   constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even

@@ -1,6 +1,6 @@
 // Rows in blocks of 16-bit integers, for products with codes that are small integers themselves:
-// int4 less its zero point, e2m1 doubled, and int8; and dense3, whose numbers are integers of 16
-// bits. Sums of a block are then integers, and exact.
+// int4 less its zero point, e2m1 doubled (also two of four, times 256), and int8; and dense3, whose
+// numbers are integers of 16 bits. Sums of a block are then integers, and exact.
 //
 // A row that was rounded to bf16 or f16 is cut at the weights' groups of k, or, where a column has
 // one scale for all of k (int8), into blocks of 64. Of a block whose largest number lies in
@@ -64,7 +64,8 @@ extern const FixedKernels fixed_kernels;
 }
 namespace avx512_vnni {
 extern const FixedKernels fixed_kernels;
-}
+extern const FixedFormat fixed_sparse;
+}  // namespace avx512_vnni
 namespace avx512_vbmi {
 extern const FixedFormat fixed_dense3;
 }

@@ -411,15 +411,17 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 : static_cast<std::size_t>(panels.group());
   if (dtype == DType::f32 || group > most_fixed_group) return {};
   const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
+  const bool vnni = isa >= Isa::avx512 && features().avx512_vnni && !dot;
   if (panels.format.format == Format::dense3) {
-    const bool there =
-        isa >= Isa::avx512 && features().avx512_vnni && features().avx512_vbmi && !dot;
-    return there ? FixedProduct{avx512_vbmi::fixed_dense3, group} : FixedProduct{};
+    return vnni && features().avx512_vbmi ? FixedProduct{avx512_vbmi::fixed_dense3, group}
+                                          : FixedProduct{};
+  }
+  if (panels.format.format == Format::sparse_nvfp4) {
+    return vnni ? FixedProduct{avx512_vnni::fixed_sparse, group} : FixedProduct{};
   }
   const FixedKernels* const kernels = isa == Isa::avx2 ? &avx2::fixed_kernels
-                                      : isa >= Isa::avx512 && features().avx512_vnni && !dot
-                                          ? &avx512_vnni::fixed_kernels
-                                          : nullptr;
+                                      : vnni           ? &avx512_vnni::fixed_kernels
+                                                       : nullptr;
   if (kernels == nullptr) return {};
   switch (panels.format.format) {
     case Format::nvfp4:

@@ -22,8 +22,9 @@ namespace {
 using cpu_engine::FixedBlock;
 using cpu_engine::Isa;
 
-const FormatSpec formats[] = {{Format::nvfp4},     {Format::mxfp4}, {Format::int4, 32},
-                              {Format::int4, 128}, {Format::int8},  {Format::dense3}};
+const FormatSpec formats[] = {{Format::nvfp4},       {Format::mxfp4}, {Format::int4, 32},
+                              {Format::int4, 128},   {Format::int8},  {Format::dense3},
+                              {Format::sparse_nvfp4}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
@@ -50,9 +51,13 @@ class FixedRows : public testing::TestWithParam<Case> {
   }
   // Of its codes, and what is added to them.
   double unit() const {
+    if (format().format == Format::sparse_nvfp4) return 0.5 / 256;
     return in_dense3() ? static_cast<double>(cpu_engine::fixed_dense3_unit) : in_e2m1() ? 0.5 : 1;
   }
-  int more() const { return in_e2m1() ? 12 : format().format == Format::int8 ? 128 : 1; }
+  int more() const {
+    if (format().format == Format::sparse_nvfp4) return 0;
+    return in_e2m1() ? 12 : format().format == Format::int8 ? 128 : 1;
+  }
   bool in_e2m1() const {
     return format().format == Format::nvfp4 || format().format == Format::mxfp4;
   }
@@ -197,9 +202,10 @@ TEST_P(FixedRows, HoldTheLargestSums) {
   const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
   PackedMatrix m = packed.packed;
   const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
-  const std::int64_t codes = spec.format == Format::int8     ? n * k
-                             : spec.format == Format::dense3 ? n * k / 32 * 12
-                                                             : n * k / 2;
+  const std::int64_t codes = spec.format == Format::int8           ? n * k
+                             : spec.format == Format::dense3       ? n * k / 32 * 12
+                             : spec.format == Format::sparse_nvfp4 ? n * k / 4
+                                                                   : n * k / 2;
   for (const int code : {0x00, 0x77, 0x7f, 0x80, 0xff}) {
     std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(codes));
     if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
@@ -239,7 +245,8 @@ TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
     const void* const wanted = (odd ? floats : plain).data() + at;
     EXPECT_EQ(std::memcmp(bits, wanted, static_cast<std::size_t>(n) * sizeof(float)), 0)
         << "row " << r;
-    if (odd) {
+    // Of two of four, what is not kept meets no number.
+    if (odd && format().format != Format::sparse_nvfp4) {
       EXPECT_FALSE(std::isfinite(got[static_cast<std::size_t>(at)]));
     }
   }
@@ -267,6 +274,7 @@ TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
     for (const Format format : {Format::mxfp4, Format::int8}) {
       EXPECT_EQ(fixes_rows(isa, {format}, DType::f16), isa == Isa::avx2 || vnni);
     }
+    EXPECT_EQ(fixes_rows(isa, {Format::sparse_nvfp4}, DType::f16), vnni);
     EXPECT_EQ(fixes_rows(isa, {Format::dense3}, DType::f16),
               vnni && cpu_engine::features().avx512_vbmi);
     EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16),
