@@ -124,3 +124,58 @@ void fixed_multiply(const PackedProduct& p) {
     part.x += groups * p.group * sizeof(std::int16_t);
   }
 }
+
+// The tiles of a kernel whose step is a whole group, with a header of e4m3 scales. Kernel has group,
+// code_bytes, columns(), most_rows; Tables, looked up in; fetch_codes(), of a vector of columns; and
+// sums<rows>(), a group's integers as f32.
+template <class Kernel>
+struct ByGroups {
+  static constexpr std::size_t header_bytes = 64;
+  static std::size_t group_bytes(const PackedProduct&) {
+    return header_bytes + Kernel::code_bytes;
+  }
+  static const char* codes_at(const PackedProduct& p) { return p.panel; }
+
+  template <int rows, int wide>
+  __attribute__((noinline)) static void tile(const PackedProduct& p, std::size_t first,
+                                             std::size_t last_row, std::size_t column,
+                                             const FixedPart& part) {
+    constexpr int vectors = wide / F32::width;
+    if constexpr (wide == 64) column = 0;
+    const TileRows<char, rows> tile(p, first, last_row);
+    F32 sum[rows][vectors];
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        sum[r][v] = load(tile.sums[r] + column + lanes(v));
+      }
+    }
+    const typename Kernel::Tables tables;
+    const char* at = part.at;
+    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
+    std::size_t block = part.block, x = part.x;
+    for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {
+      const char* const header = at;
+      at += header_bytes;
+      if (column == 0) __builtin_prefetch(header + ahead, 0, 3);
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        const std::size_t c = column + lanes(v);
+        Kernel::fetch_codes(at + ahead, c);
+        F32 integers[rows];
+        Kernel::template sums<rows>(tables, at, c, tile.row, block, x, integers);
+        const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          const float unit = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
+          sum[r][v] = fma(mul(integers[r], set1(unit)), scale, sum[r][v]);
+        }
+      }
+      at += Kernel::code_bytes;
+      x += 2 * Kernel::group;
+      block += sizeof(FixedBlock);
+    }
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        store(tile.sums[r] + column + lanes(v), sum[r][v]);
+      }
+    }
+  }
+};

@@ -63,94 +63,63 @@ SHUNT_INLINE __m512i joined(__m512i low, __m512i high) {
                           _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
 }
 
-struct Dense3Fixed {
-  static constexpr std::size_t group = 32, header_bytes = 64, code_bytes = 768;
+struct Dense3Fixed : ByGroups<Dense3Fixed> {
+  static constexpr std::size_t group = 32, code_bytes = 768;
   static constexpr int most_rows = 4;
   static constexpr std::size_t columns(int rows) { return rows == 1 ? 64 : 16; }
-  static std::size_t group_bytes(const PackedProduct&) { return header_bytes + code_bytes; }
-  static const char* codes_at(const PackedProduct& p) { return p.panel; }
 
-  template <int rows, int wide>
-  __attribute__((noinline)) static void tile(const PackedProduct& p, std::size_t first,
-                                             std::size_t last_row, std::size_t column,
-                                             const FixedPart& part) {
-    constexpr int vectors = wide / F32::width;
-    if constexpr (wide == 64) column = 0;
-    TileRows<char, rows> tile(p, first, last_row);
-    F32 sum[rows][vectors];
+  struct Tables {
+    __m512i upper = _mm512_load_si512(upper_bytes_of.data());
+    __m512i lower = _mm512_load_si512(lower_bytes_of.data());
+  };
+  SHUNT_INLINE static void fetch_codes(const char* at, std::size_t column) {
+    SHUNT_UNROLL for (int word = 0; word < 3; ++word) {
+      __builtin_prefetch(at + 4 * column + std::ptrdiff_t{256} * word, 0, 3);
+    }
+  }
+
+  template <int rows>
+  SHUNT_STEP static void sums(const Tables& t, const char* at, std::size_t column,
+                              const char* const (&row)[rows], std::size_t block, std::size_t x,
+                              F32 (&to)[rows]) {
+    const char* const words = at + 4 * column;
+    const __m512i a = load_words(words).v, b = load_words(words + 256).v,
+                  c = load_words(words + 512).v;
+    // Two columns of four: k 0 to 15, before which three zeros stand, and 16 to 31.
+    const __m512i bits[2][2] = {
+        {_mm512_slli_epi64(_mm512_unpacklo_epi32(a, b), 3), _mm512_unpacklo_epi32(b, c)},
+        {_mm512_slli_epi64(_mm512_unpackhi_epi32(a, b), 3), _mm512_unpackhi_epi32(b, c)}};
+    __m512i high[rows][2], middle[rows][2], low[rows][2];
     SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        sum[r][v] = load(tile.sums[r] + column + lanes(v));
+      const std::int32_t start = reinterpret_cast<const FixedBlock*>(row[r] + block)->start;
+      SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
+        high[r][h] = start_of(start >> 16);
+        middle[r][h] = start_of(static_cast<std::int16_t>(start & 0xffff));
+        low[r][h] = _mm512_setzero_si512();
       }
     }
-    const __m512i upper = _mm512_load_si512(upper_bytes_of.data());
-    const __m512i lower = _mm512_load_si512(lower_bytes_of.data());
-    const char* at = part.at;
-    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
-    std::size_t block = part.block, x = part.x;
-    for (std::size_t begin = part.begin; begin < part.end; begin += group) {
-      const char* const header = at;
-      at += header_bytes;
-      if (column == 0) __builtin_prefetch(header + ahead, 0, 3);
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        const std::size_t c = column + lanes(v);
-        const char* const words = at + 4 * c;
-        SHUNT_UNROLL for (int line = 0; line < 3; ++line) {
-          __builtin_prefetch(words + ahead + std::ptrdiff_t{256} * line, 0, 3);
-        }
-        const __m512i a0 = load_words(words).v, b0 = load_words(words + 256).v,
-                      c0 = load_words(words + 512).v;
-        // Two columns of four: k 0 to 15, before which three zeros stand, and 16 to 31.
-        const __m512i bits[2][2] = {
-            {_mm512_slli_epi64(_mm512_unpacklo_epi32(a0, b0), 3), _mm512_unpacklo_epi32(b0, c0)},
-            {_mm512_slli_epi64(_mm512_unpackhi_epi32(a0, b0), 3), _mm512_unpackhi_epi32(b0, c0)}};
-        __m512i high[rows][2], middle[rows][2], low[rows][2];
+    each<0, 4>([&]<int o>() SHUNT_LAMBDA {
+      constexpr int bit = o < 2 ? 24 * o : 24 * o - 35;
+      const __m512i places = _mm512_set1_epi64(0x15120f0c09060300LL + 0x0101010101010101LL * bit);
+      SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
+        const __m512i windows = _mm512_multishift_epi64_epi8(places, bits[h][o / 2]);
+        const __m512i w1 = _mm512_permutexvar_epi8(windows, t.upper);
+        const __m512i w0 = _mm512_permutexvar_epi8(windows, t.lower);
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const std::int32_t start =
-              reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->start;
-          SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
-            high[r][h] = start_of(start >> 16);
-            middle[r][h] = start_of(static_cast<std::int16_t>(start & 0xffff));
-            low[r][h] = _mm512_setzero_si512();
-          }
-        }
-        each<0, 4>([&]<int o>() SHUNT_LAMBDA {
-          constexpr int bit = o < 2 ? 24 * o : 24 * o - 35;
-          const __m512i places =
-              _mm512_set1_epi64(0x15120f0c09060300LL + 0x0101010101010101LL * bit);
-          SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
-            const __m512i windows = _mm512_multishift_epi64_epi8(places, bits[h][o / 2]);
-            const __m512i w1 = _mm512_permutexvar_epi8(windows, upper);
-            const __m512i w0 = _mm512_permutexvar_epi8(windows, lower);
-            SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-              const __m512i x1 = eight_bytes(tile.row[r] + x + std::ptrdiff_t{8} * o);
-              const __m512i x0 = eight_bytes(tile.row[r] + x + 32 + std::ptrdiff_t{8} * o);
-              high[r][h] = _mm512_dpbusd_epi32(high[r][h], w1, x1);
-              middle[r][h] = _mm512_dpbusd_epi32(middle[r][h], w1, x0);
-              low[r][h] = _mm512_dpbusd_epi32(low[r][h], w0, x0);
-              middle[r][h] = _mm512_dpbusd_epi32(middle[r][h], w0, x1);
-            }
-          }
-        });
-        const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const __m512i below =
-              _mm512_add_epi32(_mm512_slli_epi32(joined(middle[r][0], middle[r][1]), 8),
-                               joined(low[r][0], low[r][1]));
-          const F32 above{_mm512_cvtepi32_ps(joined(high[r][0], high[r][1]))};
-          const F32 all = fma(above, set1(65536), {_mm512_cvtepi32_ps(below)});
-          const float unit = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
-          sum[r][v] = fma(mul(all, set1(unit)), scale, sum[r][v]);
+          const __m512i x1 = eight_bytes(row[r] + x + std::ptrdiff_t{8} * o);
+          const __m512i x0 = eight_bytes(row[r] + x + 32 + std::ptrdiff_t{8} * o);
+          high[r][h] = _mm512_dpbusd_epi32(high[r][h], w1, x1);
+          middle[r][h] = _mm512_dpbusd_epi32(middle[r][h], w1, x0);
+          low[r][h] = _mm512_dpbusd_epi32(low[r][h], w0, x0);
+          middle[r][h] = _mm512_dpbusd_epi32(middle[r][h], w0, x1);
         }
       }
-      at += code_bytes;
-      x += 2 * group;
-      block += sizeof(FixedBlock);
-    }
+    });
     SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        store(tile.sums[r] + column + lanes(v), sum[r][v]);
-      }
+      const __m512i below = _mm512_add_epi32(
+          _mm512_slli_epi32(joined(middle[r][0], middle[r][1]), 8), joined(low[r][0], low[r][1]));
+      const F32 above{_mm512_cvtepi32_ps(joined(high[r][0], high[r][1]))};
+      to[r] = fma(above, set1(65536), {_mm512_cvtepi32_ps(below)});
     }
   }
 };

@@ -37,82 +37,53 @@ struct Places {
 };
 constexpr Places places_of_two;
 
-struct SparseFixed {
+struct SparseFixed : ByGroups<SparseFixed> {
   static constexpr bool of_bytes = false;
   static constexpr float unit = 0.5F / 256;
   static constexpr std::int32_t more = 0;
 
-  static constexpr std::size_t group = 16, header_bytes = 64, code_bytes = 384;
+  static constexpr std::size_t group = 16, code_bytes = 384;
   static constexpr int most_rows = 6;
   static constexpr std::size_t columns(int rows) { return rows == 1 ? 64 : rows < 6 ? 32 : 16; }
-  static std::size_t group_bytes(const PackedProduct&) { return header_bytes + code_bytes; }
-  static const char* codes_at(const PackedProduct& p) { return p.panel; }
 
-  template <int rows, int wide>
-  __attribute__((noinline)) static void tile(const PackedProduct& p, std::size_t first,
-                                             std::size_t last_row, std::size_t column,
-                                             const FixedPart& part) {
-    constexpr int vectors = wide / F32::width;
-    if constexpr (wide == 64) column = 0;
-    TileRows<char, rows> tile(p, first, last_row);
-    F32 sum[rows][vectors];
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        sum[r][v] = load(tile.sums[r] + column + lanes(v));
-      }
-    }
-    const __m512i places = _mm512_load_si512(places_of_two.at);
-    const __m512i nibbles = _mm512_set1_epi32(0x0f0f0f0f);
+  struct Tables {
+    __m512i places = _mm512_load_si512(places_of_two.at);
+    __m512i nibbles = _mm512_set1_epi32(0x0f0f0f0f);
     // e2m1 doubled.
-    const __m512i doubled =
+    __m512i doubled =
         _mm512_set4_epi32(static_cast<std::int32_t>(0xf4f8fafcU),
                           static_cast<std::int32_t>(0xfdfeff00U), 0x0c080604, 0x03020100);
-    const char* at = part.at;
-    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
-    std::size_t block = part.block, x = part.x;
-    for (std::size_t begin = part.begin; begin < part.end; begin += group) {
-      const char* const header = at;
-      at += header_bytes;
-      if (column == 0) __builtin_prefetch(header + ahead, 0, 3);
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        const std::size_t c = column + lanes(v);
-        if (v % 2 == 0) __builtin_prefetch(at + 2 * c + ahead, 0, 3);
-        __builtin_prefetch(at + 128 + 4 * c + ahead, 0, 3);
-        const __m512i where = widen_half_words(at + 2 * c).v;
-        const __m512i codes = load_words(at + 128 + 4 * c).v;
-        const __m512i even = _mm512_shuffle_epi8(doubled, _mm512_and_si512(codes, nibbles));
-        const __m512i odd =
-            _mm512_shuffle_epi8(doubled, _mm512_and_si512(_mm512_srli_epi32(codes, 4), nibbles));
-        __m512i acc[rows];
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) acc[r] = _mm512_setzero_si512();
-        each<0, 4>([&]<int j>() SHUNT_LAMBDA {
-          const __m512i bytes = j % 2 == 0 ? even : odd;
-          const __m512i w =
-              j < 2 ? _mm512_slli_epi16(bytes, 8)
-                    : _mm512_and_si512(bytes, _mm512_set1_epi32(static_cast<int>(0xff00ff00U)));
-          const __m512i pick = _mm512_permutexvar_epi32(shifted<4 * j>({where}), places);
-          SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-            std::int64_t four;
-            __builtin_memcpy(&four, tile.row[r] + x + std::ptrdiff_t{8} * j, sizeof four);
-            const __m512i two = _mm512_shuffle_epi8(_mm512_set1_epi64(four), pick);
-            acc[r] = _mm512_dpwssd_epi32(acc[r], w, two);
-          }
-        });
-        const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const float unit_of = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
-          sum[r][v] = fma(mul({_mm512_cvtepi32_ps(acc[r])}, set1(unit_of)), scale, sum[r][v]);
-        }
+  };
+  SHUNT_INLINE static void fetch_codes(const char* at, std::size_t column) {
+    if (column % 32 == 0) __builtin_prefetch(at + 2 * column, 0, 3);
+    __builtin_prefetch(at + 128 + 4 * column, 0, 3);
+  }
+
+  template <int rows>
+  SHUNT_STEP static void sums(const Tables& t, const char* at, std::size_t column,
+                              const char* const (&row)[rows], std::size_t /*block*/, std::size_t x,
+                              F32 (&to)[rows]) {
+    const Words where = widen_half_words(at + 2 * column);
+    const __m512i codes = load_words(at + 128 + 4 * column).v;
+    const __m512i even = _mm512_shuffle_epi8(t.doubled, _mm512_and_si512(codes, t.nibbles));
+    const __m512i odd =
+        _mm512_shuffle_epi8(t.doubled, _mm512_and_si512(_mm512_srli_epi32(codes, 4), t.nibbles));
+    __m512i acc[rows];
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) acc[r] = _mm512_setzero_si512();
+    each<0, 4>([&]<int j>() SHUNT_LAMBDA {
+      const __m512i bytes = j % 2 == 0 ? even : odd;
+      const __m512i w =
+          j < 2 ? _mm512_slli_epi16(bytes, 8)
+                : _mm512_and_si512(bytes, _mm512_set1_epi32(static_cast<int>(0xff00ff00U)));
+      const __m512i pick = _mm512_permutexvar_epi32(shifted<4 * j>(where), t.places);
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        std::int64_t four;
+        __builtin_memcpy(&four, row[r] + x + std::ptrdiff_t{8} * j, sizeof four);
+        const __m512i two = _mm512_shuffle_epi8(_mm512_set1_epi64(four), pick);
+        acc[r] = _mm512_dpwssd_epi32(acc[r], w, two);
       }
-      at += code_bytes;
-      x += 2 * group;
-      block += sizeof(FixedBlock);
-    }
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        store(tile.sums[r] + column + lanes(v), sum[r][v]);
-      }
-    }
+    });
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) to[r] = {_mm512_cvtepi32_ps(acc[r])};
   }
 };
 
