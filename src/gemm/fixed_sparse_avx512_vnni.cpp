@@ -3,8 +3,8 @@
 // Of four k two are kept: a column's two codes become 16-bit integers (e2m1 doubled, times 256, so
 // that their byte stands in the upper half and carries the sign), and its two places a look-up
 // (vpermd) turns into the bytes of the row's four numbers that it wants, which vpshufb brings
-// beside each other. vpdpwssd multiplies both. A step is a group: 16 k of 16 columns, 33
-// instructions on vectors for one row, of which 9 are for the scale.
+// beside each other. vpdpwssd multiplies both. A step is a group: 16 k of 16 columns, 34
+// instructions on vectors for one row.
 #include <immintrin.h>
 
 #include <cstddef>
