@@ -178,4 +178,8 @@ struct ByGroups {
       }
     }
   }
+
+ private:
+  ByGroups() = default;
+  friend Kernel;
 };
