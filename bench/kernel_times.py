@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-KERNELS = 'route|gate|order|sort|move_|spread|quantise|rows|fragments|segments|stream|activate|combine|multiply'
+KERNELS = 'route|gate|order|sort|few|many|one|move_|spread|quantise|rows|fragments|segments|stream|activate|combine|multiply'
 METRICS = {
     'gpu__time_duration.sum': 'us',
     'dram__throughput.avg.pct_of_peak_sustained_elapsed': 'memory %',

@@ -14,6 +14,20 @@ SHUNT_INLINE std::uint32_t largest_bits(const float* from, std::size_t begin, st
   }
   return largest;
 }
+// Of that largest one, -111 at least; 255: it is no number.
+SHUNT_INLINE std::uint32_t block_exponent(const float* from, std::size_t begin, std::size_t end) {
+  const std::uint32_t exponent = largest_bits(from, begin, end) >> 23;
+  return exponent < 16 ? 16 : exponent;
+}
+// To nearest even, for less than 2^22.
+SHUNT_INLINE std::int32_t nearest(float x) {
+  constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits
+  constexpr std::int32_t bias_bits = 0x4b400000;
+  const float shifted = x + bias;
+  std::int32_t n;
+  __builtin_memcpy(&n, &shifted, sizeof n);
+  return n - bias_bits;
+}
 SHUNT_INLINE float power_of_bits(std::uint32_t exponent) {
   const std::uint32_t bits = exponent << 23;
   float power;
@@ -31,24 +45,18 @@ SHUNT_INLINE void swap_middle(std::int16_t* four) {
 
 template <class Codes>
 bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
-  constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even
-  constexpr std::int32_t bias_bits = 0x4b400000;
   const std::size_t padded = (k + fixed_step - 1) / fixed_step * fixed_step;
   auto* block = static_cast<FixedBlock*>(to);
   auto* const numbers =
       reinterpret_cast<std::int16_t*>(static_cast<char*>(to) + fixed_numbers_at(k, group));
   for (std::size_t begin = 0; begin < k; begin += group, ++block) {
     const std::size_t end = begin + group < padded ? begin + group : padded;
-    std::uint32_t exponent = largest_bits(from, begin, end) >> 23;
+    const std::uint32_t exponent = block_exponent(from, begin, end);
     if (exponent == 255) return false;
-    if (exponent < 16) exponent = 16;
     const float factor = power_of_bits(268 - exponent);
     std::int32_t sum = 0;
     for (std::size_t i = begin; i < end; ++i) {
-      const float shifted = from[i] * factor + bias;
-      std::int32_t n;
-      __builtin_memcpy(&n, &shifted, sizeof n);
-      n -= bias_bits;
+      const std::int32_t n = nearest(from[i] * factor);
       numbers[i] = static_cast<std::int16_t>(n);
       sum += n;
     }
@@ -62,21 +70,15 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
 
 // In bytes, as dense3 wants them.
 SHUNT_INLINE bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
-  constexpr float bias = 0x1.8p23F;  // leaves an integer in the lowest bits, to nearest even
-  constexpr std::int32_t bias_bits = 0x4b400000;
   auto* block = static_cast<FixedBlock*>(to);
   auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
   for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
-    std::uint32_t exponent = largest_bits(from, begin, begin + group) >> 23;
+    const std::uint32_t exponent = block_exponent(from, begin, begin + group);
     if (exponent == 255) return false;
-    if (exponent < 16) exponent = 16;
     const float factor = power_of_bits(267 - exponent);
     std::int32_t upper_sum = 0, lower_sum = 0;
     for (std::size_t i = 0; i < group; ++i) {
-      const float shifted = from[begin + i] * factor + bias;
-      std::int32_t n;
-      __builtin_memcpy(&n, &shifted, sizeof n);
-      n -= bias_bits;
+      const std::int32_t n = nearest(from[begin + i] * factor);
       const std::int32_t upper = (n + 128) >> 8, lower = n - 256 * upper;
       numbers[i] = static_cast<signed char>(upper);
       numbers[group + i] = static_cast<signed char>(lower);

@@ -69,8 +69,8 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
 // The kernel and blocking chosen for `rows` rows over `hit` groups, in a few words.
 struct MlpWay {
   bool whole_k = false;
-  bool rounded = false;   // rows of fp8 products are fp8 already
-  bool gathered = false;  // on a GPU: by the product, which reads rows as a permutation picks them
+  bool rounded = false;  // rows of fp8 products are fp8 already
+  bool gathers = false;  // on a GPU: the product reads rows as a permutation picks them
 };
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way = {});

@@ -59,8 +59,8 @@ struct ManyTile {
   static constexpr int tiles = rows / 128;                    // of the prepared layout
   static constexpr int step = 64;                             // along k
   static constexpr int threads = 384;
-  static constexpr int few_registers = gathers && in_turn ? 40 : in_turn ? 24 : 56;
-  static constexpr int more_registers = gathers && in_turn ? 232 : in_turn ? 240 : 224;
+  static constexpr int few_registers = !in_turn ? 56 : gathers ? 40 : 24;
+  static constexpr int more_registers = !in_turn ? 224 : gathers ? 232 : 240;
   static constexpr int multiplying = in_turn ? 4 : 8;  // warps that read a stage
   static constexpr int weight_bytes = rows * step * 2, token_bytes = tokens * step * 2;
   static constexpr int stage_bytes = weight_bytes + token_bytes;

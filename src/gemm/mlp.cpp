@@ -247,7 +247,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     if (on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) + ", " +
              cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
-                                        weights.groups, rows, way.whole_k, way.gathered);
+                                        weights.groups, rows, way.whole_k, way.gathers);
     }
     if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";
@@ -258,7 +258,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     }
     if (on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(), tiles_of(weights), weights.groups, rows,
-                                        way.whole_k, way.gathered);
+                                        way.whole_k, way.gathers);
     }
   }
   const PanelLayout layout(weights);

@@ -412,26 +412,26 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   if (dtype == DType::f32 || group > most_fixed_group) return {};
   const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
   const bool vnni = isa >= Isa::avx512 && features().avx512_vnni && !dot;
-  if (panels.format.format == Format::dense3) {
-    return vnni && features().avx512_vbmi ? FixedProduct{avx512_vbmi::fixed_dense3, group}
-                                          : FixedProduct{};
-  }
-  if (panels.format.format == Format::sparse_nvfp4) {
-    return vnni ? FixedProduct{avx512_vnni::fixed_sparse, group} : FixedProduct{};
-  }
-  const FixedKernels* const kernels = isa == Isa::avx2 ? &avx2::fixed_kernels
-                                      : vnni           ? &avx512_vnni::fixed_kernels
-                                                       : nullptr;
-  if (kernels == nullptr) return {};
+  static const FixedKernels none;
+  const FixedKernels& kernels = isa == Isa::avx2 ? avx2::fixed_kernels
+                                : vnni           ? avx512_vnni::fixed_kernels
+                                                 : none;
+  const auto product = [&](const FixedFormat& format) {
+    return format.row != nullptr ? FixedProduct{format, group} : FixedProduct{};
+  };
   switch (panels.format.format) {
     case Format::nvfp4:
-      return {kernels->nvfp4, group};
+      return product(kernels.nvfp4);
     case Format::mxfp4:
-      return {kernels->mxfp4, group};
+      return product(kernels.mxfp4);
     case Format::int4:
-      return {kernels->int4, group};
+      return product(kernels.int4);
     case Format::int8:
-      return {kernels->int8, group};
+      return product(kernels.int8);
+    case Format::sparse_nvfp4:
+      return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{});
+    case Format::dense3:
+      return product(vnni && features().avx512_vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{});
     default:
       break;
   }

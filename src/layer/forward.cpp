@@ -175,9 +175,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
   const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
   const bool scaled = s.row_weights != nullptr, latent = spec.latent > 0;
-  const bool gathered =
-      rounded || mlp_wants_gathered(context, experts.gate_up, pairs,
-                                    spec.input_norm.enabled || latent ? f32 : x.dtype, scaled);
+  const bool gathered = gathers_first(tokens, x.dtype);
   MlpInput to_gate_up{.rows = x,
                       .offsets = s.offsets,
                       .whole_k = whole_k,

@@ -33,6 +33,8 @@ struct Layer::Impl {
   DType rows_dtype() const { return on_gpu() ? options.dtype : DType::f32; }
   // Where the rows of fp8 products are rounded.
   Rounding rounding(std::int64_t tokens) const;
+  // Whether the experts' first product finds its rows gathered, of hidden states of that dtype.
+  bool gathers_first(std::int64_t tokens, DType hidden) const;
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;

@@ -101,6 +101,13 @@ Rounding Layer::Impl::rounding(std::int64_t tokens) const {
   return best == Rounding::between && !fits ? Rounding::on_the_way : best;
 }
 
+bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
+  if (rounding(tokens) != Rounding::on_the_way) return true;
+  const DType source = spec.input_norm.enabled || spec.latent > 0 ? DType::f32 : hidden;
+  return mlp_wants_gathered(context, experts.gate_up, tokens * spec.route.slots(), source,
+                            spec.route.weight_on_input);
+}
+
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   const RouteSpec rule = routing();
@@ -177,18 +184,15 @@ std::string Layer::explain(std::int64_t tokens) const {
   } else {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
-  const bool scaled = spec.route.weight_on_input;
-  const bool gathered =
-      rounded || (impl_->on_gpu() && mlp_wants_gathered(impl_->context, impl_->experts.gate_up,
-                                                        pairs, impl_->options.dtype, scaled));
-  text +=
-      fmt::format("  gate_up  {}{}, {} in the epilogue; {}\n",
-                  !impl_->on_gpu() ? "gather while packing rows"
-                  : gathered       ? "rows gathered first"
-                                   : "rows gathered on the way",
-                  scaled ? ", times the weight" : "", describe(spec.experts.activation),
-                  mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
-                              {.whole_k = whole_k, .rounded = rounded, .gathered = !gathered}));
+  const bool gathered = impl_->gathers_first(tokens, impl_->options.dtype);
+  text += fmt::format(
+      "  gate_up  {}{}, {} in the epilogue; {}\n",
+      !impl_->on_gpu() ? "gather while packing rows"
+      : gathered       ? "rows gathered first"
+                       : "rows gathered on the way",
+      spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
+      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
+                  {.whole_k = whole_k, .rounded = rounded, .gathers = !gathered}));
   text += fmt::format("  down     {}{} rows; {}\n",
                       impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
                       to_string(impl_->rows_dtype()),
