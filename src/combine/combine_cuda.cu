@@ -8,8 +8,9 @@
 // one FMA, as the CPU engine's vectors do: its bits, but for NaN payloads and for the sigmoid of a
 // shared gate, whose exp is the GPU's.
 //
-// Where the terms are the rows of 2, 4 or 8 slots and nothing else, a thread reads its token's rows
-// and weights itself, and there is no barrier (combine_slots_kernel).
+// Where the terms are the rows of 1, 2, 4 or 8 slots and nothing else, a thread reads its token's
+// rows and weights itself, and there is no barrier (combine_slots_kernel); of one or two slots
+// those of several tokens, so that enough is on its way (combine_tokens_kernel).
 //
 // Bytes: every row read once, every output written once; inverse and weights again for each span.
 // Time predicted: two dependent reads, 2.2 us, and from some MB on bytes / copy bandwidth.
@@ -219,6 +220,69 @@ __global__ void __launch_bounds__(256, 4)
   store_row<n>(call.out.data + token * call.out.row_bytes, call.out.form, h, sum);
 }
 
+// As combine_slots_kernel for `each` tokens a thread, blockDim.y apart. A row that is missing is
+// read as the last one, and not added: no branch parts the loads.
+template <Form form, int n, int slots, int each>
+__global__ void __launch_bounds__(256, 4)
+    combine_tokens_kernel(const __grid_constant__ CombineCall call) {
+  constexpr int raw_bytes = n * form_bytes(form);
+  if (!call.early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  const std::int64_t first = std::int64_t{blockIdx.x} * each * blockDim.y + threadIdx.y;
+  const auto token_of = [&](int t) { return first + std::int64_t{t} * blockDim.y; };
+  const unsigned h = (blockIdx.y * blockDim.x + threadIdx.x) * n;
+  const std::int64_t valid = call.valid_tokens != nullptr
+                                 ? min(std::int64_t{*call.valid_tokens}, call.tokens)
+                                 : call.tokens;
+  Several<std::int32_t, slots> rows[each];
+  Several<float, slots> weight[each];
+#pragma unroll
+  for (int t = 0; t < each; ++t) {
+#pragma unroll
+    for (int j = 0; j < slots; ++j) rows[t].of[j] = -1, weight[t].of[j] = 1;
+    if (token_of(t) < valid) {
+      rows[t] = reinterpret_cast<const Several<std::int32_t, slots>*>(call.inverse)[token_of(t)];
+      if (call.weighted) {
+        weight[t] = reinterpret_cast<const Several<float, slots>*>(call.weights)[token_of(t)];
+      }
+    }
+  }
+  if (call.early) {
+    wait_for_predecessor();
+    let_successor_start();
+  }
+  if (h >= call.width) return;
+  const auto count = static_cast<std::uint32_t>(call.row_count);
+  const char* const column = call.rows.data + h * form_bytes(form);
+  Raw<raw_bytes> raw[each][slots];
+#pragma unroll
+  for (int t = 0; t < each; ++t) {
+#pragma unroll
+    for (int j = 0; j < slots; ++j) {
+      const std::uint32_t row = min(static_cast<std::uint32_t>(rows[t].of[j]), count - 1);
+      raw[t][j] = load_row<raw_bytes>(column + std::uint64_t{row} *
+                                                   static_cast<std::uint32_t>(call.rows.row_bytes));
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < each; ++t) {
+    float sum[n] = {};
+#pragma unroll
+    for (int j = 0; j < slots; ++j) {
+      if (static_cast<std::uint32_t>(rows[t].of[j]) >= count) continue;
+      float x[n];
+      widen<n, form>(raw[t][j], x);
+#pragma unroll
+      for (int i = 0; i < n; ++i) sum[i] = __fmaf_rn(weight[t].of[j], x[i], sum[i]);
+    }
+    if (token_of(t) < call.tokens) {
+      store_row<n>(call.out.data + token_of(t) * call.out.row_bytes, call.out.form, h, sum);
+    }
+  }
+}
+
 struct Blocks {
   dim3 grid, block;
 };
@@ -259,17 +323,24 @@ bool run_slots(const Gpu& gpu, const CombineCall& call) {
     return false;
   }
   const Blocks blocks = blocks_of(gpu, call, n);
-  const auto groups = (call.tokens + blocks.block.y - 1) / blocks.block.y;
-  const auto go = [&](auto* kernel) {
+  const auto go = [&](auto* kernel, int each = 1) {
     prefer_shared_memory(kernel);
-    launch("combine", gpu,
-           {.grid = {static_cast<unsigned>(groups), blocks.grid.x}, .block = blocks.block}, kernel,
-           call);
+    const auto down = static_cast<std::int64_t>(blocks.block.y) * each;
+    const auto groups = static_cast<unsigned>((call.tokens + down - 1) / down);
+    launch("combine", gpu, {.grid = {groups, blocks.grid.x}, .block = blocks.block}, kernel, call);
     return true;
   };
+  // Several tokens a thread where multiprocessors have enough blocks even so.
+  const bool many =
+      call.row_count > 0 &&
+      call.tokens * blocks.grid.x >= std::int64_t{16} * blocks.block.y * gpu.multiprocessors;
   switch (call.slots) {
+    case 1:
+      return many ? go(combine_tokens_kernel<form, n, 1, 4>, 4)
+                  : go(combine_slots_kernel<form, n, 1>);
     case 2:
-      return go(combine_slots_kernel<form, n, 2>);
+      return many ? go(combine_tokens_kernel<form, n, 2, 2>, 2)
+                  : go(combine_slots_kernel<form, n, 2>);
     case 4:
       return go(combine_slots_kernel<form, n, 4>);
     case 8:

@@ -77,6 +77,49 @@ TEST(CombineOnGpu, HasTheBitsOfTheCpuWhereRowsAreAligned) {
   }
 }
 
+// One or two rows a token, of so many tokens that a thread adds up several: rows that are missing
+// or illegal among them, tokens that are not valid, and the last thread's that are not there.
+TEST(CombineOnGpu, FewRowsOfManyTokensHaveTheBitsOfTheCpu) {
+  SHUNT_ON_GPU_ONLY();
+  if (!fma_on_host()) GTEST_SKIP() << "this CPU has no FMA";
+  const Stream stream;
+  for (const bool dependent : {false, true}) {
+    const Context gpu = cuda({.stream = stream.get(), .dependent_launch = dependent});
+    for (const DType dtype : {bf16, f16, f32}) {
+      for (const int slots : {1, 2}) {
+        for (const std::int64_t tokens : {300, 5003}) {
+          for (const std::int64_t width : {64, 2880}) {
+            for (const bool weighted : {false, true}) {
+              if (tokens > 1000 && width > 1000 && dtype != bf16) continue;
+              CombineCase c =
+                  make_case({.weighted = weighted},
+                            {.tokens = tokens, .width = width, .slots = slots, .dtype = dtype});
+              const Matrix gapped = c.rows;
+              c.rows = Matrix(dtype, gapped.rows, width, 0);
+              for (std::int64_t r = 0; r < gapped.rows; ++r) {
+                for (std::int64_t h = 0; h < width; ++h) c.rows.set(r, h, gapped.at(r, h));
+              }
+              c.valid = {static_cast<std::int32_t>(tokens - 13)};
+              CombineCase there = c;
+              for (std::size_t p = 0; p < c.inverse.size(); p += 5) {
+                c.inverse[p] = -1;
+                const auto past = static_cast<std::int32_t>(c.rows.rows);
+                const std::int32_t none[] = {-1, -2, past, INT32_MAX};
+                there.inverse[p] = none[p / 5 % 4];
+              }
+              Matrix want(dtype, tokens, width, 0), got(dtype, tokens, width, 0);
+              c.call(cpu({.threads = 1}), c.inputs(), want.tensor());
+              there.call(gpu, there.inputs(), got.tensor());
+              ASSERT_EQ(got, want) << fmt::format("{} T{} S{} H{} weighted {}", to_string(dtype),
+                                                  tokens, slots, width, weighted);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // Enough rows for persistent blocks, with everything that may join: of 11 and of 32 terms, spans of
 // one width and of two, experts that compute nothing, tokens that are not valid, illegal rows, and
 // a sum that goes over the residual.
