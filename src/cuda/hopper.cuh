@@ -93,6 +93,23 @@ __device__ __forceinline__ void copy_box_to_ranks(void* to, const void* map, std
       "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(ranks)
       : "memory");
 }
+// Likewise from a map of three dimensions.
+__device__ __forceinline__ void copy_box(void* to, const void* map, std::uint64_t* barrier, int x,
+                                         int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box_to_ranks(void* to, const void* map, std::uint64_t* barrier,
+                                                  int x, int y, int z, std::uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(ranks)
+      : "memory");
+}
 
 // ---- other blocks of the cluster ----------------------------------------------------------------
 

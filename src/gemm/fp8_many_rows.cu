@@ -9,7 +9,7 @@
 // of 128 through a ring of slots of 48 KB: two boxes of 64 tokens, then 256 rows of weights. 12
 // warps:
 //   warp 0      one thread orders copies (tokens by a tensor map: what lies behind the group's end
-//               is another group's and is not stored)
+//               comes as zeros, which are multiplied for less power than another group's rows)
 //   warp 1      the step's scales
 //   warp 2      16 bits as they are: one thread orders the stores of a tile's results
 //   warp 3      finds tiles ahead of the others
@@ -235,12 +235,13 @@ __global__ void __launch_bounds__(threads, 1)
             mbarrier_arrive_expect(&full[slot], bytes);
 #pragma unroll 1
             for (int b = mine.tall ? 0 : rank; b < boxes; b += mine.tall ? 1 : cluster) {
+              const int count = min(box, mine.count - box * b), end = mine.row + box * b + count;
+              unsigned char* const at_box = to + b * box_bytes8;
               if (mine.tall) {
-                copy_box(to + b * box_bytes8, &tokens, &full[slot], step_pairs * i,
-                         mine.row + box * b);
+                copy_box(at_box, &tokens, &full[slot], step_pairs * i, box - count, end);
               } else {
-                copy_box_to_ranks(to + b * box_bytes8, &tokens, &full[slot], step_pairs * i,
-                                  mine.row + box * b, 3);
+                copy_box_to_ranks(at_box, &tokens, &full[slot], step_pairs * i, box - count, end,
+                                  3);
               }
             }
             const char* from = weights;
@@ -567,8 +568,8 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
   args.columns = (args.row_tiles + halves_most - 1) / halves_most;
   CUtensorMap tokens, results{};
   // Bytes in twos: a box of 64 elements of 16 bits is one of 128 bytes.
-  if (!map_rows(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
-                args.source_row_bytes / 2, box)) {
+  if (!map_row_ends(tokens, p.rows.data, true, p.rows.shape[0], (args.k + 1) / 2,
+                    args.source_row_bytes / 2, 64, box)) {
     return false;
   }
   const End end = end_of(args, p.out);

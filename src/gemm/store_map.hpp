@@ -1,15 +1,16 @@
-// Tensor maps for bulk stores of a tile's results: host only, through the runtime.
+// Tensor maps for bulk copies of a group's rows, and no row behind them: host only, through the
+// runtime.
 #pragma once
 
 #include "cuda/tensor_map.hpp"
 
 namespace shunt::cuda_engine {
 
-// `count` rows of `width` elements, for stores of a box, `box_width` elements (32 or 64; as many
+// `count` rows of `width` elements, for copies of a box, `box_width` elements (32 or 64; as many
 // bytes again are swizzled) x `rows`, that end at row `end`, whatever it is: what lies further is
-// not touched. Coordinates of the last `n` rows before `end`: (column, rows - n, end). Two
-// dimensions walk along rows: the first, of `rows` only, cuts the box off; the second says where it
-// ends.
+// not stored, and comes as zeros. Coordinates of the last `n` rows before `end`: (column, rows - n,
+// end). Two dimensions walk along rows: the first, of `rows` only, cuts the box off; the second
+// says where it ends.
 inline bool map_row_ends(CUtensorMap& map, void* data, bool bf16, std::int64_t count,
                          std::int64_t width, std::int64_t stride, int box_width, int rows) {
   if (count == 1) stride = (width + 7) / 8 * 8;  // whatever it is, there is no second row
