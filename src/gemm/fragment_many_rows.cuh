@@ -12,7 +12,8 @@
 //              all copy tokens in pieces of 16 bytes, asynchronously where they are as they must
 //              be, else through registers. The first thread orders the weights' bulk copies
 //   1, 2       64 rows of weights each, all tokens: while the tensor cores multiply 32 of k (64 of
-//              sparse weights) the next are decoded into other registers
+//              sparse weights) the next are decoded into other registers. A tile multiplies as many
+//              tokens as the least of a few widths holds (wgmma_group())
 //   full[s]    stage s is there: bytes, one arrival, and 128 threads' copies where tokens are not
 //              shared
 //   empty[s]   stage s may be overwritten, in both blocks: 8 arrivals a block, of each warp that
@@ -100,11 +101,11 @@ struct Memory {
   }
 };
 
-// The products of a tile: n tokens. d is 0.
-template <int n, class S>
+// The products of a tile: of as many tokens as hold `count`. d is 0.
+template <class S>
 __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const Memory<S>& memory,
                                               StageRing<S::stages>& ring, int& slot, int steps,
-                                              int group, int warp, int lane) {
+                                              int group, int warp, int lane, int count) {
   using L = typename S::L;
   constexpr bool scaled = L::codes == Codes::fp8_block;
   // Pairs of fragments in half a step.
@@ -140,19 +141,12 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
         }
         std::uint32_t(&now)[8] = a[pair % 2];
         mine.template decode<true>(tile, block, pair, lane, now);
-        wgmma_fence();
-        if constexpr (L::sparse) {
-          const std::uint32_t positions = L::positions(tile, block, pair, lane);
-          wgmma_sparse<n, L::bf16, 0>(d, now, b, positions);
-          wgmma_sparse<n, L::bf16, 1>(d, now + 4, b + 4, positions);
-        } else if constexpr (scaled) {
-          wgmma_registers<n, L::bf16>(part, now, b + 4 * p);
-          wgmma_registers<n, L::bf16>(part, now + 4, b + 4 * p + 2);
-        } else {
-          wgmma_registers<n, L::bf16>(d, now, b + 4 * p);
-          wgmma_registers<n, L::bf16>(d, now + 4, b + 4 * p + 2);
-        }
-        wgmma_commit();
+        auto& sums = either<scaled>(part, d);
+        std::uint32_t positions = 0;
+        if constexpr (L::sparse) positions = L::positions(tile, block, pair, lane);
+        const std::uint64_t at = b + 4 * p;
+        wgmma_group<S::tokens, L::bf16, L::sparse>(sums, now, at, at + (L::sparse ? 4 : 2),
+                                                   positions, count);
       }
       ring.next();
     }
@@ -160,7 +154,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
       wgmma_wait<0>();
       const float low = mine.scale(0, 0), high = mine.scale(0, 1);
 #pragma unroll
-      for (int j = 0; j < n / 2; ++j) {
+      for (int j = 0; j < S::tokens / 2; ++j) {
         d[j] = __fmaf_rn(part[j], j / 2 % 2 == 0 ? low : high, d[j]);
         part[j] = 0;
       }
@@ -300,19 +294,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       float d[1][S::tokens / 2];
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; ++i) d[0][i] = 0;
-      const auto with = [&]<int n>() {
-        multiply_tile<n, S>(d[0], memory, ring, slot, args.steps, group, quarter, lane);
-      };
-      // Several widths of more sums would not find their registers.
-      if constexpr (S::tokens == 128) {
-        if (at.count <= 64) {
-          with.template operator()<64>();
-        } else {
-          with.template operator()<128>();
-        }
-      } else {
-        with.template operator()<S::tokens>();
-      }
+      multiply_tile(d[0], memory, ring, slot, args.steps, group, quarter, lane, at.count);
       const int row = 64 * group + 16 * quarter + lane / 4;
       const float* const factors =
           reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +

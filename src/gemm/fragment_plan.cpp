@@ -16,11 +16,11 @@ constexpr double many_start_us = 5;
 constexpr double many_bytes_a_clock = 18;  // that all of them get from the L2
 // Of tiles of 128 rows of weights: a step, and what a token takes of it, at the clock that power
 // leaves; a tile's end.
-constexpr double many_clocks = 750, many_token_clocks = 8.6;
+constexpr double many_clocks = 1350, many_token_clocks = 6.4;
 constexpr double many_end_clocks = 500, many_end_token_clocks = 8;
 // Of tiles of 256 rows of weights, likewise; tokens that are not mapped, and those that two blocks
-// share; a tile's end.
-constexpr double middle_clocks = 1150, middle_token_clocks = 14.8;
+// share; one loop for all widths; a tile's end.
+constexpr double middle_clocks = 1150, middle_token_clocks = 14.8, one_loop = 1.17;
 constexpr double gathered_steps = 1.02, shared_steps = 0.97;
 constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 // Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of
@@ -44,6 +44,19 @@ struct Model : PackedModel {
       down += more;
     }
     return down + (mean > 64 * tokens ? mean / tokens - 64 : 0);
+  }
+
+  // Tokens that a tile of up to `tokens` multiplies, in the mean: the last one of a group at least
+  // `least`, in steps of `more`.
+  double width_of_tile(int tokens, double least, double more) const {
+    double tiles = 0, wide = 0;
+    for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
+      const double rows = std::max(1.0, mean + (sizes.groups > 1 ? away * std::sqrt(mean) : 0));
+      const double whole = std::ceil(rows / tokens) - 1, rest = rows - whole * tokens;
+      tiles += whole + 1;
+      wide += whole * tokens + std::clamp(std::ceil(rest / more) * more, least, 1.0 * tokens);
+    }
+    return wide / tiles;
   }
 
   PackedPlan few(int tokens, int split) const {
@@ -85,19 +98,12 @@ struct Model : PackedModel {
     const std::int64_t wide = ceil_div(columns, 2);
     const double tiles = static_cast<double>(hit * wide) * down;
     const double rows = mean / down;
-    // As many tokens are multiplied as the next width holds; some groups make a tile more than
-    // others.
-    const double more = tokens == 64 ? 16 : 32;
-    const double least = tokens == 64 ? 16 : tokens == 128 ? 96 : tokens;
-    const auto width_of = [&](double tiles_each) {
-      const double each = mean / tiles_each;
-      return std::clamp(std::ceil((each + std::sqrt(each) / 2) / more) * more, least, 1.0 * tokens);
-    };
-    const double fewest = std::floor(down), larger = down - fewest;
-    const double width =
-        ((1 - larger) * fewest * width_of(fewest) + larger * (fewest + 1) * width_of(fewest + 1)) /
-        down;
+    const double width = tokens == 64    ? width_of_tile(64, 16, 16)
+                         : tokens == 160 ? width_of_tile(160, 112, 16)
+                         : sizes.sparse  ? width_of_tile(128, 80, 16)
+                                         : width_of_tile(128, 96, 32);
     const double products = (middle_clocks + middle_token_clocks * width) *
+                            (tokens == 160 ? one_loop : 1) *
                             (shared                ? shared_steps
                              : sizes.rows_in_place ? 1
                                                    : gathered_steps) *
@@ -118,12 +124,13 @@ struct Model : PackedModel {
     const double down = tiles_of_group(tokens);
     const double tiles = static_cast<double>(hit * columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
-    const double products = (many_clocks + many_token_clocks * tokens) * (sizes.sparse ? 0.8 : 1);
+    const double width = width_of_tile(tokens, 128, 32);
+    const double products = (many_clocks + many_token_clocks * width) * (sizes.sparse ? 0.8 : 1);
     // Rows that lie in order are shared by two blocks.
-    const double bytes = tile_bytes() + tokens * (sizes.rows_in_place ? 128 : 256);
+    const double bytes = tile_bytes() + width * (sizes.rows_in_place ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);
     const double each =
-        static_cast<double>(steps) * step + many_end_clocks + many_end_token_clocks * tokens;
+        static_cast<double>(steps) * step + many_end_clocks + many_end_token_clocks * width;
     plan.us = many_start_us + std::max(memory_us(down), turns * us(each)) +
               0.1 * std::min(memory_us(down), turns * us(each));
     plan.blocks =

@@ -1,5 +1,5 @@
 // Grouped GEMM for groups of many rows on Hopper, 16 bits, f32 sums: weights are wgmma's A, rows
-// ("tokens") its B, so that the ragged side is the one that instructions cut, here in steps of 32.
+// ("tokens") its B, so that the ragged side is the one that instructions cut, here in steps of 16.
 //
 // A cluster of two blocks takes tiles of up to `tokens` rows of a group by two blocks' rows of
 // weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
@@ -117,18 +117,6 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens /
   }
   wgmma_wait<0>();
   if (lane < S::cluster) mbarrier_free_at(&empty[before], lane);
-}
-
-// Calls f<n>() for the least n = 64, 96, .. most that holds `count` tokens.
-template <int n, int most, class F>
-__device__ __forceinline__ void with_width(int count, const F& f) {
-  if constexpr (n >= most) {
-    f.template operator()<most>();
-  } else if (count <= n) {
-    f.template operator()<n>();
-  } else {
-    with_width<n + 32, most>(count, f);
-  }
 }
 
 // Which tiles a cluster has, the same in all its warps: in every round one of as many that follow
@@ -327,7 +315,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         multiply_steps<n, S, T>(d, args.steps, a_base, b_base, full, empty, ring,
                                 static_cast<unsigned>(lane), next);
       };
-      with_width<64, S::tokens>(at.count, with);
+      with_width<32, 16, S::tokens>(at.count, with);
       if (S::in_turn) ring.skip(args.steps);
       const std::int64_t first = std::int64_t{S::cluster * at.column + rank} * S::rows + block * 64;
       TileFinish<T, S::blocks, S::tokens / 2>(args.finish, at.group, at.row, at.count, first, box)

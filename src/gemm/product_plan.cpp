@@ -75,17 +75,18 @@ struct Model {
     // products.
     double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
     for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
-      // Of 64 rows: what is loaded; instructions are cut in halves of these.
       const double rows_here = std::max(1.0, mean + away * spread());
       const double down = std::ceil(std::ceil(rows_here / 64) * 64 / tokens);
-      const double here = std::max(down, std::ceil(rows_here / 32) / 2);
-      const double wide = here * 64 / down;
+      // Rows are loaded in units of 64, and multiplied in steps of 16 from 32 on.
+      const double loaded = std::ceil(rows_here / 64) * 64 / down;
+      const double wide = std::max(32.0, std::ceil(rows_here / 16) * 16 / down);
+      const double here = wide * down / 64;
       const double products = rows * wide * 64 * 2 / (4096 * 0.95);
-      double loads = (rows * 128 + wide / cluster * 128) / l2_bytes_a_clock;
-      if (sizes.gathered) loads += wide / cluster * 128 / passed_bytes_a_clock;
+      double loads = (rows * 128 + loaded / cluster * 128) / l2_bytes_a_clock;
+      if (sizes.gathered) loads += loaded / cluster * 128 / passed_bytes_a_clock;
       tiles += down / 4;
       units += here / 4;
-      copied += down * (rows * 128 + wide / cluster * 128);
+      copied += down * (rows * 128 + loaded / cluster * 128);
       multiplied += down * rows * wide;
       clocks += down / 4 *
                 (static_cast<double>(steps) * both(products, loads) +
@@ -201,11 +202,12 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
   sizes.gathered = false;
   const ProductPlan after = plan_product(sizes, gpu);
   if (after.kernel == ProductPlan::portable) return false;
+  constexpr double surely = 1.01;  // what predictions that close tell apart, or not
   // Read and written, a part of it in the L2.
   const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
   const double pass_us = 2 + bytes / (gpu.read_gbps * 1e3);
   sizes.gathered = true;
-  return after.us + pass_us < plan_product(sizes, gpu).us;
+  return (after.us + pass_us) * surely < plan_product(sizes, gpu).us;
 }
 
 std::string describe(const ProductPlan& plan) {

@@ -10,45 +10,42 @@
 
 namespace shunt::cuda_engine {
 
-// d += a b, as wgmma() of hopper.cuh; d has N / 2 floats or more, the first ones are used.
-#define SHUNT_WGMMA(n, type, registers, a_at, b_at, ...)                                     \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
-               "}, " a_at ", " b_at ", 1, 1, 1, 0, 0;"                                       \
-               : __VA_ARGS__                                                                 \
-               : "l"(a), "l"(b))
-#define SHUNT_WGMMA_ANY(type)                                                              \
-  if constexpr (n == 8) SHUNT_WGMMA("8", type, SHUNT_R4, "%4", "%5", SHUNT_F4(0));         \
-  if constexpr (n == 16) SHUNT_WGMMA("16", type, SHUNT_R8, "%8", "%9", SHUNT_F8(0));       \
-  if constexpr (n == 32) SHUNT_WGMMA("32", type, SHUNT_R16, "%16", "%17", SHUNT_F16(0));   \
-  if constexpr (n == 64) SHUNT_WGMMA("64", type, SHUNT_R32, "%32", "%33", SHUNT_F32(0));   \
-  if constexpr (n == 96)                                                                   \
-    SHUNT_WGMMA("96", type, SHUNT_R48, "%48", "%49", SHUNT_F32(0), SHUNT_F16(32));         \
-  if constexpr (n == 128) SHUNT_WGMMA("128", type, SHUNT_R64, "%64", "%65", SHUNT_F64(0)); \
-  if constexpr (n == 160)                                                                  \
-    SHUNT_WGMMA("160", type, SHUNT_R80, "%80", "%81", SHUNT_F64(0), SHUNT_F16(64));        \
-  if constexpr (n == 192)                                                                  \
-    SHUNT_WGMMA("192", type, SHUNT_R96, "%96", "%97", SHUNT_F64(0), SHUNT_F32(64));        \
-  if constexpr (n == 224)                                                                  \
-    SHUNT_WGMMA("224", type, SHUNT_R112, "%112", "%113", SHUNT_F64(0), SHUNT_F32(64),      \
-                SHUNT_F16(96));                                                            \
-  if constexpr (n == 256)                                                                  \
-  SHUNT_WGMMA("256", type, SHUNT_R128, "%128", "%129", SHUNT_F64(0), SHUNT_F64(64))
+// A width that there is no case for would be no instruction at all.
+template <int n>
+constexpr bool is_width = n == 8 || (n >= 16 && n <= 256 && n % 16 == 0);
 
+// d += a b, as wgmma() of hopper.cuh; d has N / 2 floats or more, the first ones are used.
+#define SHUNT_WGMMA(type, wide, a_at, b_at, ...)                                    \
+  if constexpr (n == wide)                                                          \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #wide "k16.f32." type "." type \
+                 " {" SHUNT_R##wide "}, %" #a_at ", %" #b_at ", 1, 1, 1, 0, 0;"     \
+                 : SHUNT_D##wide                                                    \
+                 : "l"(a), "l"(b));
 template <int n, int floats>
 __device__ __forceinline__ void wgmma_n(__nv_bfloat16, float (&d)[floats], std::uint64_t a,
                                         std::uint64_t b) {
-  static_assert(floats >= n / 2);
-  SHUNT_WGMMA_ANY("bf16");
+  static_assert(is_width<n> && floats >= n / 2);
+  SHUNT_EACH_WIDTH(SHUNT_WGMMA, "bf16")
 }
 template <int n, int floats>
 __device__ __forceinline__ void wgmma_n(__half, float (&d)[floats], std::uint64_t a,
                                         std::uint64_t b) {
-  static_assert(floats >= n / 2);
-  SHUNT_WGMMA_ANY("f16");
+  static_assert(is_width<n> && floats >= n / 2);
+  SHUNT_EACH_WIDTH(SHUNT_WGMMA, "f16")
 }
-
-#undef SHUNT_WGMMA_ANY
 #undef SHUNT_WGMMA
+
+// Calls f<n>() for the least n = least, least + more, .. most that holds `count` columns.
+template <int least, int more, int most, class F>
+__device__ __forceinline__ void with_width(int count, const F& f) {
+  if constexpr (least >= most) {
+    f.template operator()<most>();
+  } else if (count <= least) {
+    f.template operator()<least>();
+  } else {
+    with_width<least + more, more, most>(count, f);
+  }
+}
 
 // What generic stores of this thread, or of others that it has waited for, left in shared memory
 // may be read by wgmma and copies after this.
