@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 
-KERNELS = 'route|gate|order|sort|few|many|one|move_|spread|quantise|rows|fragments|segments|stream|activate|combine|multiply'
+# Of a layer, and not what lays weights out before it runs (read_rows, write_rows).
+KERNELS = ('route|gate|order|sort|few|many|one|move_|spread|quantise|norm_rows|dot_rows|round_rows|finish|copy_both|fragments|'
+           'segments|stream|activate|combine')
 METRICS = {
     'gpu__time_duration.sum': 'us',
     'dram__throughput.avg.pct_of_peak_sustained_elapsed': 'memory %',
@@ -90,7 +92,8 @@ def kernels(lines):
         if title is None:
             continue
         value = float(row['Metric Value'].replace(',', '')) * SCALES.get(row['Metric Unit'], 1)
-        name = re.sub(r'[(<].*', '', row['Kernel Name'].split('::')[-1])
+        name = re.sub(r'[(<].*', '', re.sub(r'\((anonymous namespace)\)|<unnamed>', '', row['Kernel Name']))
+        name = re.split(r'::|\s', name)[-1]
         launches.setdefault(row['ID'], (name, row['Grid Size'], {}))[2][title] = value
     return list(launches.values())
 
