@@ -10,6 +10,7 @@ output. Each is compared with PyTorch in f32 first; one that is wrong, refuses a
 """
 import argparse
 import ctypes
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -291,12 +292,18 @@ class Torch(Way):
     """Sorted pairs through torch._grouped_mm."""
     name, packages, eager = 'torch grouped_mm', ('torch',), True
 
-    def call(self, batch):
-        case, w, x = self.case, batch.weights, batch.x
+    def order(self, batch):
+        """Gates [T, k], and of pairs in the order of experts which they are and where experts end."""
+        case = self.case
         values, ids = batch.logits().topk(case['k'], -1)
         gates = values.float().sigmoid() if case.get('on_input') else values.float().softmax(-1)
         ranked, permutation = ids.flatten().sort(stable=True)
         ends = torch.searchsorted(ranked, torch.arange(1, case['E'] + 1, device='cuda', dtype=ranked.dtype)).to(I32)
+        return gates, permutation, ends
+
+    def call(self, batch):
+        case, w, x = self.case, batch.weights, batch.x
+        gates, permutation, ends = self.order(batch)
         token = permutation // case['k']
         rows, gate = x[token], gates.flatten()[permutation].unsqueeze(1)
         if case.get('on_input'):
@@ -308,6 +315,47 @@ class Torch(Way):
             y = (y * gate).to(BF16)
         out = torch.zeros_like(x).index_add_(0, token, y)
         return add_shared(batch, out)
+
+
+@functools.cache
+def quack_interface():
+    """quack.gemm_interface. quack 0.6.5 makes keys of values, and none of a ContextVar that cutlass-dsl 4.8 has beside its activations: that is named by its type."""
+    identity = importlib.import_module('quack.gemm_runtime').identity
+    made = identity.semantic_value_key
+
+    def key(value, *rest, **named):
+        try:
+            return made(value, *rest, **named)
+        except TypeError:
+            return 'opaque', type(value).__module__, type(value).__qualname__
+
+    identity.semantic_value_key = key
+    return importlib.import_module('quack.gemm_interface')
+
+
+class Quack(Torch):
+    """quack's two products by its default tiles, the first of which gathers rows and multiplies gate and up; PyTorch routes, orders and adds up."""
+    name, packages, eager = 'quack between torch', ('quack-kernels', 'nvidia-cutlass-dsl'), False
+
+    def __init__(self, case, copies, stream):
+        super().__init__(case, copies, stream)
+        if case.get('on_input') or case.get('activation'):
+            raise NotForThis('weights on the input, or another activation than SwiGLU')
+        interface = quack_interface()
+        self.gemm, self.gated = interface.gemm, interface.gemm_gated
+        # Rows of gate and up in turn.
+        self.woven = {w: torch.stack(w.w13.chunk(2, 1), 2).flatten(1, 2) for w in copies}
+
+    def call(self, batch):
+        case, x = self.case, batch.x
+        gates, permutation, ends = self.order(batch)
+        starts = F.pad(ends, (1, 0))
+        rows = (permutation // case['k']).to(I32)
+        h = self.gated(x, self.woven[batch.weights].mT, activation='swiglu', cu_seqlens_m=starts, A_idx=rows, store_preact=False, tuned=False)[1]
+        y = self.gemm(h, batch.weights.w2.mT, cu_seqlens_m=starts, tuned=False)
+        inverse = torch.empty_like(permutation)
+        inverse[permutation] = torch.arange(len(permutation), device='cuda')
+        return add_shared(batch, (y[inverse].view(len(x), case['k'], -1) * gates.unsqueeze(-1)).sum(1).to(BF16))
 
 
 class Vllm(Way):
@@ -493,7 +541,7 @@ class SGLangFp8(Way):
 
 PACKED_WAYS = {'shunt': Shunt, 'marlin': Marlin, 'triton_kernels': TritonKernels}
 FP8_WAYS = {'shunt': Shunt, 'vllm': VllmFp8, 'deepgemm': DeepGemmFp8, 'sglang': SGLangFp8}
-WAYS = {'shunt': Shunt, 'torch': Torch, 'vllm': Vllm, 'vllm_tiles': VllmTiles, 'deepgemm': DeepGemm, 'flashinfer': FlashInfer, 'sglang': SGLang}
+WAYS = {'shunt': Shunt, 'torch': Torch, 'vllm': Vllm, 'vllm_tiles': VllmTiles, 'deepgemm': DeepGemm, 'quack': Quack, 'flashinfer': FlashInfer, 'sglang': SGLang}
 
 
 # ---- timing --------------------------------------------------------------------------------------
