@@ -18,6 +18,7 @@ const ActivateKernels& activate_kernels([[maybe_unused]] Isa isa) {
 #if SHUNT_X86
   switch (isa) {
     case Isa::avx512_bf16:
+    case Isa::amx_bf16:
     case Isa::avx512:
       return avx512::activate_kernels;
     case Isa::avx2:

@@ -22,6 +22,7 @@ const cpu_engine::CombineKernels& kernels([[maybe_unused]] cpu_engine::Isa isa) 
 #if SHUNT_X86
   switch (isa) {
     case cpu_engine::Isa::avx512_bf16:
+    case cpu_engine::Isa::amx_bf16:
     case cpu_engine::Isa::avx512:
       return cpu_engine::avx512::combine_kernels;
     case cpu_engine::Isa::avx2:

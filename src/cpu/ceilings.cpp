@@ -50,6 +50,23 @@ SHUNT_LOOP_Z(dot_bf16, SHUNT_DOT_BF16)
 SHUNT_LOOP_Z(dot_int8, SHUNT_DOT_INT8)
 SHUNT_LOOP_Z(fma_fp16, SHUNT_FMA_FP16)
 
+// Tiles of 16 rows and 32 of k.
+void dot_tiles(std::int64_t rounds) {
+  struct alignas(64) {
+    std::uint8_t palette = 1, unused[15] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+  } config;
+  __asm__ volatile(
+      "ldtilecfg %1\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\t1:\n\t"
+      "tdpbf16ps %%tmm5,%%tmm4,%%tmm0\n\ttdpbf16ps %%tmm5,%%tmm4,%%tmm1\n\t"
+      "tdpbf16ps %%tmm5,%%tmm4,%%tmm2\n\ttdpbf16ps %%tmm5,%%tmm4,%%tmm3\n\t"
+      "dec %0\n\tjnz 1b\n\ttilerelease"
+      : "+r"(rounds)
+      : "m"(config)
+      : "cc");
+}
+
 __attribute__((target("avx2,fma"))) void fma_avx2(std::int64_t rounds) {
   __asm__ volatile(SHUNT_12(SHUNT_CLEAR_Y) SHUNT_CLEAR_Y(14)
                        SHUNT_CLEAR_Y(15) "1:\n\t" SHUNT_12(SHUNT_FMA_Y)
@@ -93,6 +110,7 @@ void read_part(const char* p, const char* end, bool prefetch) {
 
 // Instructions a round times lanes times two.
 constexpr double fma_ops_avx512 = 24.0 * 16 * 2, fma_ops_avx2 = 24.0 * 8 * 2;
+constexpr double tile_ops = 4.0 * 16 * 16 * 32 * 2;
 
 #else
 
@@ -168,6 +186,13 @@ double f32_fma_per_second(Pool& pool, double seconds) {
 double bf16_dot_per_second([[maybe_unused]] Pool& pool, [[maybe_unused]] double seconds) {
 #if SHUNT_X86
   if (supported(Isa::avx512_bf16)) return per_second(pool, dot_bf16, 2 * fma_ops_avx512, seconds);
+#endif
+  return 0;
+}
+
+double bf16_tiles_per_second([[maybe_unused]] Pool& pool, [[maybe_unused]] double seconds) {
+#if SHUNT_X86
+  if (supported(Isa::amx_bf16)) return per_second(pool, dot_tiles, tile_ops, seconds);
 #endif
   return 0;
 }

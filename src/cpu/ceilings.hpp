@@ -20,6 +20,7 @@ double read_bytes_per_second(Pool& pool, const void* memory, std::size_t bytes);
 // 0 where there is no such instruction. Each runs for about `seconds`.
 double f32_fma_per_second(Pool& pool, double seconds = 0.01);
 double bf16_dot_per_second(Pool& pool, double seconds = 0.01);  // vdpbf16ps
+double bf16_tiles_per_second(Pool& pool, double seconds = 0.01);  // tdpbf16ps
 double int8_dot_per_second(Pool& pool, double seconds = 0.01);  // vpdpbusd
 double fp16_fma_per_second(Pool& pool, double seconds = 0.01);  // vfmadd231ph
 

@@ -6,6 +6,7 @@ const ConvertKernels& convert_kernels([[maybe_unused]] Isa isa) {
 #if SHUNT_X86
   switch (isa) {
     case Isa::avx512_bf16:
+    case Isa::amx_bf16:
     case Isa::avx512:
       return avx512::convert_kernels;
     case Isa::avx2:

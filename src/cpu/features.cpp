@@ -1,6 +1,8 @@
 #include "cpu/features.hpp"
 
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +37,16 @@ std::uint64_t saved_state() {
   std::uint32_t low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (std::uint64_t{high} << 32) | low;
+}
+
+// Linux gives a process the tiles' registers, 8 KB a thread, when it asks for them.
+bool permit_tiles() {
+#if defined(SYS_arch_prctl)
+  constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 
 std::string text(std::initializer_list<std::uint32_t> words) {
@@ -87,6 +99,7 @@ Features detect() {
   f.amx_bf16 = tiles && bit(seven.d, 22);
   f.amx_tile = tiles && bit(seven.d, 24);
   f.amx_int8 = tiles && bit(seven.d, 25);
+  f.tiles_permitted = f.amx_tile && permit_tiles();
 
   // AMD family 0x19 (Zen 4) and later: two multiplications where FMA has one, measured. Intel:
   // family 6 model 207 measured at half of FMA's; its neighbours are taken to be alike.
@@ -123,6 +136,8 @@ const char* to_string(Isa isa) {
       return "avx512";
     case Isa::avx512_bf16:
       return "avx512_bf16";
+    case Isa::amx_bf16:
+      return "amx_bf16";
   }
   return "?";
 }
@@ -159,11 +174,15 @@ bool supported(Isa isa) {
       return avx512;
     case Isa::avx512_bf16:
       return avx512 && f.avx512_bf16 && f.avx512_vbmi;
+    case Isa::amx_bf16:
+      return avx512 && f.avx512_bf16 && f.avx512_vbmi && f.amx_tile && f.amx_bf16 &&
+             f.tiles_permitted;
   }
   return false;
 }
 
 Isa best_isa() {
+  if (supported(Isa::amx_bf16)) return Isa::amx_bf16;
   if (supported(Isa::avx512_bf16) && features().fast_bf16_dot) return Isa::avx512_bf16;
   if (supported(Isa::avx512)) return Isa::avx512;
   if (supported(Isa::avx2)) return Isa::avx2;

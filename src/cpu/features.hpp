@@ -12,8 +12,9 @@ enum class Isa : int {
   avx2 = 1,         // + FMA, F16C
   avx512 = 2,       // F, BW, DQ, VL
   avx512_bf16 = 3,  // + the bf16 dot product, VBMI
+  amx_bf16 = 4,     // + tiles of bf16
 };
-inline constexpr int isa_count = 4;
+inline constexpr int isa_count = 5;
 const char* to_string(Isa isa);
 
 struct Features {
@@ -26,6 +27,8 @@ struct Features {
   bool avx512_vnni = false, avx512_bf16 = false, avx512_fp16 = false, avx512_vbmi = false,
        avx512_vbmi2 = false;
   bool avx_vnni = false, gfni = false, amx_tile = false, amx_bf16 = false, amx_int8 = false;
+  // The operating system lets this process use the tiles' registers: it has been asked.
+  bool tiles_permitted = false;
   // vdpbf16ps multiplies more a second than FMA does. By family, not by the flag: Intel's
   // implementations up to Emerald Rapids run it at a quarter of FMA's rate.
   bool fast_bf16_dot = false;

@@ -461,6 +461,8 @@ class Run {
 const GemmKernels& gemm_kernels([[maybe_unused]] Isa isa) {
 #if SHUNT_X86
   switch (isa) {
+    case Isa::amx_bf16:
+      return amx_bf16::gemm_kernels;
     case Isa::avx512_bf16:
       return avx512_bf16::gemm_kernels;
     case Isa::avx512:
@@ -486,6 +488,10 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
   if (packed(layout)) {
     plan.stretch = std::max<std::int64_t>(layout.k, 1);
     plan.fixed = fixed_product(isa, packed_panels(layout), layout.dtype).group;
+    if (plan.dot && (plan.fixed > 0 || !packed_dots(isa, layout.format.format))) {
+      plan.dot = false;  // rows become integers, or f32
+      plan.operand = Form::f32_of_bf16;
+    }
     return plan;
   }
   plan.widen =

@@ -54,5 +54,9 @@ extern const PackedKernels packed_kernels;
 namespace avx512_bf16 {
 extern const PackedKernels packed_kernels;
 }
+// By tdpbf16ps: packed_kernels_amx_bf16.cpp.
+namespace amx_bf16 {
+extern const PackedKernel e4m3_kernel;
+}
 
 }  // namespace shunt::cpu_engine

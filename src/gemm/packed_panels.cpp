@@ -371,11 +371,26 @@ PackedScale packed_scale(Format format, bool halves) {
 
 const PackedKernels& packed_kernels([[maybe_unused]] Isa isa, [[maybe_unused]] bool dot) {
 #if SHUNT_X86
+  if (dot && isa == Isa::amx_bf16) {
+    static const PackedKernels tiles = [] {
+      PackedKernels kernels = avx512_bf16::packed_kernels;
+      kernels.e4m3 = amx_bf16::e4m3_kernel;
+      return kernels;
+    }();
+    return tiles;
+  }
   if (dot) return avx512_bf16::packed_kernels;
   if (isa >= Isa::avx512) return avx512::packed_kernels;
   if (isa == Isa::avx2) return avx2::packed_kernels;
 #endif
   return scalar::packed_kernels;
+}
+
+bool packed_dots(Isa isa, Format format) {
+  if (isa == Isa::avx512_bf16) return true;
+  const bool e4m3 = format == Format::fp8_tensor || format == Format::fp8_channel ||
+                    format == Format::fp8_block || format == Format::mxfp8;
+  return isa == Isa::amx_bf16 && e4m3;
 }
 
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {

@@ -30,6 +30,7 @@ const Kernels& kernels_for(cpu_engine::Isa isa) {
       return routing::avx2::kernels;
     case cpu_engine::Isa::avx512:
     case cpu_engine::Isa::avx512_bf16:
+    case cpu_engine::Isa::amx_bf16:
       return routing::avx512::kernels;
   }
 #endif

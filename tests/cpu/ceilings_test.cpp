@@ -12,6 +12,7 @@ TEST(Ceilings, ArePositiveWhereTheCpuHasThem) {
     Pool pool(threads);
     EXPECT_GT(f32_fma_per_second(pool, 1e-3), 1e8);
     EXPECT_EQ(bf16_dot_per_second(pool, 1e-3) > 0, supported(Isa::avx512_bf16));
+    EXPECT_EQ(bf16_tiles_per_second(pool, 1e-3) > 0, supported(Isa::amx_bf16));
     EXPECT_EQ(int8_dot_per_second(pool, 1e-3) > 0,
               supported(Isa::avx512) && features().avx512_vnni);
     EXPECT_EQ(fp16_fma_per_second(pool, 1e-3) > 0,

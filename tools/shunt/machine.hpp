@@ -29,8 +29,8 @@ struct Ceilings {
   // The least time in microseconds that `bytes` and `flops` need.
   double floor_us(double bytes, double operations) const;
 };
-// The peak that a dtype's GEMM is measured against: FMA for f32 and f16, the better of FMA and the
-// bf16 dot for bf16.
+// The peak that a dtype's GEMM is measured against: FMA for f32 and f16, the best of FMA, the bf16
+// dot and tiles for bf16.
 Ceilings measure_ceilings(const Context& context, DType dtype);
 // One short measurement of the read bandwidth alone.
 double measure_read(const Context& context);

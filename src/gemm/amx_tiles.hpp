@@ -1,0 +1,172 @@
+// Tiles of bf16 (AMX): up to 16 rows times 16, 32 or 64 columns of weights, 32 of k at a time.
+// Include inside the unnamed namespace, after simd_avx512.hpp.
+//
+// tdpbf16ps adds the products of even k, one after the other, and those of odd k, each rounded to
+// f32; then both, and then these to the sum. What is subnormal is zero, in and out. A row's sums do
+// not depend on the tile's other rows, and FMA with two chains gives the same bits (Chains): so few
+// rows need no tiles, whose weights pass through memory.
+
+constexpr int amx_rows = 16;
+constexpr std::size_t amx_k = 32;
+
+// Tiles 0 to 3: sums, [rows][16] each; 4: rows, [rows][32]; 5, 6: weights, [16 pairs of k][16][2].
+struct alignas(64) AmxConfig {
+  std::uint8_t palette = 1, start = 0;
+  std::uint8_t unused[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// From here on tiles hold something, until release(); what they held is lost.
+SHUNT_INLINE void configure(int rows) {
+  AmxConfig config;
+  for (int t = 0; t < 7; ++t) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = static_cast<std::uint8_t>(t < 5 ? rows : 16);
+  }
+  _tile_loadconfig(&config);
+}
+SHUNT_INLINE void release() { _tile_release(); }
+
+// `blocks` of 16 columns; 64 floats from a row of `sums` to the next.
+template <int blocks>
+SHUNT_INLINE void load_sums(const float* sums) {
+  _tile_loadd(0, sums, 256);
+  if constexpr (blocks > 1) _tile_loadd(1, sums + 16, 256);
+  if constexpr (blocks > 2) {
+    _tile_loadd(2, sums + 32, 256);
+    _tile_loadd(3, sums + 48, 256);
+  }
+}
+template <int blocks>
+SHUNT_INLINE void zero_sums() {
+  _tile_zero(0);
+  if constexpr (blocks > 1) _tile_zero(1);
+  if constexpr (blocks > 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+template <int blocks>
+SHUNT_INLINE void store_sums(float* sums) {
+  _tile_stored(0, sums, 256);
+  if constexpr (blocks > 1) _tile_stored(1, sums + 16, 256);
+  if constexpr (blocks > 2) {
+    _tile_stored(2, sums + 32, 256);
+    _tile_stored(3, sums + 48, 256);
+  }
+}
+// 32 of k: rows `row_bytes` apart, pairs of k of the weights `pair_bytes`.
+template <int blocks>
+SHUNT_INLINE void multiply_add(const void* rows, std::size_t row_bytes, const char* weights,
+                               std::size_t pair_bytes) {
+  _tile_loadd(4, rows, row_bytes);
+  _tile_loadd(5, weights, pair_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (blocks > 1) {
+    _tile_loadd(6, weights + 64, pair_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (blocks > 2) {
+    _tile_loadd(5, weights + 128, pair_bytes);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(6, weights + 192, pair_bytes);
+    _tile_dpbf16ps(3, 4, 6);
+  }
+}
+
+// Rows beside each other, of k in [begin, end), and zeros up to a multiple of 32.
+struct AmxRows {
+  static constexpr std::size_t most_k = 256;
+  alignas(64) std::uint16_t at[amx_rows][most_k];
+
+  // Rows that are not there, up to `all`, are zeros.
+  SHUNT_INLINE void copy(const void* const* rows, std::size_t count, std::size_t all,
+                         std::size_t offset, std::size_t begin, std::size_t end) {
+    const std::size_t whole = (end - begin) / amx_k * amx_k, rest = end - begin - whole;
+    const __mmask32 mask = static_cast<__mmask32>((std::uint64_t{1} << rest) - 1);
+    for (std::size_t r = 0; r < all; ++r) {
+      std::uint16_t* const to = at[r];
+      if (r >= count) {
+        for (std::size_t k = 0; k < end - begin; k += amx_k) {
+          _mm512_store_si512(to + k, _mm512_setzero_si512());
+        }
+        continue;
+      }
+      const auto* const from =
+          reinterpret_cast<const std::uint16_t*>(static_cast<const char*>(rows[r]) + offset) +
+          begin;
+      for (std::size_t k = 0; k < whole; k += amx_k) {
+        _mm512_store_si512(to + k, _mm512_loadu_si512(from + k));
+      }
+      if (rest > 0) _mm512_store_si512(to + whole, _mm512_maskz_loadu_epi16(mask, from + whole));
+    }
+  }
+};
+
+// ---- few rows
+// ------------------------------------------------------------------------------------
+
+constexpr int most_chained_rows = 2;
+
+// While it lives subnormal numbers are zeros, as in tiles.
+class Flushed {
+ public:
+  Flushed() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~Flushed() { _mm_setcsr(before_); }
+  Flushed(const Flushed&) = delete;
+  Flushed& operator=(const Flushed&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// The sums of even and of odd k that a tile's 32 make, of rows by vectors of 16 columns.
+template <int rows, int vectors>
+struct Chains {
+  F32 even[rows][vectors], odd[rows][vectors];
+
+  SHUNT_INLINE void begin() {
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) even[r][v] = odd[r][v] = set1(0);
+    }
+  }
+  // A pair of k: [16][2] bf16 of each vector's columns, and two numbers of each row, or the one that
+  // it has left.
+  SHUNT_INLINE void add(const __m512i (&weights)[vectors], const std::uint16_t* const (&row)[rows],
+                        std::size_t k, bool one = false) {
+    F32 first[rows], second[rows];
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      std::int32_t two = 0;
+      if (one) {
+        two = row[r][k];
+      } else {
+        __builtin_memcpy(&two, row[r] + k, sizeof two);
+      }
+      split(_mm512_set1_epi32(two), first[r], second[r]);
+    }
+    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+      F32 low, high;
+      split(weights[v], low, high);
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        even[r][v] = fma(first[r], low, even[r][v]);
+        odd[r][v] = fma(second[r], high, odd[r][v]);
+      }
+    }
+  }
+  SHUNT_INLINE F32 end(int r, int v) const { return {_mm512_add_ps(even[r][v].v, odd[r][v].v)}; }
+
+ private:
+  SHUNT_INLINE static void split(__m512i pairs, F32& first, F32& second) {
+    first = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    second = {_mm512_castsi512_ps(
+        _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))))};
+  }
+};
+
+// f<rows>() for 1, 2 or 3.
+template <class F>
+SHUNT_INLINE void with_rows(std::size_t rows, const F& f) {
+  if (rows == 1) return f.template operator()<1>();
+  rows == 2 ? f.template operator()<2>() : f.template operator()<3>();
+}

@@ -1,0 +1,41 @@
+#include "gemm/check_prepared.hpp"
+
+#include <fmt/format.h>
+
+#include "core/check.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt {
+
+void check_prepared(std::string_view who, const GroupedGemmSpec& spec, const PreparedWeights& w,
+                    Device device) {
+  // Weights without elements have no memory either.
+  if (!w && spec.n > 0 && spec.k > 0) {
+    fail(Status::invalid_argument, "{}: prepared weights are missing: the spec says prepared", who);
+  }
+  if (!w) return;
+  if (w.groups != spec.groups || w.n != spec.n || w.k != spec.k || w.dtype != spec.dtype) {
+    fail(Status::invalid_argument,
+         "{}: prepared weights are {} [{}, {}, {}]: the spec says {} [{}, {}, {}]", who,
+         to_string(w.dtype), w.groups, w.n, w.k, to_string(spec.dtype), spec.groups, spec.n,
+         spec.k);
+  }
+  if (w.format != resolved(spec.format)) {
+    fail(Status::invalid_argument, "{}: prepared weights are {}: the spec says {}", who,
+         to_string(w.format), to_string(spec.format));
+  }
+  if (device.type == DeviceType::cuda && w.rows != spec.rows) {
+    fail(Status::invalid_argument,
+         "{}: prepared weights are laid out for rows {}: the spec says {}", who,
+         static_cast<int>(w.rows), static_cast<int>(spec.rows));
+  }
+  if (w.paired) {
+    fail(Status::invalid_argument,
+         "{}: prepared weights are paired: that form is for the fused layer only", who);
+  }
+  if (w.device != device) {
+    fail(Status::invalid_argument, "{}: prepared weights are on another device", who);
+  }
+}
+
+}  // namespace shunt

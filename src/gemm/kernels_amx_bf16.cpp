@@ -1,0 +1,160 @@
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm/kernels.hpp"
+
+namespace shunt::cpu_engine::amx_bf16 {
+namespace {
+
+#include "cpu/simd_avx512.hpp"
+// The kernels of 32 bits and f16.
+#include "gemm/kernels.inl"
+// Tiles of bf16.
+#include "gemm/amx_tiles.hpp"
+
+// How far ahead of a single tile of rows, which reads the panel from memory.
+constexpr std::size_t tile_ahead = 8192;
+constexpr std::size_t pair_bytes = 256;  // of a panel's 64 columns
+
+// Asks for the next of what is read meanwhile: the panel itself by one tile of rows, else what
+// comes next, in equal parts.
+struct Ahead {
+  bool near;
+  const char *at = nullptr, *end = nullptr;
+  std::size_t lines = 0;  // a step
+
+  Ahead(const Product& p, std::size_t tiles) : near(tiles == 1) {
+    if (near || p.ahead == nullptr) return;
+    const std::size_t steps = (p.k + amx_k - 1) / amx_k * tiles;
+    at = p.ahead;
+    end = p.ahead + p.ahead_bytes;
+    lines = (p.ahead_bytes / 64 + steps - 1) / steps;
+  }
+  template <int blocks>
+  SHUNT_INLINE void step(const char* weights) {
+    if (near) {
+      SHUNT_UNROLL for (std::size_t pair = 0; pair < amx_k / 2; ++pair) {
+        SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+          __builtin_prefetch(weights + tile_ahead + pair * pair_bytes + std::ptrdiff_t{64} * b, 0,
+                             2);
+        }
+      }
+      return;
+    }
+    for (std::size_t line = 0; line < lines && at < end; ++line, at += 64) {
+      __builtin_prefetch(at, 0, 2);
+    }
+  }
+};
+
+template <int blocks>
+void multiply_tiles(const Product& p) {
+  const std::size_t tiles = (p.count + amx_rows - 1) / amx_rows;
+  if (tiles == 0) return;
+  const std::size_t all = tiles > 1 ? amx_rows : p.count;
+  configure(static_cast<int>(all));
+  Ahead ahead(p, tiles);
+  AmxRows rows;
+  alignas(64) float whole[amx_rows][64];
+  alignas(64) char rest[amx_k / 2 * pair_bytes];
+  for (std::size_t first = 0; first < p.count; first += all) {
+    const std::size_t count = p.count - first < all ? p.count - first : all;
+    float* const given = p.sums + 64 * first;
+    // Fewer rows than a tile's leave by way of memory that has as many.
+    float* const sums = count == all ? given : whole[0];
+    if (count < all) {
+      for (std::size_t r = 0; r < count; ++r) {
+        for (int c = 0; c < 16 * blocks; ++c)
+          whole[r][c] = given[64 * r + static_cast<std::size_t>(c)];
+      }
+    }
+    load_sums<blocks>(sums);
+    const char* weights = static_cast<const char*>(p.weights);
+    for (std::size_t begin = 0; begin < p.k; begin += AmxRows::most_k) {
+      const std::size_t end = begin + AmxRows::most_k < p.k ? begin + AmxRows::most_k : p.k;
+      rows.copy(p.rows + first, count, all, p.row_offset, begin, end);
+      std::size_t k = begin;
+      for (; k + amx_k <= end; k += amx_k, weights += amx_k / 2 * pair_bytes) {
+        ahead.step<blocks>(weights);
+        multiply_add<blocks>(rows.at[0] + (k - begin), 2 * AmxRows::most_k, weights, pair_bytes);
+      }
+      if (k == end) continue;
+      // What is left of k, filled up with zeros.
+      const std::size_t pairs = (end - k + 1) / 2;
+      for (std::size_t pair = 0; pair < amx_k / 2; ++pair) {
+        for (std::size_t b = 0; b < std::size_t{64} * blocks; b += 64) {
+          const __m512i line = pair < pairs ? _mm512_loadu_si512(weights + pair * pair_bytes + b)
+                                            : _mm512_setzero_si512();
+          _mm512_store_si512(rest + pair * pair_bytes + b, line);
+        }
+      }
+      multiply_add<blocks>(rows.at[0] + (k - begin), 2 * AmxRows::most_k, rest, pair_bytes);
+    }
+    store_sums<blocks>(sums);
+    if (count < all) {
+      for (std::size_t r = 0; r < count; ++r) {
+        for (int c = 0; c < 16 * blocks; ++c)
+          given[64 * r + static_cast<std::size_t>(c)] = whole[r][c];
+      }
+    }
+  }
+  release();
+}
+
+// Few rows, with the same bits.
+template <int rows, int vectors>
+void multiply_chains(const Product& p) {
+  const std::uint16_t* row[rows];
+  for (int r = 0; r < rows; ++r) {
+    row[r] =
+        reinterpret_cast<const std::uint16_t*>(static_cast<const char*>(p.rows[r]) + p.row_offset);
+  }
+  const Flushed flushed;
+  const char* weights = static_cast<const char*>(p.weights);
+  for (std::size_t begin = 0; begin < p.k; begin += amx_k) {
+    const std::size_t end = begin + amx_k < p.k ? begin + amx_k : p.k;
+    Chains<rows, vectors> chains;
+    chains.begin();
+    for (std::size_t k = begin; k < end; k += 2, weights += pair_bytes) {
+      __m512i w[vectors];
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        __builtin_prefetch(weights + near_bytes + std::ptrdiff_t{64} * v, 0, 2);
+        w[v] = _mm512_loadu_si512(weights + std::ptrdiff_t{64} * v);
+      }
+      chains.add(w, row, k);
+    }
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        float* const to = p.sums + std::ptrdiff_t{64} * r + std::ptrdiff_t{16} * v;
+        store(to, {_mm512_add_ps(load(to).v, chains.end(r, v).v)});
+      }
+    }
+  }
+}
+
+void multiply_bf16(const Product& p) {
+  if (p.count > 0 && p.count <= most_chained_rows) {
+    return with_rows(p.count, [&]<int rows>() {
+      if (p.columns == 64) return multiply_chains<rows, 4>(p);
+      p.columns == 32 ? multiply_chains<rows, 2>(p) : multiply_chains<rows, 1>(p);
+    });
+  }
+  if (p.columns == 64) return multiply_tiles<4>(p);
+  p.columns == 32 ? multiply_tiles<2>(p) : multiply_tiles<1>(p);
+}
+
+}  // namespace
+
+const GemmKernels gemm_kernels{
+    .f32 = multiply<WeightsF32>,
+    .f16 = multiply<WeightsF16>,
+    .bf16 = multiply<WeightsBf16>,
+    .bf16_dot = multiply_bf16,
+    .widen_f16 = widen<WeightsF16>,
+    .widen_bf16 = widen<WeightsBf16>,
+    .tile_rows = tile_rows,
+};
+
+}  // namespace shunt::cpu_engine::amx_bf16

@@ -1,0 +1,207 @@
+// e4m3 times rows in bf16 by tdpbf16ps: codes are decoded once for all rows, exactly, into the form
+// that tiles take; of one or two rows into registers, for FMA. A group's sum starts at 0 and, times
+// its scale, is fused to the sums: sums[r][c] = fma(group, scale, sums[r][c]).
+//
+// Rounding: a product is exact in f32 and meets at most 17 additions within its 32 of k, and one
+// for each 32 from there on: the bound of a sum of k products in f32, one after the other, holds.
+// Subnormal numbers are lost as packed_kernels_avx512_bf16.cpp has it.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm/dense3_bf16.hpp"
+#include "gemm/packed_kernels.hpp"
+
+namespace shunt::cpu_engine::amx_bf16 {
+namespace {
+
+#include "cpu/simd_avx512.hpp"
+// What is decoded.
+#include "gemm/bytes_bf16.hpp"
+#include "gemm/codes_avx512.hpp"
+// Scales.
+#include "gemm/packed_tiles.inl"
+// Tiles of bf16.
+#include "gemm/amx_tiles.hpp"
+
+constexpr std::size_t most_rows = 192;
+constexpr std::size_t chunk_k = 128, step_pairs = amx_k / 2;
+constexpr std::size_t near_bytes = 2048, chunk_ahead = 4096;
+
+template <int blocks>
+struct Chunk {
+  static constexpr std::size_t pair_bytes = std::size_t{64} * blocks;
+  alignas(64) char weights[chunk_k / 2 * pair_bytes];
+
+  // Pairs of k from `pair` to `end`, 128 bytes of `codes` each, and zeros up to a multiple of 32 of
+  // k. Codes are put into the order that the halves of every 16 bytes undo.
+  SHUNT_INLINE void decode(const ByteTables& tables, const char* codes, std::size_t pair,
+                           std::size_t end) {
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    char* to = weights + pair * pair_bytes;
+    codes += 128 * pair;
+    for (; pair < end; ++pair, codes += 128, to += pair_bytes) {
+      SHUNT_UNROLL for (int b = 0; b < (blocks + 1) / 2; ++b) {
+        __builtin_prefetch(codes + chunk_ahead + std::ptrdiff_t{64} * b, 0, 2);
+        const char* const at = codes + std::ptrdiff_t{64} * b;
+        const __m512i raw =
+            blocks == 1
+                ? _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))
+                : _mm512_loadu_si512(at);
+        const __m512i here = _mm512_permutexvar_epi64(order, raw);
+        const SplitBytes split(tables, here, here);
+        _mm512_store_si512(to + std::ptrdiff_t{128} * b, split.half<0>());
+        if constexpr (blocks > 1) {
+          _mm512_store_si512(to + std::ptrdiff_t{128} * b + 64, split.half<1>());
+        }
+      }
+    }
+    for (; pair % (amx_k / 2) != 0; ++pair) {
+      SHUNT_UNROLL for (int b = 0; b < blocks; ++b, to += 64) {
+        _mm512_store_si512(to, _mm512_setzero_si512());
+      }
+    }
+  }
+};
+
+template <int blocks>
+void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count) {
+  const std::size_t all = count < amx_rows ? count : amx_rows;
+  const std::size_t column = static_cast<std::size_t>(p.column);
+  const ByteTables tables(e4m3);
+  Chunk<blocks> chunk;
+  AmxRows rows;
+  alignas(64) float sums[most_rows][64];  // of the group at hand
+  configure(static_cast<int>(all));
+  const char* at = p.panel;
+  for (std::size_t group = 0; group < p.k; group += p.group) {
+    const std::size_t group_end = group + p.group < p.k ? group + p.group : p.k;
+    const char* const header = at;
+    at += scale_bytes(p.scale);
+    for (std::size_t begin = group; begin < group_end; begin += chunk_k) {
+      const std::size_t end = begin + chunk_k < group_end ? begin + chunk_k : group_end;
+      const std::size_t pairs = (end - begin + 1) / 2;
+      const char* const codes = at + 2 * column;
+      at += 128 * pairs;
+      const auto decode = [&](std::size_t first_pair, std::size_t most) {
+        chunk.decode(tables, codes, first_pair,
+                     first_pair + most < pairs ? first_pair + most : pairs);
+      };
+      // Several tiles of rows meet what was decoded once; for one the next 32 of k are decoded
+      // while it multiplies.
+      decode(0, count > all ? pairs : step_pairs);
+      for (std::size_t r = 0; r < count; r += all) {
+        rows.copy(p.rows + first + r, count - r < all ? count - r : all, all, 0, begin, end);
+        begin == group ? zero_sums<blocks>() : load_sums<blocks>(sums[r]);
+        for (std::size_t pair = 0; pair < pairs; pair += step_pairs) {
+          if (count <= all && pair + step_pairs < pairs) decode(pair + step_pairs, step_pairs);
+          multiply_add<blocks>(rows.at[0] + 2 * pair, 2 * AmxRows::most_k,
+                               chunk.weights + pair * Chunk<blocks>::pair_bytes,
+                               Chunk<blocks>::pair_bytes);
+        }
+        store_sums<blocks>(sums[r]);
+      }
+    }
+    F32 scale[blocks];
+    SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+      scale[b] = scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(
+          p, header, column + lanes(b));
+    }
+    for (std::size_t r = 0; r < count; ++r) {
+      float* const to = p.sums + 64 * (first + r) + column;
+      SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+        store(to + lanes(b), fma(load(sums[r] + lanes(b)), scale[b], load(to + lanes(b))));
+      }
+    }
+  }
+  release();
+}
+
+// Few rows, with the same bits: 32 or 16 columns of a group at a time, decoded into registers. What
+// several passes read of a group is in the L1 after the first.
+template <int rows, int vectors>
+void multiply_chains(const PackedProduct& p) {
+  const std::uint16_t* row[rows];
+  for (int r = 0; r < rows; ++r) row[r] = static_cast<const std::uint16_t*>(p.rows[r]);
+  const ByteTables tables(e4m3);
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  const char* at = p.panel;
+  for (std::size_t group = 0; group < p.k; group += p.group) {
+    const std::size_t group_end = group + p.group < p.k ? group + p.group : p.k;
+    const char* const header = at;
+    at += scale_bytes(p.scale);
+    const auto first = static_cast<std::size_t>(p.column),
+               wide = static_cast<std::size_t>(p.columns);
+    for (std::size_t column = first; column < first + wide; column += lanes(vectors)) {
+      const char* codes = at + 2 * column;
+      F32 sum[rows][vectors];
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) sum[r][v] = set1(0);
+      }
+      {
+        const Flushed flushed;
+        for (std::size_t begin = group; begin < group_end; begin += amx_k) {
+          const std::size_t end = begin + amx_k < group_end ? begin + amx_k : group_end;
+          Chains<rows, vectors> chains;
+          chains.begin();
+          for (std::size_t k = begin; k < end; k += 2, codes += 128) {
+            __m512i w[vectors];
+            SHUNT_UNROLL for (int v = 0; v < vectors; v += 2) {
+              const char* const from = codes + std::ptrdiff_t{32} * v;
+              __builtin_prefetch(from + near_bytes, 0, 3);
+              const __m512i raw = vectors == 1 ? _mm512_castsi256_si512(_mm256_loadu_si256(
+                                                     reinterpret_cast<const __m256i*>(from)))
+                                               : _mm512_loadu_si512(from);
+              const __m512i here = _mm512_permutexvar_epi64(order, raw);
+              const SplitBytes split(tables, here, here);
+              w[v] = split.half<0>();
+              if constexpr (vectors > 1) w[v + 1] = split.half<1>();
+            }
+            chains.add(w, row, k, k + 1 == end);
+          }
+          SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+            SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+              sum[r][v] = {_mm512_add_ps(sum[r][v].v, chains.end(r, v).v)};
+            }
+          }
+        }
+      }
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        const F32 scale = scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(
+            p, header, column + lanes(v));
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          float* const to =
+              p.sums + std::ptrdiff_t{64} * r + static_cast<std::ptrdiff_t>(column + lanes(v));
+          store(to, fma(sum[r][v], scale, load(to)));
+        }
+      }
+    }
+    at += (group_end - group + 1) / 2 * 128;
+  }
+}
+
+void multiply_e4m3(const PackedProduct& p) {
+  if (p.count > 0 && p.count <= most_chained_rows) {
+    return with_rows(p.count, [&]<int rows>() {
+      if (p.columns == 16) return multiply_chains<rows, 1>(p);
+      rows <= 2 && p.columns == 64 ? multiply_chains<rows, 4>(p) : multiply_chains<rows, 2>(p);
+    });
+  }
+  for (std::size_t first = 0; first < p.count; first += most_rows) {
+    const std::size_t count = p.count - first < most_rows ? p.count - first : most_rows;
+    if (p.columns == 64) {
+      multiply_rows<4>(p, first, count);
+    } else if (p.columns == 32) {
+      multiply_rows<2>(p, first, count);
+    } else {
+      multiply_rows<1>(p, first, count);
+    }
+  }
+}
+
+}  // namespace
+
+const PackedKernel e4m3_kernel = multiply_e4m3;
+
+}  // namespace shunt::cpu_engine::amx_bf16
