@@ -19,9 +19,9 @@ double read_bytes_per_second(Pool& pool, const void* memory, std::size_t bytes);
 // registers, all threads together, on the widest vectors that the CPU has, whatever SHUNT_ISA says.
 // 0 where there is no such instruction. Each runs for about `seconds`.
 double f32_fma_per_second(Pool& pool, double seconds = 0.01);
-double bf16_dot_per_second(Pool& pool, double seconds = 0.01);  // vdpbf16ps
+double bf16_dot_per_second(Pool& pool, double seconds = 0.01);    // vdpbf16ps
 double bf16_tiles_per_second(Pool& pool, double seconds = 0.01);  // tdpbf16ps
-double int8_dot_per_second(Pool& pool, double seconds = 0.01);  // vpdpbusd
-double fp16_fma_per_second(Pool& pool, double seconds = 0.01);  // vfmadd231ph
+double int8_dot_per_second(Pool& pool, double seconds = 0.01);    // vpdpbusd
+double fp16_fma_per_second(Pool& pool, double seconds = 0.01);    // vfmadd231ph
 
 }  // namespace shunt::cpu_engine

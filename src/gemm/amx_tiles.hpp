@@ -131,8 +131,8 @@ struct Chains {
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) even[r][v] = odd[r][v] = set1(0);
     }
   }
-  // A pair of k: [16][2] bf16 of each vector's columns, and two numbers of each row, or the one that
-  // it has left.
+  // A pair of k: [16][2] bf16 of each vector's columns, and two numbers of each row, or the one
+  // that it has left.
   SHUNT_INLINE void add(const __m512i (&weights)[vectors], const std::uint16_t* const (&row)[rows],
                         std::size_t k, bool one = false) {
     F32 first[rows], second[rows];

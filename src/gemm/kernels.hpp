@@ -28,8 +28,8 @@ struct GemmKernels {
   void (*f32)(const Product&);   // rows f32, weights f32
   void (*f16)(const Product&);   // rows f32, weights f16
   void (*bf16)(const Product&);  // rows f32, weights bf16
-  // Rows and weights bf16, rows of even length: pairs of i at once, as vdpbf16ps or tdpbf16ps rounds
-  // them. Null where the set has no such instruction.
+  // Rows and weights bf16, rows of even length: pairs of i at once, as vdpbf16ps or tdpbf16ps
+  // rounds them. Null where the set has no such instruction.
   void (*bf16_dot)(const Product&);
   // A stretch of f16 or bf16 weights as the kernel f32 takes them.
   void (*widen_f16)(const void* weights, std::size_t k, float* to);
