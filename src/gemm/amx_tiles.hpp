@@ -17,6 +17,25 @@ struct alignas(64) AmxConfig {
   std::uint8_t rows[16] = {};
 };
 
+// The instructions, in asm: g++ 12's intrinsics do not tell it that they read memory.
+template <int tile>
+SHUNT_INLINE void tile_load(const void* from, std::size_t row_bytes) {
+  __asm__ volatile("tileloadd (%0,%1,1),%%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile)
+                   : "memory");
+}
+template <int tile>
+SHUNT_INLINE void tile_store(void* to, std::size_t row_bytes) {
+  __asm__ volatile("tilestored %%tmm%c2,(%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(tile) : "memory");
+}
+template <int tile>
+SHUNT_INLINE void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+template <int sums, int weights>
+SHUNT_INLINE void tile_multiply() {  // with the rows of tile 4
+  __asm__ volatile("tdpbf16ps %%tmm%c1,%%tmm4,%%tmm%c0" ::"i"(sums), "i"(weights));
+}
+
 // From here on tiles hold something, until release(); what they held is lost.
 SHUNT_INLINE void configure(int rows) {
   AmxConfig config;
@@ -24,54 +43,54 @@ SHUNT_INLINE void configure(int rows) {
     config.row_bytes[t] = 64;
     config.rows[t] = static_cast<std::uint8_t>(t < 5 ? rows : 16);
   }
-  _tile_loadconfig(&config);
+  __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
-SHUNT_INLINE void release() { _tile_release(); }
+SHUNT_INLINE void release() { __asm__ volatile("tilerelease"); }
 
 // `blocks` of 16 columns; 64 floats from a row of `sums` to the next.
 template <int blocks>
 SHUNT_INLINE void load_sums(const float* sums) {
-  _tile_loadd(0, sums, 256);
-  if constexpr (blocks > 1) _tile_loadd(1, sums + 16, 256);
+  tile_load<0>(sums, 256);
+  if constexpr (blocks > 1) tile_load<1>(sums + 16, 256);
   if constexpr (blocks > 2) {
-    _tile_loadd(2, sums + 32, 256);
-    _tile_loadd(3, sums + 48, 256);
+    tile_load<2>(sums + 32, 256);
+    tile_load<3>(sums + 48, 256);
   }
 }
 template <int blocks>
 SHUNT_INLINE void zero_sums() {
-  _tile_zero(0);
-  if constexpr (blocks > 1) _tile_zero(1);
+  tile_zero<0>();
+  if constexpr (blocks > 1) tile_zero<1>();
   if constexpr (blocks > 2) {
-    _tile_zero(2);
-    _tile_zero(3);
+    tile_zero<2>();
+    tile_zero<3>();
   }
 }
 template <int blocks>
 SHUNT_INLINE void store_sums(float* sums) {
-  _tile_stored(0, sums, 256);
-  if constexpr (blocks > 1) _tile_stored(1, sums + 16, 256);
+  tile_store<0>(sums, 256);
+  if constexpr (blocks > 1) tile_store<1>(sums + 16, 256);
   if constexpr (blocks > 2) {
-    _tile_stored(2, sums + 32, 256);
-    _tile_stored(3, sums + 48, 256);
+    tile_store<2>(sums + 32, 256);
+    tile_store<3>(sums + 48, 256);
   }
 }
 // 32 of k: rows `row_bytes` apart, pairs of k of the weights `pair_bytes`.
 template <int blocks>
 SHUNT_INLINE void multiply_add(const void* rows, std::size_t row_bytes, const char* weights,
                                std::size_t pair_bytes) {
-  _tile_loadd(4, rows, row_bytes);
-  _tile_loadd(5, weights, pair_bytes);
-  _tile_dpbf16ps(0, 4, 5);
+  tile_load<4>(rows, row_bytes);
+  tile_load<5>(weights, pair_bytes);
+  tile_multiply<0, 5>();
   if constexpr (blocks > 1) {
-    _tile_loadd(6, weights + 64, pair_bytes);
-    _tile_dpbf16ps(1, 4, 6);
+    tile_load<6>(weights + 64, pair_bytes);
+    tile_multiply<1, 6>();
   }
   if constexpr (blocks > 2) {
-    _tile_loadd(5, weights + 128, pair_bytes);
-    _tile_dpbf16ps(2, 4, 5);
-    _tile_loadd(6, weights + 192, pair_bytes);
-    _tile_dpbf16ps(3, 4, 6);
+    tile_load<5>(weights + 128, pair_bytes);
+    tile_multiply<2, 5>();
+    tile_load<6>(weights + 192, pair_bytes);
+    tile_multiply<3, 6>();
   }
 }
 

@@ -193,6 +193,37 @@ TEST_P(PackedCpu, TinyRowsLoseLittle) {
   }
 }
 
+// Whatever a set takes for zero, it does so for one row as for many.
+TEST_P(PackedCpu, TinyRowsHaveTheirBitsAloneAndInABatch) {
+  const Context context = this->context(1);
+  const std::int64_t n = 64, k = 200, rows = 37;
+  const Packed packed = Packed::of(spec(), normal_values(n * k, 17), n, k);
+  const Buffer memory = context.allocate(prepared_bytes(context, bf16, spec(), 1, n, k));
+  const PreparedWeights prepared = prepare_packed(context, bf16, {packed.packed}, memory);
+  Array x = random_array(bf16, {rows, k}, 3);
+  for (std::int64_t i = 0; i < rows * k; ++i) {
+    x.set(i, x.get(i) * (i % 3 == 0 ? 0x1p-128F : 0x1p-122F));
+  }
+  const auto multiply = [&](std::int64_t first, std::int64_t count) {
+    Array some(bf16, {count, k});
+    for (std::int64_t i = 0; i < count * k; ++i) some.set(i, x.get(first * k + i));
+    Array out(f32, {count, n});
+    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, count));
+    mlp_gemm(context, prepared, {.rows = some.tensor}, out.tensor, workspace);
+    return out;
+  };
+  const Array all = multiply(0, rows);
+  for (const std::int64_t count : {1, 2, 3}) {
+    for (std::int64_t first = 0; first + count <= rows; first += 5) {
+      const Array some = multiply(first, count);
+      EXPECT_EQ(std::memcmp(some.tensor.data, all.tensor.as<float>() + first * n,
+                            static_cast<std::size_t>(count * n) * sizeof(float)),
+                0)
+          << "rows " << first << " to " << first + count;
+    }
+  }
+}
+
 TEST_P(PackedCpu, UnpreparesExactly) {
   const Context context = this->context(2);
   for (const auto [n, k] : sizes) {
