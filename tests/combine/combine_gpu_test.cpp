@@ -15,6 +15,15 @@ namespace {
 #define SHUNT_ON_GPU_ONLY() \
   if (!on_gpu()) GTEST_SKIP() << "about the CUDA engine"
 
+// The same numbers, `gap` elements between rows.
+Matrix with_gap(const Matrix& from, std::int64_t gap) {
+  Matrix made(from.dtype, from.rows, from.width, gap);
+  for (std::int64_t r = 0; r < from.rows; ++r) {
+    for (std::int64_t h = 0; h < from.width; ++h) made.set(r, h, from.at(r, h));
+  }
+  return made;
+}
+
 bool fma_on_host() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 // Every width, and so every vector; twice, so that no bit depends on the run.
@@ -57,13 +66,7 @@ TEST(CombineOnGpu, HasTheBitsOfTheCpuWhereRowsAreAligned) {
       for (const std::int64_t tokens : {1, 5, 300}) {
         CombineCase c = make_case(
             {}, {.tokens = tokens, .width = width, .slots = 8, .dtype = dtype, .shared = true});
-        for (Matrix* matrix : {&c.rows, &c.shared}) {
-          const Matrix gapped = *matrix;
-          *matrix = Matrix(dtype, gapped.rows, width, 0);
-          for (std::int64_t r = 0; r < gapped.rows; ++r) {
-            for (std::int64_t h = 0; h < width; ++h) matrix->set(r, h, gapped.at(r, h));
-          }
-        }
+        for (Matrix* matrix : {&c.rows, &c.shared}) *matrix = with_gap(*matrix, 0);
         for (const bool shared : {false, true}) {
           CombineInputs in = c.inputs();
           if (!shared) in.shared = {};
@@ -94,11 +97,7 @@ TEST(CombineOnGpu, FewRowsOfManyTokensHaveTheBitsOfTheCpu) {
               CombineCase c =
                   make_case({.weighted = weighted},
                             {.tokens = tokens, .width = width, .slots = slots, .dtype = dtype});
-              const Matrix gapped = c.rows;
-              c.rows = Matrix(dtype, gapped.rows, width, 0);
-              for (std::int64_t r = 0; r < gapped.rows; ++r) {
-                for (std::int64_t h = 0; h < width; ++h) c.rows.set(r, h, gapped.at(r, h));
-              }
+              c.rows = with_gap(c.rows, 0);
               c.valid = {static_cast<std::int32_t>(tokens - 13)};
               CombineCase there = c;
               for (std::size_t p = 0; p < c.inverse.size(); p += 5) {
@@ -139,11 +138,7 @@ TEST(CombineOnGpu, ManyRowsHaveTheBitsOfTheCpu) {
                                                                                 .shared = true,
                                                                                 .residual = true});
         for (Matrix* matrix : {&c.rows, &c.hidden, &c.shared, &c.residual}) {
-          const Matrix gapped = *matrix;
-          *matrix = Matrix(dtype, gapped.rows, width, matrix == &c.shared ? 8 : 0);
-          for (std::int64_t r = 0; r < gapped.rows; ++r) {
-            for (std::int64_t h = 0; h < width; ++h) matrix->set(r, h, gapped.at(r, h));
-          }
+          *matrix = with_gap(*matrix, matrix == &c.shared ? 8 : 0);
         }
         c.valid = {static_cast<std::int32_t>(tokens - 13)};
         for (const bool in_place : {false, true}) {
