@@ -75,6 +75,15 @@ SHUNT_INLINE void store_sums(float* sums) {
     tile_store<3>(sums + 48, 256);
   }
 }
+template <int blocks>
+SHUNT_INLINE void copy_sums(const float* from, float* to, std::size_t rows) {
+  for (std::size_t r = 0; r < rows; ++r, from += 64, to += 64) {
+    SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+      const std::ptrdiff_t at = std::ptrdiff_t{16} * b;
+      store(to + at, load(from + at));
+    }
+  }
+}
 // 32 of k: rows `row_bytes` apart, pairs of k of the weights `pair_bytes`.
 template <int blocks>
 SHUNT_INLINE void multiply_add(const void* rows, std::size_t row_bytes, const char* weights,
@@ -126,7 +135,7 @@ struct AmxRows {
 // ---- few rows
 // ------------------------------------------------------------------------------------
 
-constexpr int most_chained_rows = 2;
+constexpr std::size_t most_chained_rows = 2;
 
 // While it lives subnormal numbers are zeros, as in tiles.
 class Flushed {
@@ -183,9 +192,17 @@ struct Chains {
   }
 };
 
-// f<rows>() for 1, 2 or 3.
+// f<blocks>() for 16, 32 or 64 columns.
 template <class F>
-SHUNT_INLINE void with_rows(std::size_t rows, const F& f) {
-  if (rows == 1) return f.template operator()<1>();
-  rows == 2 ? f.template operator()<2>() : f.template operator()<3>();
+SHUNT_INLINE void with_blocks(int columns, const F& f) {
+  if (columns == 64) return f.template operator()<4>();
+  columns == 32 ? f.template operator()<2>() : f.template operator()<1>();
+}
+// f<rows, blocks>() for so few rows.
+template <class F>
+SHUNT_INLINE void with_few_rows(std::size_t rows, int columns, const F& f) {
+  static_assert(most_chained_rows == 2);
+  with_blocks(columns, [&]<int blocks>() {
+    rows == 1 ? f.template operator()<1, blocks>() : f.template operator()<2, blocks>();
+  });
 }

@@ -52,7 +52,6 @@ struct Ahead {
 template <int blocks>
 void multiply_tiles(const Product& p) {
   const std::size_t tiles = (p.count + amx_rows - 1) / amx_rows;
-  if (tiles == 0) return;
   const std::size_t all = tiles > 1 ? amx_rows : p.count;
   configure(static_cast<int>(all));
   Ahead ahead(p, tiles);
@@ -62,14 +61,9 @@ void multiply_tiles(const Product& p) {
   for (std::size_t first = 0; first < p.count; first += all) {
     const std::size_t count = p.count - first < all ? p.count - first : all;
     float* const given = p.sums + 64 * first;
-    // Fewer rows than a tile's leave by way of memory that has as many.
+    // Sums of fewer rows than a tile's pass by way of memory that has as many.
     float* const sums = count == all ? given : whole[0];
-    if (count < all) {
-      for (std::size_t r = 0; r < count; ++r) {
-        for (int c = 0; c < 16 * blocks; ++c)
-          whole[r][c] = given[64 * r + static_cast<std::size_t>(c)];
-      }
-    }
+    if (count < all) copy_sums<blocks>(given, whole[0], count);
     load_sums<blocks>(sums);
     const char* weights = static_cast<const char*>(p.weights);
     for (std::size_t begin = 0; begin < p.k; begin += AmxRows::most_k) {
@@ -93,12 +87,7 @@ void multiply_tiles(const Product& p) {
       multiply_add<blocks>(rows.at[0] + (k - begin), 2 * AmxRows::most_k, rest, pair_bytes);
     }
     store_sums<blocks>(sums);
-    if (count < all) {
-      for (std::size_t r = 0; r < count; ++r) {
-        for (int c = 0; c < 16 * blocks; ++c)
-          given[64 * r + static_cast<std::size_t>(c)] = whole[r][c];
-      }
-    }
+    if (count < all) copy_sums<blocks>(whole[0], given, count);
   }
   release();
 }
@@ -135,14 +124,12 @@ void multiply_chains(const Product& p) {
 }
 
 void multiply_bf16(const Product& p) {
-  if (p.count > 0 && p.count <= most_chained_rows) {
-    return with_rows(p.count, [&]<int rows>() {
-      if (p.columns == 64) return multiply_chains<rows, 4>(p);
-      p.columns == 32 ? multiply_chains<rows, 2>(p) : multiply_chains<rows, 1>(p);
-    });
+  if (p.count == 0) return;
+  if (p.count <= most_chained_rows) {
+    return with_few_rows(p.count, p.columns,
+                         [&]<int rows, int blocks>() { multiply_chains<rows, blocks>(p); });
   }
-  if (p.columns == 64) return multiply_tiles<4>(p);
-  p.columns == 32 ? multiply_tiles<2>(p) : multiply_tiles<1>(p);
+  with_blocks(p.columns, [&]<int blocks>() { multiply_tiles<blocks>(p); });
 }
 
 }  // namespace

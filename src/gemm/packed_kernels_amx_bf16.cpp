@@ -29,32 +29,47 @@ constexpr std::size_t most_rows = 192;
 constexpr std::size_t chunk_k = 128, step_pairs = amx_k / 2;
 constexpr std::size_t near_bytes = 2048, chunk_ahead = 4096;
 
+// A pair of k of 16 `blocks` columns as bf16, in their order: codes are put where the halves of
+// every 16 bytes bring them back from.
+struct Decoder {
+  ByteTables tables{e4m3};
+  __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+
+  template <int blocks>
+  SHUNT_INLINE void pair(const char* codes, __m512i (&weights)[blocks]) const {
+    SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
+      const char* const at = codes + std::ptrdiff_t{32} * b;
+      const __m512i raw =
+          blocks == 1
+              ? _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))
+              : _mm512_loadu_si512(at);
+      const __m512i here = _mm512_permutexvar_epi64(order, raw);
+      const SplitBytes split(tables, here, here);
+      weights[b] = split.half<0>();
+      if constexpr (blocks > 1) weights[b + 1] = split.half<1>();
+    }
+  }
+};
+
 template <int blocks>
 struct Chunk {
   static constexpr std::size_t pair_bytes = std::size_t{64} * blocks;
   alignas(64) char weights[chunk_k / 2 * pair_bytes];
 
   // Pairs of k from `pair` to `end`, 128 bytes of `codes` each, and zeros up to a multiple of 32 of
-  // k. Codes are put into the order that the halves of every 16 bytes undo.
-  SHUNT_INLINE void decode(const ByteTables& tables, const char* codes, std::size_t pair,
+  // k.
+  SHUNT_INLINE void decode(const Decoder& decoder, const char* codes, std::size_t pair,
                            std::size_t end) {
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     char* to = weights + pair * pair_bytes;
     codes += 128 * pair;
     for (; pair < end; ++pair, codes += 128, to += pair_bytes) {
-      SHUNT_UNROLL for (int b = 0; b < (blocks + 1) / 2; ++b) {
-        __builtin_prefetch(codes + chunk_ahead + std::ptrdiff_t{64} * b, 0, 2);
-        const char* const at = codes + std::ptrdiff_t{64} * b;
-        const __m512i raw =
-            blocks == 1
-                ? _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))
-                : _mm512_loadu_si512(at);
-        const __m512i here = _mm512_permutexvar_epi64(order, raw);
-        const SplitBytes split(tables, here, here);
-        _mm512_store_si512(to + std::ptrdiff_t{128} * b, split.half<0>());
-        if constexpr (blocks > 1) {
-          _mm512_store_si512(to + std::ptrdiff_t{128} * b + 64, split.half<1>());
-        }
+      SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
+        __builtin_prefetch(codes + chunk_ahead + std::ptrdiff_t{32} * b, 0, 2);
+      }
+      __m512i w[blocks];
+      decoder.pair<blocks>(codes, w);
+      SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+        _mm512_store_si512(to + std::ptrdiff_t{64} * b, w[b]);
       }
     }
     for (; pair % (amx_k / 2) != 0; ++pair) {
@@ -69,7 +84,7 @@ template <int blocks>
 void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count) {
   const std::size_t all = count < amx_rows ? count : amx_rows;
   const std::size_t column = static_cast<std::size_t>(p.column);
-  const ByteTables tables(e4m3);
+  const Decoder decoder;
   Chunk<blocks> chunk;
   AmxRows rows;
   alignas(64) float sums[most_rows][64];  // of the group at hand
@@ -85,7 +100,7 @@ void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count)
       const char* const codes = at + 2 * column;
       at += 128 * pairs;
       const auto decode = [&](std::size_t first_pair, std::size_t most) {
-        chunk.decode(tables, codes, first_pair,
+        chunk.decode(decoder, codes, first_pair,
                      first_pair + most < pairs ? first_pair + most : pairs);
       };
       // Several tiles of rows meet what was decoded once; for one the next 32 of k are decoded
@@ -118,85 +133,65 @@ void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count)
   release();
 }
 
-// Few rows, with the same bits: 32 or 16 columns of a group at a time, decoded into registers. What
-// several passes read of a group is in the L1 after the first.
-template <int rows, int vectors>
+// Few rows, with the same bits: decoded into registers.
+template <int rows, int blocks>
 void multiply_chains(const PackedProduct& p) {
   const std::uint16_t* row[rows];
   for (int r = 0; r < rows; ++r) row[r] = static_cast<const std::uint16_t*>(p.rows[r]);
-  const ByteTables tables(e4m3);
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  const Decoder decoder;
+  const auto column = static_cast<std::size_t>(p.column);
   const char* at = p.panel;
   for (std::size_t group = 0; group < p.k; group += p.group) {
     const std::size_t group_end = group + p.group < p.k ? group + p.group : p.k;
     const char* const header = at;
     at += scale_bytes(p.scale);
-    const auto first = static_cast<std::size_t>(p.column),
-               wide = static_cast<std::size_t>(p.columns);
-    for (std::size_t column = first; column < first + wide; column += lanes(vectors)) {
-      const char* codes = at + 2 * column;
-      F32 sum[rows][vectors];
-      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        SHUNT_UNROLL for (int v = 0; v < vectors; ++v) sum[r][v] = set1(0);
-      }
-      {
-        const Flushed flushed;
-        for (std::size_t begin = group; begin < group_end; begin += amx_k) {
-          const std::size_t end = begin + amx_k < group_end ? begin + amx_k : group_end;
-          Chains<rows, vectors> chains;
-          chains.begin();
-          for (std::size_t k = begin; k < end; k += 2, codes += 128) {
-            __m512i w[vectors];
-            SHUNT_UNROLL for (int v = 0; v < vectors; v += 2) {
-              const char* const from = codes + std::ptrdiff_t{32} * v;
-              __builtin_prefetch(from + near_bytes, 0, 3);
-              const __m512i raw = vectors == 1 ? _mm512_castsi256_si512(_mm256_loadu_si256(
-                                                     reinterpret_cast<const __m256i*>(from)))
-                                               : _mm512_loadu_si512(from);
-              const __m512i here = _mm512_permutexvar_epi64(order, raw);
-              const SplitBytes split(tables, here, here);
-              w[v] = split.half<0>();
-              if constexpr (vectors > 1) w[v + 1] = split.half<1>();
-            }
-            chains.add(w, row, k, k + 1 == end);
+    F32 sum[rows][blocks];
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+      SHUNT_UNROLL for (int b = 0; b < blocks; ++b) sum[r][b] = set1(0);
+    }
+    {
+      const Flushed flushed;
+      for (std::size_t begin = group; begin < group_end; begin += amx_k) {
+        const std::size_t end = begin + amx_k < group_end ? begin + amx_k : group_end;
+        Chains<rows, blocks> chains;
+        chains.begin();
+        for (std::size_t k = begin; k < end; k += 2, at += 128) {
+          const char* const codes = at + 2 * column;
+          SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
+            __builtin_prefetch(codes + near_bytes + std::ptrdiff_t{32} * b, 0, 3);
           }
-          SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-            SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-              sum[r][v] = {_mm512_add_ps(sum[r][v].v, chains.end(r, v).v)};
-            }
-          }
+          __m512i w[blocks];
+          decoder.pair<blocks>(codes, w);
+          chains.add(w, row, k, k + 1 == end);
         }
-      }
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        const F32 scale = scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(
-            p, header, column + lanes(v));
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          float* const to =
-              p.sums + std::ptrdiff_t{64} * r + static_cast<std::ptrdiff_t>(column + lanes(v));
-          store(to, fma(sum[r][v], scale, load(to)));
+          SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+            sum[r][b] = {_mm512_add_ps(sum[r][b].v, chains.end(r, b).v)};
+          }
         }
       }
     }
-    at += (group_end - group + 1) / 2 * 128;
+    SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+      const std::size_t c = column + lanes(b);
+      const F32 scale =
+          scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(p, header, c);
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        float* const to = p.sums + std::ptrdiff_t{64} * r + static_cast<std::ptrdiff_t>(c);
+        store(to, fma(sum[r][b], scale, load(to)));
+      }
+    }
   }
 }
 
 void multiply_e4m3(const PackedProduct& p) {
-  if (p.count > 0 && p.count <= most_chained_rows) {
-    return with_rows(p.count, [&]<int rows>() {
-      if (p.columns == 16) return multiply_chains<rows, 1>(p);
-      rows <= 2 && p.columns == 64 ? multiply_chains<rows, 4>(p) : multiply_chains<rows, 2>(p);
-    });
+  if (p.count == 0) return;
+  if (p.count <= most_chained_rows) {
+    return with_few_rows(p.count, p.columns,
+                         [&]<int rows, int blocks>() { multiply_chains<rows, blocks>(p); });
   }
   for (std::size_t first = 0; first < p.count; first += most_rows) {
     const std::size_t count = p.count - first < most_rows ? p.count - first : most_rows;
-    if (p.columns == 64) {
-      multiply_rows<4>(p, first, count);
-    } else if (p.columns == 32) {
-      multiply_rows<2>(p, first, count);
-    } else {
-      multiply_rows<1>(p, first, count);
-    }
+    with_blocks(p.columns, [&]<int blocks>() { multiply_rows<blocks>(p, first, count); });
   }
 }
 

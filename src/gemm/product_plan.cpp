@@ -202,7 +202,7 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
   sizes.gathered = false;
   const ProductPlan after = plan_product(sizes, gpu);
   if (after.kernel == ProductPlan::portable) return false;
-  constexpr double surely = 1.01;  // what predictions that close tell apart, or not
+  constexpr double surely = 1.01;  // predictions that are closer say nothing
   // Read and written, a part of it in the L2.
   const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
   const double pass_us = 2 + bytes / (gpu.read_gbps * 1e3);
