@@ -6,19 +6,9 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "core/shown.hpp"
 
 namespace shunt {
-
-namespace {
-
-// Long or nested values are cut, so that a message stays one line.
-std::string shown(const nlohmann::json& value) {
-  std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
-}  // namespace
 
 nlohmann::json parse_json(std::string_view what, const std::string& text) {
   // Nesting is bounded first: the parser's own recursion in dump() and destructors is not.
@@ -40,11 +30,7 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    std::string message = error.what();
-    for (char& c : message) {
-      if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-    }
-    fail(Status::invalid_argument, "{}: not JSON: {}", what, message);
+    fail(Status::invalid_argument, "{}: not JSON: {}", what, clean(error.what()));
   }
 }
 
@@ -123,7 +109,7 @@ void SpecReader::require(std::string_view key) {
 void SpecReader::finish() const {
   for (const auto& [key, value] : json_.items()) {
     if (known_.find(key) == known_.end()) {
-      fail(Status::invalid_argument, "{}.{} is unknown; known are {}", path_, key,
+      fail(Status::invalid_argument, "{}.{} is unknown; known are {}", path_, clean(key),
            fmt::join(known_, ", "));
     }
   }

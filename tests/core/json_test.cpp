@@ -53,11 +53,15 @@ TEST(SpecReader, NamesFieldValueAndWhatIsLegal) {
   EXPECT_EQ(error_of(R"({"flog": true})"),
             "Spec.flog is unknown; known are count, flag, kind, number, size");
   EXPECT_EQ(error_of("[]"), "Spec is []: must be a JSON object");
+  // One line, and nothing that a terminal obeys.
+  EXPECT_EQ(error_of(R"({"flo\n\u001bg\u007f": true})"),
+            "Spec.flo??g? is unknown; known are count, flag, kind, number, size");
 }
 
 TEST(SpecReader, RefusesWhatIsNotJson) {
   EXPECT_NE(error_of("{\"count\": NaN}").find("not JSON"), std::string::npos);
   EXPECT_NE(error_of("").find("not JSON"), std::string::npos);
+  EXPECT_EQ(error_of("{\"flag\": \"\n\"}").find('\n'), std::string::npos);
   EXPECT_NE(error_of(std::string(100000, '[')).find("deeper"), std::string::npos);
 }
 
