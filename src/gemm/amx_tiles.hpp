@@ -1,5 +1,5 @@
 // Tiles of bf16 (AMX): up to 16 rows times 16, 32 or 64 columns of weights, 32 of k at a time.
-// Include inside the unnamed namespace, after simd_avx512.hpp.
+// Include inside the unnamed namespace, after simd_avx512.hpp and amx_instructions.hpp.
 //
 // tdpbf16ps adds the products of even k, one after the other, and those of odd k, each rounded to
 // f32; then both, and then these to the sum. What is subnormal is zero, in and out. A row's sums do
@@ -9,44 +9,20 @@
 constexpr int amx_rows = 16;
 constexpr std::size_t amx_k = 32;
 
-// Tiles 0 to 3: sums, [rows][16] each; 4: rows, [rows][32]; 5, 6: weights, [16 pairs of k][16][2].
-struct alignas(64) AmxConfig {
-  std::uint8_t palette = 1, start = 0;
-  std::uint8_t unused[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// The instructions, in asm: g++ 12's intrinsics do not tell it that they read memory.
-template <int tile>
-SHUNT_INLINE void tile_load(const void* from, std::size_t row_bytes) {
-  __asm__ volatile("tileloadd (%0,%1,1),%%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile)
-                   : "memory");
-}
-template <int tile>
-SHUNT_INLINE void tile_store(void* to, std::size_t row_bytes) {
-  __asm__ volatile("tilestored %%tmm%c2,(%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(tile) : "memory");
-}
-template <int tile>
-SHUNT_INLINE void tile_zero() {
-  __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
-}
 template <int sums, int weights>
 SHUNT_INLINE void tile_multiply() {  // with the rows of tile 4
   __asm__ volatile("tdpbf16ps %%tmm%c1,%%tmm4,%%tmm%c0" ::"i"(sums), "i"(weights));
 }
 
-// From here on tiles hold something, until release(); what they held is lost.
+// Tiles 0 to 3: sums, [rows][16] each; 4: rows, [rows][32]; 5, 6: weights, [16 pairs of k][16][2].
 SHUNT_INLINE void configure(int rows) {
   AmxConfig config;
   for (int t = 0; t < 7; ++t) {
     config.row_bytes[t] = 64;
     config.rows[t] = static_cast<std::uint8_t>(t < 5 ? rows : 16);
   }
-  __asm__ volatile("ldtilecfg %0" ::"m"(config));
+  config.load();
 }
-SHUNT_INLINE void release() { __asm__ volatile("tilerelease"); }
-
 // `blocks` of 16 columns; 64 floats from a row of `sums` to the next.
 template <int blocks>
 SHUNT_INLINE void load_sums(const float* sums) {

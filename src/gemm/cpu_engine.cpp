@@ -53,6 +53,8 @@ struct ThreadScratch {
   float* ordered = nullptr;     // [k], a row put in order before it is fixed
   void* packed = nullptr;       // a stretch of an unprepared panel
   float* wide = nullptr;        // a stretch of a widened one
+  void* tiles = nullptr;        // the rows of a block beside each other
+  std::int64_t* tiles_of = nullptr;  // which block's, and in which order of k
 };
 
 ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelLayout& layout,
@@ -69,6 +71,11 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
     s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
   }
   if (plan.widen) s.wide = carver.take<float>(plan.stretch * panel_columns);
+  if (plan.tile_bytes > 0) {
+    s.tiles = carver.take_bytes(static_cast<std::size_t>((plan.block_rows + 15) / 16) *
+                                plan.tile_bytes);
+    s.tiles_of = carver.take<std::int64_t>(1);
+  }
   return s;
 }
 
@@ -155,6 +162,11 @@ class Run {
   std::size_t conversions() const { return static_cast<std::size_t>(converted_rows_); }
   std::size_t tasks() const {
     return static_cast<std::size_t>(blocks_) * panels_ * static_cast<std::size_t>(parts_);
+  }
+
+  // Before a thread's first task.
+  void begin(int thread) const {
+    if (plan_.tile_bytes > 0) *of_thread(thread).tiles_of = -1;
   }
 
   // One row of the input as the kernels take it.
@@ -407,7 +419,7 @@ class Run {
                           .globals = globals,
                           .scale = packed_scale(panels.format.format, header.halves != 0),
                           .sums = s.sums};
-    if (header.apart == 0) return multiply_rows(block, product);
+    if (header.apart == 0) return multiply_rows(block, product, 0, s);
     // Gate's columns take rows in gate's order, up's in up's.
     product.columns = column_block;
     for (int which = 0; which < 2; ++which) {
@@ -417,13 +429,15 @@ class Run {
       for (int c = column; c < column + columns; c += column_block) {
         if (c / column_block % 2 != which) continue;
         product.column = c;
-        multiply_rows(block, product);
+        multiply_rows(block, product, which, s);
       }
     }
   }
 
-  // The product's rows, in stretches of those that were fixed and of those that could not be.
-  void multiply_rows(const Block& block, PackedProduct product) const {
+  // The product's rows, in the `which` of their orders: in stretches of those that were fixed and
+  // of those that could not be.
+  void multiply_rows(const Block& block, PackedProduct product, int which,
+                     const ThreadScratch& s) const {
     if (plan_.fixed == 0) return packed_kernel_(product);
     const std::size_t group = product.group;
     const auto floats = [&](std::int64_t r) {
@@ -433,10 +447,26 @@ class Run {
       for (next = r + 1; next < block.rows && floats(next) == floats(r);) ++next;
       product.count = static_cast<std::size_t>(next - r);
       product.group = floats(r) ? group : plan_.fixed;
-      (floats(r) ? packed_kernel_ : fixed_.multiply)(product);
+      if (floats(r)) {
+        packed_kernel_(product);
+      } else if (plan_.tile_bytes > 0 && next - r >= fixed_.tiles.from) {
+        multiply_tiles(product, 2 * (block.first + r) + which, s);
+      } else {
+        fixed_.multiply(product);
+      }
       product.rows += product.count;
       product.sums += next * panel_columns - r * panel_columns;
     }
+  }
+
+  // Rows are put beside each other once for the panels that a thread takes one after the other.
+  void multiply_tiles(const PackedProduct& product, std::int64_t rows,
+                      const ThreadScratch& s) const {
+    if (*s.tiles_of != rows) {
+      fixed_.tiles.pack(product.rows, product.count, product.k, product.group, s.tiles);
+      *s.tiles_of = rows;
+    }
+    fixed_.tiles.multiply(product, s.tiles);
   }
 
   const GroupedProduct& p_;
@@ -487,7 +517,11 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
   plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
   if (packed(layout)) {
     plan.stretch = std::max<std::int64_t>(layout.k, 1);
-    plan.fixed = fixed_product(isa, packed_panels(layout), layout.dtype).group;
+    const FixedProduct fixed = fixed_product(isa, packed_panels(layout), layout.dtype);
+    plan.fixed = fixed.group;
+    if (fixed.tiles.from > 0 && plan.block_rows >= fixed.tiles.from) {
+      plan.tile_bytes = fixed.tiles.bytes(static_cast<std::size_t>(layout.k), fixed.group);
+    }
     if (plan.dot && (plan.fixed > 0 || !packed_dots(isa, layout.format.format))) {
       plan.dot = false;  // rows become integers, or f32
       plan.operand = Form::f32_of_bf16;
@@ -518,6 +552,7 @@ void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace worksp
   const Run run(pool, product, workspace);
   if (!run.threaded()) {
     for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row, 0);
+    run.begin(0);
     for (std::size_t task = 0; task < run.tasks(); ++task) run.task(task, 0);
     return;
   }
@@ -526,6 +561,7 @@ void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace worksp
       team.for_each(run.conversions(), [&](std::size_t row) { run.convert(row, team.index()); });
       team.barrier();
     }
+    run.begin(team.index());
     team.for_each(run.tasks(), [&](std::size_t task) { run.task(task, team.index()); });
   });
 }

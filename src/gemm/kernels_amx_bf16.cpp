@@ -12,6 +12,8 @@ namespace {
 // The kernels of 32 bits and f16.
 #include "gemm/kernels.inl"
 // Tiles of bf16.
+#include "gemm/amx_instructions.hpp"
+
 #include "gemm/amx_tiles.hpp"
 
 // How far ahead of a single tile of rows, which reads the panel from memory.

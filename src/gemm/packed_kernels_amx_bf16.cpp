@@ -23,6 +23,8 @@ namespace {
 // Scales.
 #include "gemm/packed_tiles.inl"
 // Tiles of bf16.
+#include "gemm/amx_instructions.hpp"
+
 #include "gemm/amx_tiles.hpp"
 
 constexpr std::size_t most_rows = 192;

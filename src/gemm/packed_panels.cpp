@@ -431,22 +431,28 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   const FixedKernels& kernels = isa == Isa::avx2 ? avx2::fixed_kernels
                                 : vnni           ? avx512_vnni::fixed_kernels
                                                  : none;
-  const auto product = [&](const FixedFormat& format) {
-    return format.row != nullptr ? FixedProduct{format, group} : FixedProduct{};
+  const bool vbmi = features().avx512_vbmi, tiles = isa == Isa::amx_bf16 && vnni;
+  const bool pairs = tiles && (group == 16 || group == 32);
+  const bool bytes = tiles && vbmi && features().amx_int8 && group % 64 == 0 &&
+                     group <= most_tiled_group;
+  const auto product = [&](const FixedFormat& format, const FixedTiles& of_pairs = {},
+                           const FixedTiles& of_bytes = {}) {
+    if (format.row == nullptr) return FixedProduct{};
+    return FixedProduct{format, group, pairs ? of_pairs : bytes ? of_bytes : FixedTiles{}};
   };
   switch (panels.format.format) {
     case Format::nvfp4:
-      return product(kernels.nvfp4);
+      return product(kernels.nvfp4, amx_bf16::nvfp4_pairs);
     case Format::mxfp4:
-      return product(kernels.mxfp4);
+      return product(kernels.mxfp4, amx_bf16::mxfp4_pairs);
     case Format::int4:
-      return product(kernels.int4);
+      return product(kernels.int4, amx_bf16::int4_pairs, amx_int8::int4_tiles);
     case Format::int8:
-      return product(kernels.int8);
+      return product(kernels.int8, {}, amx_int8::int8_tiles);
     case Format::sparse_nvfp4:
-      return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{});
+      return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{}, amx_bf16::sparse_pairs);
     case Format::dense3:
-      return product(vnni && features().avx512_vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{});
+      return product(vnni && vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{});
     default:
       break;
   }

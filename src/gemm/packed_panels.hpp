@@ -28,6 +28,7 @@
 
 #include "cpu/features.hpp"
 #include "gemm/fixed_rows.hpp"
+#include "gemm/fixed_tiles.hpp"
 #include "gemm/layout.hpp"
 #include "gemm/packed_kernels.hpp"
 #include "shunt/format.hpp"
@@ -94,6 +95,7 @@ PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 // What multiplies rows of `dtype` as fixed_rows.hpp lays them out; null: they stay floats.
 struct FixedProduct : FixedFormat {
   std::size_t group = 0;  // a block of the rows
+  FixedTiles tiles;
 };
 FixedProduct fixed_product(Isa isa, const PackedPanels& panels, DType dtype);
 

@@ -81,14 +81,14 @@ class FixedRows : public testing::TestWithParam<Case> {
   }
 
   // Rows [rows, k] times one matrix, as rows and weights of `dtype`.
-  static std::vector<float> multiply(Isa isa, DType dtype, const PackedMatrix& m, const Array& x,
+  static std::vector<float> multiply(Isa isa, DType dtype, const PackedMatrix& m, const Tensor& x,
                                      std::int64_t rows) {
     const Context context = context_of(isa, 2);
     const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, m.n, m.k));
     const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
     std::vector<float> out(static_cast<std::size_t>(rows * m.n));
     const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
-    mlp_gemm(context, prepared, {.rows = x.tensor}, view(out.data(), {rows, m.n}), workspace);
+    mlp_gemm(context, prepared, {.rows = x}, view(out.data(), {rows, m.n}), workspace);
     return out;
   }
 };
@@ -172,7 +172,7 @@ TEST_P(FixedRows, MultiplyWithinTheBound) {
     const std::int64_t n = 70;
     const Packed packed = Packed::of(format(), normal_values(n * k, 13), n, k);
     for (const Array& x : hard_rows(dtype(), k)) {
-      const std::vector<float> out = multiply(isa(), dtype(), packed.packed, x, 1);
+      const std::vector<float> out = multiply(isa(), dtype(), packed.packed, x.tensor, 1);
       std::vector<double> row;
       for (std::int64_t i = 0; i < k; ++i) row.push_back(static_cast<double>(x.get(i)));
       const std::vector<double> moves = fixed_moves(isa(), format(), dtype(), row);
@@ -212,7 +212,7 @@ TEST_P(FixedRows, HoldTheLargestSums) {
     for (const float x : {255.0F, -255.0F, -128.0F}) {
       Array row(dtype(), {1, k});
       for (std::int64_t i = 0; i < k; ++i) row.set(i, x);
-      const std::vector<float> out = multiply(isa(), dtype(), m, row, 1);
+      const std::vector<float> out = multiply(isa(), dtype(), m, row.tensor, 1);
       for (std::int64_t c = 0; c < n; ++c) {
         double sum = 0;
         for (std::int64_t i = 0; i < k; ++i) sum += plain_weight(m, c, i) * static_cast<double>(x);
@@ -229,15 +229,15 @@ TEST_P(FixedRows, InfinitiesAreMultipliedAsFloats) {
   const std::int64_t n = 70, k = 100, rows = 7;
   const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
   Array x = random_array(dtype(), {rows, k}, 4), wide(DType::f32, {rows, k});
-  const std::vector<float> plain = multiply(isa(), dtype(), packed.packed, x, rows);
+  const std::vector<float> plain = multiply(isa(), dtype(), packed.packed, x.tensor, rows);
   x.set(0 * k + 99, infinity);
   x.set(3 * k + 7, -infinity);
   x.set(4 * k + 50, nan);
   x.set(6 * k + 0, infinity);
   x.set(6 * k + 1, -infinity);
   for (std::int64_t i = 0; i < rows * k; ++i) wide.set(i, x.get(i));
-  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x, rows);
-  const std::vector<float> floats = multiply(isa(), DType::f32, packed.packed, wide, rows);
+  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x.tensor, rows);
+  const std::vector<float> floats = multiply(isa(), DType::f32, packed.packed, wide.tensor, rows);
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool odd = r == 0 || r == 3 || r == 4 || r == 6;
     const std::int64_t at = r * n;
@@ -258,8 +258,36 @@ TEST_P(FixedRows, EverySetGivesTheBitsOfAvx2) {
   const std::int64_t n = 130, k = 515, rows = 13;
   const Packed packed = Packed::of(format(), normal_values(n * k, 3), n, k);
   const Array x = random_array(dtype(), {rows, k}, 4);
-  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x, rows);
-  EXPECT_EQ(got, multiply(Isa::avx2, dtype(), packed.packed, x, rows));
+  const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x.tensor, rows);
+  EXPECT_EQ(got, multiply(Isa::avx2, dtype(), packed.packed, x.tensor, rows));
+}
+
+// Nor do rows that come many at a time, by tiles where the CPU has them: in blocks of several tiles,
+// of which the last is not full, with an infinity among them, and groups that end inside k.
+TEST_P(FixedRows, ManyHaveTheBitsOfOneAlone) {
+  std::vector<FormatSpec> specs = {format()};
+  if (format() == FormatSpec{Format::int4, 32}) {
+    for (const int group : {16, 48, 64, 256, 512}) specs.push_back({Format::int4, group});
+  }
+  for (const FormatSpec& spec : specs) {
+    for (const auto& [rows, k] : {std::pair<std::int64_t, std::int64_t>{4, 96},
+                                  {7, 515},
+                                  {16, 129},
+                                  {41, 2050},
+                                  {203, 320}}) {
+      const std::int64_t n = 84;
+      const Packed packed = Packed::of(spec, normal_values(n * k, 3), n, k);
+      Array x = random_array(dtype(), {rows, k}, 4);
+      x.set(2 * k + 7, infinity);
+      const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x.tensor, rows);
+      for (std::int64_t r = 0; r < rows; r += rows > 20 ? 19 : 1) {
+        const Tensor one = x.tensor.rows(r, r + 1);
+        const std::vector<float> alone = multiply(isa(), dtype(), packed.packed, one, 1);
+        EXPECT_EQ(std::memcmp(alone.data(), got.data() + r * n, sizeof(float) * n), 0)
+            << to_string(spec) << ", row " << r << " of " << rows << ", k " << k;
+      }
+    }
+  }
 }
 
 TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {

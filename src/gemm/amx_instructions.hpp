@@ -1,0 +1,28 @@
+// Tiles (AMX). Include inside the unnamed namespace, after simd_avx512.hpp.
+//
+// The instructions, in asm: g++ 12's intrinsics do not tell it that they read memory.
+
+struct alignas(64) AmxConfig {
+  std::uint8_t palette = 1, start = 0;
+  std::uint8_t unused[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  // From here on tiles hold something, until release(); what they held is lost.
+  SHUNT_INLINE void load() const { __asm__ volatile("ldtilecfg %0" ::"m"(*this)); }
+};
+SHUNT_INLINE void release() { __asm__ volatile("tilerelease"); }
+
+template <int tile>
+SHUNT_INLINE void tile_load(const void* from, std::size_t row_bytes) {
+  __asm__ volatile("tileloadd (%0,%1,1),%%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile)
+                   : "memory");
+}
+template <int tile>
+SHUNT_INLINE void tile_store(void* to, std::size_t row_bytes) {
+  __asm__ volatile("tilestored %%tmm%c2,(%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(tile) : "memory");
+}
+template <int tile>
+SHUNT_INLINE void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
