@@ -6,7 +6,7 @@
 // not depend on the tile's other rows, and FMA with two chains gives the same bits (Chains): so few
 // rows need no tiles, whose weights pass through memory.
 
-constexpr int amx_rows = 16;
+constexpr std::size_t amx_rows = 16;
 constexpr std::size_t amx_k = 32;
 
 template <int sums, int weights>
@@ -60,11 +60,10 @@ SHUNT_INLINE void copy_sums(const float* from, float* to, std::size_t rows) {
     }
   }
 }
-// 32 of k: rows `row_bytes` apart, pairs of k of the weights `pair_bytes`.
+// 32 of k: rows beside each other, pairs of k of the weights `pair_bytes` apart.
 template <int blocks>
-SHUNT_INLINE void multiply_add(const void* rows, std::size_t row_bytes, const char* weights,
-                               std::size_t pair_bytes) {
-  tile_load<4>(rows, row_bytes);
+SHUNT_INLINE void multiply_add(const char* rows, const char* weights, std::size_t pair_bytes) {
+  tile_load<4>(rows, 64);
   tile_load<5>(weights, pair_bytes);
   tile_multiply<0, 5>();
   if constexpr (blocks > 1) {
@@ -79,34 +78,32 @@ SHUNT_INLINE void multiply_add(const void* rows, std::size_t row_bytes, const ch
   }
 }
 
-// Rows beside each other, of k in [begin, end), and zeros up to a multiple of 32.
-struct AmxRows {
-  static constexpr std::size_t most_k = 256;
-  alignas(64) std::uint16_t at[amx_rows][most_k];
+// Rows beside each other: of 16 of them each 32 of k, [16][32], and zeros behind the last of k and
+// for rows that are not there.
+constexpr std::size_t row_tile_bytes = amx_rows * amx_k * 2;
+// How far into them `k`, a multiple of 32, begins.
+constexpr std::size_t row_tile_at(std::size_t k) { return k / amx_k * row_tile_bytes; }
 
-  // Rows that are not there, up to `all`, are zeros.
-  SHUNT_INLINE void copy(const void* const* rows, std::size_t count, std::size_t all,
-                         std::size_t offset, std::size_t begin, std::size_t end) {
-    const std::size_t whole = (end - begin) / amx_k * amx_k, rest = end - begin - whole;
-    const __mmask32 mask = static_cast<__mmask32>((std::uint64_t{1} << rest) - 1);
-    for (std::size_t r = 0; r < all; ++r) {
-      std::uint16_t* const to = at[r];
-      if (r >= count) {
-        for (std::size_t k = 0; k < end - begin; k += amx_k) {
-          _mm512_store_si512(to + k, _mm512_setzero_si512());
-        }
-        continue;
+inline std::size_t row_tiles_bytes(std::size_t k, std::size_t = 0) {
+  return row_tile_at(k + amx_k - 1);
+}
+inline void pack_rows(const void* const* rows, std::size_t count, std::size_t k, std::size_t,
+                      void* to) {
+  const std::size_t bytes = row_tiles_bytes(k);
+  for (std::size_t first = 0; first < count; first += amx_rows) {
+    char* const tiles = static_cast<char*>(to) + first / amx_rows * bytes;
+    if (count - first < amx_rows) __builtin_memset(tiles, 0, bytes);
+    for (std::size_t r = 0; r < amx_rows && first + r < count; ++r) {
+      const auto* const from = static_cast<const std::uint16_t*>(rows[first + r]);
+      for (std::size_t at = 0; at < k; at += amx_k) {
+        const std::size_t left = k - at;
+        const __mmask32 there = left >= amx_k ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+        _mm512_store_si512(tiles + row_tile_at(at) + 64 * r,
+                           _mm512_maskz_loadu_epi16(there, from + at));
       }
-      const auto* const from =
-          reinterpret_cast<const std::uint16_t*>(static_cast<const char*>(rows[r]) + offset) +
-          begin;
-      for (std::size_t k = 0; k < whole; k += amx_k) {
-        _mm512_store_si512(to + k, _mm512_loadu_si512(from + k));
-      }
-      if (rest > 0) _mm512_store_si512(to + whole, _mm512_maskz_loadu_epi16(mask, from + whole));
     }
   }
-};
+}
 
 // ---- few rows
 // ------------------------------------------------------------------------------------

@@ -71,9 +71,9 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
     s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
   }
   if (plan.widen) s.wide = carver.take<float>(plan.stretch * panel_columns);
-  if (plan.tile_bytes > 0) {
+  if (plan.tiles.from > 0) {
     s.tiles = carver.take_bytes(static_cast<std::size_t>((plan.block_rows + 15) / 16) *
-                                plan.tile_bytes);
+                                plan.tiles.bytes(static_cast<std::size_t>(layout.k), plan.fixed));
     s.tiles_of = carver.take<std::int64_t>(1);
   }
   return s;
@@ -166,7 +166,7 @@ class Run {
 
   // Before a thread's first task.
   void begin(int thread) const {
-    if (plan_.tile_bytes > 0) *of_thread(thread).tiles_of = -1;
+    if (plan_.tiles.from > 0) *of_thread(thread).tiles_of = -1;
   }
 
   // One row of the input as the kernels take it.
@@ -353,16 +353,22 @@ class Run {
       const std::int64_t bytes = dtype == DType::f16 ? 2 : 4;
       return static_cast<const char*>(stretch) + column * bytes;
     };
+    const auto rows = static_cast<std::size_t>(block.rows);
+    const char* const beside = tiled(rows) ? tiles(s.rows, rows, block.first, s) : nullptr;
     for (std::int64_t k = 0; k < layout.k; k += plan_.stretch) {
       const std::int64_t depth = std::min(plan_.stretch, layout.k - k);
       // The dot product takes pairs; the partner of the last of an odd number is zero.
       const auto length = static_cast<std::size_t>(plan_.dot ? depth + depth % 2 : depth);
       Product product{.rows = s.rows,
                       .row_offset = static_cast<std::size_t>(k) * form_bytes(plan_.operand),
-                      .count = static_cast<std::size_t>(block.rows),
+                      .count = rows,
                       .k = length,
                       .columns = columns,
                       .sums = s.sums + column};
+      if (beside != nullptr) {
+        product.tiles = beside + plan_.tiles.bytes(static_cast<std::size_t>(k), 0);
+        product.tile_bytes = plan_.tiles.bytes(static_cast<std::size_t>(layout.k), 0);
+      }
       const void* stretch = s.packed;
       if (prepared()) {
         stretch = data + layout.chunk_bytes(k);
@@ -438,7 +444,12 @@ class Run {
   // of those that could not be.
   void multiply_rows(const Block& block, PackedProduct product, int which,
                      const ThreadScratch& s) const {
-    if (plan_.fixed == 0) return packed_kernel_(product);
+    if (plan_.fixed == 0) {
+      if (tiled(product.count)) {
+        product.tiles = tiles(product.rows, product.count, 2 * block.first + which, s);
+      }
+      return packed_kernel_(product);
+    }
     const std::size_t group = product.group;
     const auto floats = [&](std::int64_t r) {
       return scratch_.floats[converted(block.first + r)] != 0;
@@ -449,8 +460,9 @@ class Run {
       product.group = floats(r) ? group : plan_.fixed;
       if (floats(r)) {
         packed_kernel_(product);
-      } else if (plan_.tile_bytes > 0 && next - r >= fixed_.tiles.from) {
-        multiply_tiles(product, 2 * (block.first + r) + which, s);
+      } else if (tiled(product.count)) {
+        product.tiles = tiles(product.rows, product.count, 2 * (block.first + r) + which, s);
+        fixed_.tiles.multiply(product);
       } else {
         fixed_.multiply(product);
       }
@@ -459,14 +471,18 @@ class Run {
     }
   }
 
-  // Rows are put beside each other once for the panels that a thread takes one after the other.
-  void multiply_tiles(const PackedProduct& product, std::int64_t rows,
-                      const ThreadScratch& s) const {
-    if (*s.tiles_of != rows) {
-      fixed_.tiles.pack(product.rows, product.count, product.k, product.group, s.tiles);
-      *s.tiles_of = rows;
+  bool tiled(std::size_t rows) const {
+    return plan_.tiles.from > 0 && rows >= plan_.tiles.from;
+  }
+  // Put beside each other once for the panels that a thread takes one after the other; `which`
+  // names them.
+  const char* tiles(const void* const* rows, std::size_t count, std::int64_t which,
+                    const ThreadScratch& s) const {
+    if (*s.tiles_of != which) {
+      plan_.tiles.pack(rows, count, static_cast<std::size_t>(p_.layout.k), plan_.fixed, s.tiles);
+      *s.tiles_of = which;
     }
-    fixed_.tiles.multiply(product, s.tiles);
+    return static_cast<const char*>(s.tiles);
   }
 
   const GroupedProduct& p_;
@@ -515,19 +531,23 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
                  : plan.dot                   ? Form::bf16
                                               : Form::f32_of_bf16;
   plan.block_rows = std::min(most_block_rows, std::max<std::int64_t>(rows, 1));
+  const auto use = [&](const RowTiles& tiles) {
+    if (tiles.from > 0 && static_cast<std::size_t>(plan.block_rows) >= tiles.from) {
+      plan.tiles = tiles;
+    }
+  };
   if (packed(layout)) {
     plan.stretch = std::max<std::int64_t>(layout.k, 1);
     const FixedProduct fixed = fixed_product(isa, packed_panels(layout), layout.dtype);
     plan.fixed = fixed.group;
-    if (fixed.tiles.from > 0 && plan.block_rows >= fixed.tiles.from) {
-      plan.tile_bytes = fixed.tiles.bytes(static_cast<std::size_t>(layout.k), fixed.group);
-    }
     if (plan.dot && (plan.fixed > 0 || !packed_dots(isa, layout.format.format))) {
       plan.dot = false;  // rows become integers, or f32
       plan.operand = Form::f32_of_bf16;
     }
+    use(plan.fixed > 0 ? fixed.tiles.rows : plan.dot ? kernels.tiles : RowTiles{});
     return plan;
   }
+  if (plan.dot) use(kernels.tiles);
   plan.widen =
       layout.dtype != DType::f32 && !plan.dot && plan.block_rows > widen_tiles * kernels.tile_rows;
   // What passes through the L2 is f32 when weights are widened.
@@ -535,7 +555,9 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
   const std::int64_t most = stretch_bytes / line;
   const std::int64_t stretches = std::max<std::int64_t>(1, (layout.k + most - 1) / most);
   const std::int64_t stretch = (layout.k + stretches - 1) / stretches;
-  plan.stretch = std::max<std::int64_t>(2, (stretch + 1) / 2 * 2);
+  // Whatever the number of rows: tiles add up 32 of k at a time.
+  const std::int64_t whole = plan.dot && kernels.tiles.from > 0 ? 32 : 2;
+  plan.stretch = std::max<std::int64_t>(whole, (stretch + whole - 1) / whole * whole);
   return plan;
 }
 

@@ -44,7 +44,7 @@ struct ProductPlan {
   Form operand = Form::f32;     // how rows stand in memory when they are multiplied
   bool dot = false;             // pairs of k by vdpbf16ps
   std::size_t fixed = 0;        // rows in blocks of so many 16-bit integers: fixed_rows.hpp
-  std::size_t tile_bytes = 0;   // and 16 of them beside each other take these: fixed_tiles.hpp
+  RowTiles tiles;               // what puts many rows beside each other; none: `from` is 0
   bool widen = false;           // large blocks: weights become f32 a stretch at a time
   std::int64_t stretch = 0;     // of k
   std::int64_t block_rows = 0;  // at most

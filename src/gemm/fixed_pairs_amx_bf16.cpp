@@ -188,8 +188,8 @@ constexpr std::size_t most_groups = chunk_k / tile_k;
 template <class Codes, int blocks, PackedScale... scales>
 class Pairs {
  public:
-  Pairs(const PackedProduct& product, const void* packed, std::size_t first)
-      : p(product), rows_at(static_cast<const char*>(packed)), column(first) {}
+  Pairs(const PackedProduct& product, std::size_t first)
+      : p(product), rows_at(static_cast<const char*>(product.tiles)), column(first) {}
 
   void run() {
     const std::size_t bytes = packed_bytes(p.k, p.group);
@@ -286,29 +286,28 @@ class Pairs {
 };
 
 template <class Codes, PackedScale... scales>
-void multiply(const PackedProduct& p, const void* packed) {
+void multiply(const PackedProduct& p) {
   configure(p.count < tile_rows ? p.count : tile_rows);
   const auto column = static_cast<std::size_t>(p.column);
   if (p.columns == 64) {
-    Pairs<Codes, 4, scales...>(p, packed, column).run();
+    Pairs<Codes, 4, scales...>(p, column).run();
   } else if (p.columns == 32) {
-    Pairs<Codes, 2, scales...>(p, packed, column).run();
+    Pairs<Codes, 2, scales...>(p, column).run();
   } else {
-    Pairs<Codes, 1, scales...>(p, packed, column).run();
+    Pairs<Codes, 1, scales...>(p, column).run();
   }
   release();
 }
 
 template <class Codes, PackedScale... scales>
-constexpr FixedTiles fixed_pairs(int from) {
-  return {from, packed_bytes, pack<Codes>, multiply<Codes, scales...>};
-}
+constexpr FixedTiles fixed_pairs = {{least_tiled_rows, packed_bytes, pack<Codes>},
+                                    multiply<Codes, scales...>};
 
 }  // namespace
 
-const FixedTiles nvfp4_pairs = fixed_pairs<E2m1Pairs, PackedScale::e4m3>(6);
-const FixedTiles mxfp4_pairs = fixed_pairs<E2m1Pairs, PackedScale::e8m0>(6);
-const FixedTiles int4_pairs = fixed_pairs<Int4Pairs, PackedScale::f16, PackedScale::bf16>(6);
-const FixedTiles sparse_pairs = fixed_pairs<SparsePairs, PackedScale::e4m3>(6);
+const FixedTiles nvfp4_pairs = fixed_pairs<E2m1Pairs, PackedScale::e4m3>;
+const FixedTiles mxfp4_pairs = fixed_pairs<E2m1Pairs, PackedScale::e8m0>;
+const FixedTiles int4_pairs = fixed_pairs<Int4Pairs, PackedScale::f16, PackedScale::bf16>;
+const FixedTiles sparse_pairs = fixed_pairs<SparsePairs, PackedScale::e4m3>;
 
 }  // namespace shunt::cpu_engine::amx_bf16

@@ -1,24 +1,20 @@
-// Many rows in blocks of integers (fixed_rows.hpp) by tiles of bytes (AMX): the same integers, and so
-// the same bits, as by FixedFormat's multiply.
+// Many rows in blocks of integers (fixed_rows.hpp) by tiles (AMX): the same integers, and so the same
+// bits, as by FixedFormat's multiply.
 #pragma once
 
-#include <cstddef>
-
 #include "gemm/packed_kernels.hpp"
+#include "gemm/row_tiles.hpp"
 
 namespace shunt::cpu_engine {
 
 struct FixedTiles {
-  int from = 0;  // rows that it takes to be faster
-  // What up to 16 rows take beside each other, of blocks of `group`.
-  std::size_t (*bytes)(std::size_t k, std::size_t group) = nullptr;
-  // `count` rows, so many times that; `to` at a multiple of 64.
-  void (*pack)(const void* const* rows, std::size_t count, std::size_t k, std::size_t group,
-               void* to) = nullptr;
-  // PackedProduct::rows: `to`.
-  void (*multiply)(const PackedProduct& p, const void* packed) = nullptr;
+  RowTiles rows;
+  PackedKernel multiply = nullptr;  // of `rows.from` and more; PackedProduct::tiles is read
 };
 
+// Fewer are multiplied faster one by one (two cores of a Xeon, layers of 64 and 128 tokens: from 6
+// as from 8, from 12 up to a tenth slower).
+constexpr std::size_t least_tiled_rows = 8;
 constexpr std::size_t most_tiled_group = 256;
 
 // Of blocks of 16 or 32.

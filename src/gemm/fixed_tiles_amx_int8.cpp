@@ -144,9 +144,9 @@ constexpr std::size_t chunk_k = 128, most_groups = chunk_k / line_k;
 template <class Codes, int blocks, PackedScale... scales>
 class Tiles {
  public:
-  Tiles(const PackedProduct& product, const void* packed, std::size_t first)
+  Tiles(const PackedProduct& product, std::size_t first)
       : p(product),
-        rows_at(static_cast<const char*>(packed)),
+        rows_at(static_cast<const char*>(product.tiles)),
         column(first),
         header_bytes(Codes::of_bytes ? 0 : static_cast<std::size_t>(scale_bytes(product.scale))) {}
 
@@ -262,23 +262,22 @@ class Tiles {
 };
 
 template <class Codes, PackedScale... scales>
-void multiply(const PackedProduct& p, const void* packed) {
+void multiply(const PackedProduct& p) {
   configure(p.count < tile_rows ? p.count : tile_rows);
   auto column = static_cast<std::size_t>(p.column);
   const std::size_t end = column + static_cast<std::size_t>(p.columns);
-  for (; column + 32 <= end; column += 32) Tiles<Codes, 2, scales...>(p, packed, column).run();
-  if (column < end) Tiles<Codes, 1, scales...>(p, packed, column).run();
+  for (; column + 32 <= end; column += 32) Tiles<Codes, 2, scales...>(p, column).run();
+  if (column < end) Tiles<Codes, 1, scales...>(p, column).run();
   release();
 }
 
 template <class Codes, PackedScale... scales>
-constexpr FixedTiles fixed_tiles(int from) {
-  return {from, packed_bytes, pack<Codes>, multiply<Codes, scales...>};
-}
+constexpr FixedTiles fixed_tiles = {{least_tiled_rows, packed_bytes, pack<Codes>},
+                                    multiply<Codes, scales...>};
 
 }  // namespace
 
-const FixedTiles int4_tiles = fixed_tiles<Int4Tiles, PackedScale::f16, PackedScale::bf16>(6);
-const FixedTiles int8_tiles = fixed_tiles<Int8Tiles, PackedScale::column>(6);
+const FixedTiles int4_tiles = fixed_tiles<Int4Tiles, PackedScale::f16, PackedScale::bf16>;
+const FixedTiles int8_tiles = fixed_tiles<Int8Tiles, PackedScale::column>;
 
 }  // namespace shunt::cpu_engine::amx_int8

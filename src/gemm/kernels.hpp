@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gemm/row_tiles.hpp"
+
 namespace shunt::cpu_engine {
 
 // Rows times a stretch of k of one panel (layout.hpp).
@@ -16,6 +18,10 @@ struct Product {
   std::size_t k = 0;              // its length
   int columns = 64;               // 16, 32 or 64 of the panel's
   float* sums = nullptr;          // [count][64], read, added to and written
+  // The rows beside each other (row_tiles.hpp) from the stretch on, and how far 16 rows are from the
+  // next; where they are many.
+  const char* tiles = nullptr;
+  std::size_t tile_bytes = 0;
   // What will be read next, to be fetched into the L2 meanwhile. Null: nothing.
   const char* ahead = nullptr;
   std::size_t ahead_bytes = 0;
@@ -31,6 +37,8 @@ struct GemmKernels {
   // Rows and weights bf16, rows of even length: pairs of i at once, as vdpbf16ps or tdpbf16ps
   // rounds them. Null where the set has no such instruction.
   void (*bf16_dot)(const Product&);
+  // Rows that bf16_dot wants beside each other: stretches begin at multiples of 32 then.
+  RowTiles tiles;
   // A stretch of f16 or bf16 weights as the kernel f32 takes them.
   void (*widen_f16)(const void* weights, std::size_t k, float* to);
   void (*widen_bf16)(const void* weights, std::size_t k, float* to);

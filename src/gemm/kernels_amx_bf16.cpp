@@ -57,7 +57,6 @@ void multiply_tiles(const Product& p) {
   const std::size_t all = tiles > 1 ? amx_rows : p.count;
   configure(static_cast<int>(all));
   Ahead ahead(p, tiles);
-  AmxRows rows;
   alignas(64) float whole[amx_rows][64];
   alignas(64) char rest[amx_k / 2 * pair_bytes];
   for (std::size_t first = 0; first < p.count; first += all) {
@@ -68,17 +67,16 @@ void multiply_tiles(const Product& p) {
     if (count < all) copy_sums<blocks>(given, whole[0], count);
     load_sums<blocks>(sums);
     const char* weights = static_cast<const char*>(p.weights);
-    for (std::size_t begin = 0; begin < p.k; begin += AmxRows::most_k) {
-      const std::size_t end = begin + AmxRows::most_k < p.k ? begin + AmxRows::most_k : p.k;
-      rows.copy(p.rows + first, count, all, p.row_offset, begin, end);
-      std::size_t k = begin;
-      for (; k + amx_k <= end; k += amx_k, weights += amx_k / 2 * pair_bytes) {
-        ahead.step<blocks>(weights);
-        multiply_add<blocks>(rows.at[0] + (k - begin), 2 * AmxRows::most_k, weights, pair_bytes);
-      }
-      if (k == end) continue;
+    const char* rows = p.tiles + first / amx_rows * p.tile_bytes;
+    std::size_t k = 0;
+    for (; k + amx_k <= p.k; k += amx_k, rows += row_tile_bytes) {
+      ahead.step<blocks>(weights);
+      multiply_add<blocks>(rows, weights, pair_bytes);
+      weights += amx_k / 2 * pair_bytes;
+    }
+    if (k < p.k) {
       // What is left of k, filled up with zeros.
-      const std::size_t pairs = (end - k + 1) / 2;
+      const std::size_t pairs = (p.k - k + 1) / 2;
       for (std::size_t pair = 0; pair < amx_k / 2; ++pair) {
         for (std::size_t b = 0; b < std::size_t{64} * blocks; b += 64) {
           const __m512i line = pair < pairs ? _mm512_loadu_si512(weights + pair * pair_bytes + b)
@@ -86,7 +84,7 @@ void multiply_tiles(const Product& p) {
           _mm512_store_si512(rest + pair * pair_bytes + b, line);
         }
       }
-      multiply_add<blocks>(rows.at[0] + (k - begin), 2 * AmxRows::most_k, rest, pair_bytes);
+      multiply_add<blocks>(rows, rest, pair_bytes);
     }
     store_sums<blocks>(sums);
     if (count < all) copy_sums<blocks>(whole[0], given, count);
@@ -141,6 +139,7 @@ const GemmKernels gemm_kernels{
     .f16 = multiply<WeightsF16>,
     .bf16 = multiply<WeightsBf16>,
     .bf16_dot = multiply_bf16,
+    .tiles = {most_chained_rows + 1, row_tiles_bytes, pack_rows},
     .widen_f16 = widen<WeightsF16>,
     .widen_bf16 = widen<WeightsBf16>,
     .tile_rows = tile_rows,

@@ -22,6 +22,7 @@ struct PackedProduct {
   const float* globals = nullptr;  // [4]: the global scale of each 16 columns
   PackedScale scale = PackedScale::column;
   float* sums = nullptr;  // [count][64] from the panel's first column: read, added to
+  const void* tiles = nullptr;  // the rows beside each other (row_tiles.hpp), where they are many
 };
 
 using PackedKernel = void (*)(const PackedProduct&);

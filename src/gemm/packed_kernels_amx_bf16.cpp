@@ -88,9 +88,10 @@ void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count)
   const std::size_t column = static_cast<std::size_t>(p.column);
   const Decoder decoder;
   Chunk<blocks> chunk;
-  AmxRows rows;
   alignas(64) float sums[most_rows][64];  // of the group at hand
   configure(static_cast<int>(all));
+  const std::size_t tile_bytes = row_tiles_bytes(p.k);
+  const char* const tiles = static_cast<const char*>(p.tiles) + first / amx_rows * tile_bytes;
   const char* at = p.panel;
   for (std::size_t group = 0; group < p.k; group += p.group) {
     const std::size_t group_end = group + p.group < p.k ? group + p.group : p.k;
@@ -109,13 +110,13 @@ void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count)
       // while it multiplies.
       decode(0, count > all ? pairs : step_pairs);
       for (std::size_t r = 0; r < count; r += all) {
-        rows.copy(p.rows + first + r, count - r < all ? count - r : all, all, 0, begin, end);
+        const char* rows = tiles + r / amx_rows * tile_bytes + row_tile_at(begin);
         begin == group ? zero_sums<blocks>() : load_sums<blocks>(sums[r]);
         for (std::size_t pair = 0; pair < pairs; pair += step_pairs) {
           if (count <= all && pair + step_pairs < pairs) decode(pair + step_pairs, step_pairs);
-          multiply_add<blocks>(rows.at[0] + 2 * pair, 2 * AmxRows::most_k,
-                               chunk.weights + pair * Chunk<blocks>::pair_bytes,
+          multiply_add<blocks>(rows, chunk.weights + pair * Chunk<blocks>::pair_bytes,
                                Chunk<blocks>::pair_bytes);
+          rows += row_tile_bytes;
         }
         store_sums<blocks>(sums[r]);
       }
