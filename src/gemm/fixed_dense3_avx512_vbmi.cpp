@@ -7,12 +7,11 @@
 // column from 24 bits (vpmultishiftqb), 16 look-ups, and 32 times vpdpbusd for each row.
 #include <immintrin.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
-#include "format/dense3.hpp"
 #include "gemm/dense3_bf16.hpp"
+#include "gemm/fixed_dense3.hpp"
 #include "gemm/fixed_rows.hpp"
 
 namespace shunt::cpu_engine::avx512_vbmi {
@@ -23,28 +22,9 @@ namespace {
 #include "gemm/codes_avx512.hpp"
 // How rows are cut.
 #include "gemm/packed_tiles.inl"
+#include "gemm/dense3_bits.hpp"
 // How they become integers.
 #include "gemm/fixed_blocks.inl"
-
-// The upper or the lower bytes of all 64 numbers.
-constexpr std::array<std::uint8_t, 64> bytes_of_numbers(int shift) {
-  std::array<std::uint8_t, 64> bytes{};
-  for (std::size_t i = 0; i < 64; ++i) {
-    const float n = dense3_values[i] / fixed_dense3_unit;
-    bytes[i] = static_cast<std::uint8_t>((static_cast<int>(n) + 256 * fixed_dense3_more) >> shift);
-  }
-  return bytes;
-}
-constexpr bool all_are_integers() {
-  for (const float value : dense3_values) {
-    const float n = value / fixed_dense3_unit;
-    if (n != static_cast<float>(static_cast<int>(n)) || n < -26880 || n > 26880) return false;
-  }
-  return true;
-}
-static_assert(all_are_integers());
-alignas(64) constexpr std::array<std::uint8_t, 64> upper_bytes_of = bytes_of_numbers(8);
-alignas(64) constexpr std::array<std::uint8_t, 64> lower_bytes_of = bytes_of_numbers(0);
 
 SHUNT_INLINE __m512i eight_bytes(const char* p) {
   std::int64_t eight;
@@ -69,8 +49,8 @@ struct Dense3Fixed : ByGroups<Dense3Fixed> {
   static constexpr std::size_t columns(int rows) { return rows == 1 ? 64 : 16; }
 
   struct Tables {
-    __m512i upper = _mm512_load_si512(upper_bytes_of.data());
-    __m512i lower = _mm512_load_si512(lower_bytes_of.data());
+    __m512i upper = _mm512_load_si512(dense3_integers.upper);
+    __m512i lower = _mm512_load_si512(dense3_integers.lower);
   };
   SHUNT_INLINE static void fetch_codes(const char* at, std::size_t column) {
     SHUNT_UNROLL for (int word = 0; word < 3; ++word) {
@@ -82,13 +62,7 @@ struct Dense3Fixed : ByGroups<Dense3Fixed> {
   SHUNT_STEP static void sums(const Tables& t, const char* at, std::size_t column,
                               const char* const (&row)[rows], std::size_t block, std::size_t x,
                               F32 (&to)[rows]) {
-    const char* const words = at + 4 * column;
-    const __m512i a = load_words(words).v, b = load_words(words + 256).v,
-                  c = load_words(words + 512).v;
-    // Two columns of four: k 0 to 15, before which three zeros stand, and 16 to 31.
-    const __m512i bits[2][2] = {
-        {_mm512_slli_epi64(_mm512_unpacklo_epi32(a, b), 3), _mm512_unpacklo_epi32(b, c)},
-        {_mm512_slli_epi64(_mm512_unpackhi_epi32(a, b), 3), _mm512_unpackhi_epi32(b, c)}};
+    const Dense3Bits bits(at + 4 * column);
     __m512i high[rows][2], middle[rows][2], low[rows][2];
     SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
       const std::int32_t start = reinterpret_cast<const FixedBlock*>(row[r] + block)->start;
@@ -99,10 +73,8 @@ struct Dense3Fixed : ByGroups<Dense3Fixed> {
       }
     }
     each<0, 4>([&]<int o>() SHUNT_LAMBDA {
-      constexpr int bit = o < 2 ? 24 * o : 24 * o - 35;
-      const __m512i places = _mm512_set1_epi64(0x15120f0c09060300LL + 0x0101010101010101LL * bit);
       SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
-        const __m512i windows = _mm512_multishift_epi64_epi8(places, bits[h][o / 2]);
+        const __m512i windows = bits.windows<o>(h);
         const __m512i w1 = _mm512_permutexvar_epi8(windows, t.upper);
         const __m512i w0 = _mm512_permutexvar_epi8(windows, t.lower);
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {

@@ -21,9 +21,9 @@ constexpr std::size_t most_tiled_group = 256;
 namespace amx_bf16 {
 extern const FixedTiles nvfp4_pairs, mxfp4_pairs, int4_pairs, sparse_pairs;
 }
-// Of blocks of 64, and of their multiples up to 256.
+// Of blocks of 64, and of their multiples up to 256; dense3 of its 32.
 namespace amx_int8 {
-extern const FixedTiles int4_tiles, int8_tiles;
+extern const FixedTiles int4_tiles, int8_tiles, dense3_tiles;
 }
 
 }  // namespace shunt::cpu_engine

@@ -432,27 +432,32 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 : vnni           ? avx512_vnni::fixed_kernels
                                                  : none;
   const bool vbmi = features().avx512_vbmi, tiles = isa == Isa::amx_bf16 && vnni;
-  const bool pairs = tiles && (group == 16 || group == 32);
-  const bool bytes = tiles && vbmi && features().amx_int8 && group % 64 == 0 &&
-                     group <= most_tiled_group;
-  const auto product = [&](const FixedFormat& format, const FixedTiles& of_pairs = {},
-                           const FixedTiles& of_bytes = {}) {
-    if (format.row == nullptr) return FixedProduct{};
-    return FixedProduct{format, group, pairs ? of_pairs : bytes ? of_bytes : FixedTiles{}};
+  const bool bytes = tiles && vbmi && features().amx_int8;
+  const auto product = [&](const FixedFormat& format, const FixedTiles& many = {}) {
+    return format.row != nullptr ? FixedProduct{format, group, many} : FixedProduct{};
+  };
+  const auto of_pairs = [&](const FixedTiles& many) {
+    return tiles && (group == 16 || group == 32) ? many : FixedTiles{};
+  };
+  const auto of_bytes = [&](const FixedTiles& many) {
+    return bytes && group % 64 == 0 && group <= most_tiled_group ? many : FixedTiles{};
   };
   switch (panels.format.format) {
     case Format::nvfp4:
-      return product(kernels.nvfp4, amx_bf16::nvfp4_pairs);
+      return product(kernels.nvfp4, of_pairs(amx_bf16::nvfp4_pairs));
     case Format::mxfp4:
-      return product(kernels.mxfp4, amx_bf16::mxfp4_pairs);
+      return product(kernels.mxfp4, of_pairs(amx_bf16::mxfp4_pairs));
     case Format::int4:
-      return product(kernels.int4, amx_bf16::int4_pairs, amx_int8::int4_tiles);
+      return product(kernels.int4, group < 64 ? of_pairs(amx_bf16::int4_pairs)
+                                              : of_bytes(amx_int8::int4_tiles));
     case Format::int8:
-      return product(kernels.int8, {}, amx_int8::int8_tiles);
+      return product(kernels.int8, of_bytes(amx_int8::int8_tiles));
     case Format::sparse_nvfp4:
-      return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{}, amx_bf16::sparse_pairs);
+      return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{},
+                     of_pairs(amx_bf16::sparse_pairs));
     case Format::dense3:
-      return product(vnni && vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{});
+      return product(vnni && vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{},
+                     bytes ? amx_int8::dense3_tiles : FixedTiles{});
     default:
       break;
   }

@@ -1,0 +1,168 @@
+// dense3 times many rows in blocks of integers (fixed_rows.hpp) by tiles of bytes: the sums of
+// fixed_dense3_avx512_vbmi.cpp, upper by upper bytes, upper by lower and lower by lower, in three
+// tiles.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm/dense3_bf16.hpp"
+#include "gemm/fixed_dense3.hpp"
+#include "gemm/fixed_rows.hpp"
+#include "gemm/fixed_tiles.hpp"
+
+namespace shunt::cpu_engine::amx_int8 {
+namespace {
+
+#include "cpu/simd_avx512.hpp"
+// What is decoded.
+#include "gemm/codes_avx512.hpp"
+
+#include "gemm/dense3_bits.hpp"
+// Scales.
+#include "gemm/packed_tiles.inl"
+// Tiles.
+#include "gemm/amx_instructions.hpp"
+
+constexpr std::size_t tile_rows = 16, group_k = 32, group_bytes = 64 + 768;
+// Of 16 rows: for each block [16][32 upper bytes, 32 lower ones], then the blocks' units, [16]. Rows
+// that are not there are zeros.
+constexpr std::size_t block_bytes = tile_rows * 2 * group_k;
+
+std::size_t blocks_in(std::size_t k) { return (k + group_k - 1) / group_k; }
+std::size_t packed_bytes(std::size_t k, std::size_t) {
+  return blocks_in(k) * (block_bytes + tile_rows * sizeof(float));
+}
+
+void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t, void* to) {
+  const std::size_t blocks = blocks_in(k), bytes = packed_bytes(k, group_k);
+  for (std::size_t first = 0; first < count; first += tile_rows) {
+    char* const tile = static_cast<char*>(to) + first / tile_rows * bytes;
+    auto* const units = reinterpret_cast<float*>(tile + blocks * block_bytes);
+    if (count - first < tile_rows) __builtin_memset(tile, 0, bytes);
+    for (std::size_t r = 0; r < tile_rows && first + r < count; ++r) {
+      const auto* const head = static_cast<const FixedBlock*>(rows[first + r]);
+      const char* const numbers =
+          static_cast<const char*>(rows[first + r]) + fixed_numbers_at(k, group_k);
+      for (std::size_t b = 0; b < blocks; ++b) {
+        _mm512_store_si512(tile + b * block_bytes + 64 * r, _mm512_loadu_si512(numbers + 64 * b));
+        units[b * tile_rows + r] = head[b].unit;
+      }
+    }
+  }
+}
+
+// Tiles 0 to 2: sums of upper bytes, of upper by lower, and of lower; 4, 5: rows' upper and lower
+// bytes; 6, 7: weights'.
+void configure(std::size_t rows) {
+  AmxConfig config;
+  for (int t = 0; t < 8; ++t) {
+    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? rows : group_k / 4);
+    config.row_bytes[t] = static_cast<std::uint16_t>(t == 4 || t == 5 ? group_k : 64);
+  }
+  config.load();
+}
+
+constexpr std::size_t most_groups = 4;  // decoded at a time
+
+// Rows times 16 columns.
+class Tiles {
+ public:
+  Tiles(const PackedProduct& product, std::size_t first)
+      : p(product), rows_at(static_cast<const char*>(product.tiles)), column(first) {}
+
+  void run() {
+    const std::size_t all = blocks_in(p.k), bytes = packed_bytes(p.k, group_k);
+    const char* at = p.panel;
+    for (std::size_t begin = 0; begin < all; begin += most_groups) {
+      const std::size_t groups = begin + most_groups < all ? most_groups : all - begin;
+      for (std::size_t g = 0; g < groups; ++g, at += group_bytes) decode(at, g);
+      for (std::size_t r = 0; r < p.count; r += tile_rows) {
+        const char* const rows = rows_at + r / tile_rows * bytes;
+        const auto* const units = reinterpret_cast<const float*>(rows + all * block_bytes);
+        for (std::size_t g = 0; g < groups; ++g) multiply(rows + (begin + g) * block_bytes, g);
+        add(r, units + begin * tile_rows, groups);
+      }
+    }
+  }
+
+ private:
+  SHUNT_INLINE void decode(const char* at, std::size_t g) {
+    constexpr std::size_t ahead = 2 * most_groups * group_bytes;
+    store(scale[g], scale_of<PackedScale::e4m3>(p, at, column));
+    if (column == 0) __builtin_prefetch(at + ahead, 0, 2);
+    const char* const words = at + 64 + 4 * column;
+    SHUNT_UNROLL for (int word = 0; word < 3; ++word) {
+      __builtin_prefetch(words + ahead + std::ptrdiff_t{256} * word, 0, 2);
+    }
+    const __m512i signed_upper = _mm512_load_si512(dense3_integers.signed_upper);
+    const __m512i lower = _mm512_load_si512(dense3_integers.lower);
+    const Dense3Bits bits(words);
+    each<0, 4>([&]<int o>() SHUNT_LAMBDA {
+      const __m512i first = bits.windows<o>(0), second = bits.windows<o>(1);
+      put(weights[g][0][2 * o], _mm512_permutexvar_epi8(first, signed_upper),
+          _mm512_permutexvar_epi8(second, signed_upper));
+      put(weights[g][1][2 * o], _mm512_permutexvar_epi8(first, lower),
+          _mm512_permutexvar_epi8(second, lower));
+    });
+  }
+  // Eight k of columns 0, 1 and of 2, 3 of each lane: four of all, then the other four.
+  SHUNT_INLINE static void put(char* to, __m512i first, __m512i second) {
+    const __m512 a = _mm512_castsi512_ps(first), b = _mm512_castsi512_ps(second);
+    _mm512_store_ps(to, _mm512_shuffle_ps(a, b, 0x88));
+    _mm512_store_ps(to + 64, _mm512_shuffle_ps(a, b, 0xdd));
+  }
+
+  SHUNT_INLINE void multiply(const char* rows, std::size_t g) {
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>();
+    tile_load<4>(rows, 64);
+    tile_load<5>(rows + group_k, 64);
+    tile_load<6>(weights[g][0], 64);
+    tile_load<7>(weights[g][1], 64);
+    __asm__ volatile("tdpbssd %tmm6,%tmm4,%tmm0");
+    __asm__ volatile("tdpbssd %tmm6,%tmm5,%tmm1");
+    __asm__ volatile("tdpbsud %tmm7,%tmm5,%tmm2");
+    __asm__ volatile("tdpbsud %tmm7,%tmm4,%tmm1");
+    tile_store<0>(sums[g][0], 64);
+    tile_store<1>(sums[g][1], 64);
+    tile_store<2>(sums[g][2], 64);
+  }
+
+  SHUNT_INLINE void add(std::size_t first, const float* units, std::size_t groups) {
+    const std::size_t count = p.count - first < tile_rows ? p.count - first : tile_rows;
+    float* to = p.sums + 64 * first + column;
+    for (std::size_t r = 0; r < count; ++r, to += 64) {
+      F32 sum = load(to);
+      for (std::size_t g = 0; g < groups; ++g) {
+        const __m512i below =
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[g][1][r]), 8),
+                             _mm512_load_si512(sums[g][2][r]));
+        const F32 above{_mm512_cvtepi32_ps(_mm512_load_si512(sums[g][0][r]))};
+        const F32 whole = fma(above, set1(65536), {_mm512_cvtepi32_ps(below)});
+        sum = fma(mul(whole, set1(units[g * tile_rows + r])), load(scale[g]), sum);
+      }
+      store(to, sum);
+    }
+  }
+
+  const PackedProduct& p;
+  const char* const rows_at;
+  const std::size_t column;
+  alignas(64) char weights[most_groups][2][group_k / 4][64];
+  alignas(64) float scale[most_groups][16];
+  alignas(64) std::int32_t sums[most_groups][3][tile_rows][16];
+};
+
+void multiply(const PackedProduct& p) {
+  configure(p.count < tile_rows ? p.count : tile_rows);
+  const auto first = static_cast<std::size_t>(p.column);
+  const std::size_t end = first + static_cast<std::size_t>(p.columns);
+  for (std::size_t column = first; column < end; column += 16) Tiles(p, column).run();
+  release();
+}
+
+}  // namespace
+
+const FixedTiles dense3_tiles = {{least_tiled_rows, packed_bytes, pack}, multiply};
+
+}  // namespace shunt::cpu_engine::amx_int8
