@@ -46,14 +46,14 @@ struct Scratch {
   std::size_t total = 0;
 };
 struct ThreadScratch {
-  float* sums = nullptr;        // [block rows][64]
-  const void** rows = nullptr;  // [block rows]
-  void** out = nullptr;         // [block rows]
-  float* row = nullptr;         // [k], a row before it is put in order, or fixed
-  float* ordered = nullptr;     // [k], a row put in order before it is fixed
-  void* packed = nullptr;       // a stretch of an unprepared panel
-  float* wide = nullptr;        // a stretch of a widened one
-  void* tiles = nullptr;        // the rows of a block beside each other
+  float* sums = nullptr;             // [block rows][64]
+  const void** rows = nullptr;       // [block rows]
+  void** out = nullptr;              // [block rows]
+  float* row = nullptr;              // [k], a row before it is put in order, or fixed
+  float* ordered = nullptr;          // [k], a row put in order before it is fixed
+  void* packed = nullptr;            // a stretch of an unprepared panel
+  float* wide = nullptr;             // a stretch of a widened one
+  void* tiles = nullptr;             // the rows of a block beside each other
   std::int64_t* tiles_of = nullptr;  // which block's, and in which order of k
 };
 
@@ -471,9 +471,7 @@ class Run {
     }
   }
 
-  bool tiled(std::size_t rows) const {
-    return plan_.tiles.from > 0 && rows >= plan_.tiles.from;
-  }
+  bool tiled(std::size_t rows) const { return plan_.tiles.from > 0 && rows >= plan_.tiles.from; }
   // Put beside each other once for the panels that a thread takes one after the other; `which`
   // names them.
   const char* tiles(const void* const* rows, std::size_t count, std::int64_t which,

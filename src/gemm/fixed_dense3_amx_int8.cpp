@@ -25,8 +25,8 @@ namespace {
 #include "gemm/amx_instructions.hpp"
 
 constexpr std::size_t tile_rows = 16, group_k = 32, group_bytes = 64 + 768;
-// Of 16 rows: for each block [16][32 upper bytes, 32 lower ones], then the blocks' units, [16]. Rows
-// that are not there are zeros.
+// Of 16 rows: for each block [16][32 upper bytes, 32 lower ones], then the blocks' units, [16].
+// Rows that are not there are zeros.
 constexpr std::size_t block_bytes = tile_rows * 2 * group_k;
 
 std::size_t blocks_in(std::size_t k) { return (k + group_k - 1) / group_k; }
@@ -100,9 +100,9 @@ class Tiles {
     const Dense3Bits bits(words);
     each<0, 4>([&]<int o>() SHUNT_LAMBDA {
       const __m512i first = bits.windows<o>(0), second = bits.windows<o>(1);
-      put(weights[g][0][2 * o], _mm512_permutexvar_epi8(first, signed_upper),
+      put(weights[g][0][std::size_t{2} * o], _mm512_permutexvar_epi8(first, signed_upper),
           _mm512_permutexvar_epi8(second, signed_upper));
-      put(weights[g][1][2 * o], _mm512_permutexvar_epi8(first, lower),
+      put(weights[g][1][std::size_t{2} * o], _mm512_permutexvar_epi8(first, lower),
           _mm512_permutexvar_epi8(second, lower));
     });
   }

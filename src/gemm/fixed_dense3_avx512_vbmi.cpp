@@ -21,8 +21,8 @@ namespace {
 // What they decode.
 #include "gemm/codes_avx512.hpp"
 // How rows are cut.
-#include "gemm/packed_tiles.inl"
 #include "gemm/dense3_bits.hpp"
+#include "gemm/packed_tiles.inl"
 // How they become integers.
 #include "gemm/fixed_blocks.inl"
 

@@ -1,9 +1,9 @@
 // Rows in blocks of 16 or 32 integers (fixed_rows.hpp) by tiles of bf16.
 //
-// A row's number of 16 bits is two of bf16, n = upper + lower, of eight bits each, and a code, which
-// has five at most, is one: tdpbf16ps multiplies a pair of a row by the same code twice. Products
-// are integers, and sums of a block stay within 2^24, where f32 holds every integer: so they are the
-// integers of FixedFormat's multiply, as f32 already, and meet its two roundings.
+// A row's number of 16 bits is two of bf16, n = upper + lower, of eight bits each, and a code,
+// which has five at most, is one: tdpbf16ps multiplies a pair of a row by the same code twice.
+// Products are integers, and sums of a block stay within 2^24, where f32 holds every integer: so
+// they are the integers of FixedFormat's multiply, as f32 already, and meet its two roundings.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -26,8 +26,8 @@ namespace {
 
 // ---- rows --------------------------------------------------------------------------------------
 //
-// Of 16 rows: each 16 of k, [16][16] pairs of bf16, then each block's units, [16]. Rows that are not
-// there are zeros.
+// Of 16 rows: each 16 of k, [16][16] pairs of bf16, then each block's units, [16]. Rows that are
+// not there are zeros.
 
 constexpr std::size_t tile_rows = 16, tile_k = 16, tile_bytes = tile_rows * tile_k * 4;
 
@@ -47,8 +47,8 @@ void pack_row(const void* row, std::size_t k, std::size_t group, float more, cha
     const __m512i lower = _mm512_and_si512(n, below);
     const __m512i first = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(n, lower)));
     const __m512i second = _mm512_castps_si512(_mm512_cvtepi32_ps(lower));
-    _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(first, 16),
-                                           _mm512_and_si512(second, upper_half)));
+    _mm512_store_si512(
+        to, _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(second, upper_half)));
   }
   const auto* const blocks = static_cast<const FixedBlock*>(row);
   for (std::size_t b = 0; b * group < k; ++b) units[b * tile_rows] = blocks[b].unit * more;
@@ -114,17 +114,17 @@ struct Int4Pairs {
   }
   SHUNT_INLINE static void step(const char* at, std::size_t column, Extra zero, char* to) {
     const Words words = load_words(at + 4 * column);
-    const __m512i low = _mm512_load_si512(numbers.five), high = _mm512_load_si512(numbers.five + 16);
+    const __m512i low = _mm512_load_si512(numbers.five),
+                  high = _mm512_load_si512(numbers.five + 16);
     each<0, 8>([&]<int j>() SHUNT_LAMBDA {
-      const __m512i code =
-          _mm512_and_si512(shifted<nibble_bit(j)>(words), _mm512_set1_epi32(15));
+      const __m512i code = _mm512_and_si512(shifted<nibble_bit(j)>(words), _mm512_set1_epi32(15));
       _mm512_store_si512(to + std::ptrdiff_t{64} * j,
                          _mm512_permutex2var_epi32(low, _mm512_sub_epi32(code, zero), high));
     });
   }
 };
-// Which byte of a column's word, of the first and the third or of the second and the fourth, goes to
-// which of four places.
+// Which byte of a column's word, of the first and the third or of the second and the fourth, goes
+// to which of four places.
 struct Spread {
   alignas(64) std::uint32_t at[2][16];
   constexpr Spread() : at{} {

@@ -1,5 +1,5 @@
-// Many rows in blocks of integers (fixed_rows.hpp) by tiles (AMX): the same integers, and so the same
-// bits, as by FixedFormat's multiply.
+// Many rows in blocks of integers (fixed_rows.hpp) by tiles (AMX): the same integers, and so the
+// same bits, as by FixedFormat's multiply.
 #pragma once
 
 #include "gemm/packed_kernels.hpp"

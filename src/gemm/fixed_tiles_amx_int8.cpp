@@ -2,8 +2,8 @@
 //
 // A row's 16 bits are two planes of bytes: n = 256 * upper + lower, the upper one signed and the
 // lower one not. Weights are signed bytes, decoded once for all rows. For each block of the rows
-// tdpbssd and tdpbusd make two tiles of sums, 16 rows by 16 columns, which pass through memory to be
-// joined, scaled and fused to the sums in f32, as everywhere.
+// tdpbssd and tdpbusd make two tiles of sums, 16 rows by 16 columns, which pass through memory to
+// be joined, scaled and fused to the sums in f32, as everywhere.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -60,8 +60,8 @@ void pack_row(const void* row, std::size_t k, std::size_t group, char* to, float
   const __m512i upper = _mm512_load_si512(order_of<Codes>.at[1]);
   for (std::size_t at = 0; at < k; at += line_k, to += line_bytes) {
     const __m512i first = _mm512_loadu_si512(from + 2 * at);
-    const __m512i second = at + fixed_step < there ? _mm512_loadu_si512(from + 2 * at + 64)
-                                                   : _mm512_setzero_si512();
+    const __m512i second =
+        at + fixed_step < there ? _mm512_loadu_si512(from + 2 * at + 64) : _mm512_setzero_si512();
     _mm512_store_si512(to, _mm512_permutex2var_epi8(first, lower, second));
     _mm512_store_si512(to + upper_at, _mm512_permutex2var_epi8(first, upper, second));
   }
@@ -177,8 +177,8 @@ class Tiles {
  private:
   // Groups of k in [begin, end), which begin at `at`; returns where the next begin.
   SHUNT_INLINE const char* decode(const char* at, std::size_t begin, std::size_t end) {
-    const std::size_t ahead = (end - begin) / p.group * header_bytes +
-                              (end - begin) / Codes::step_k * Codes::step_bytes;
+    const std::size_t ahead =
+        (end - begin) / p.group * header_bytes + (end - begin) / Codes::step_k * Codes::step_bytes;
     std::size_t to = 0;
     for (std::size_t group = begin, g = 0; group < end; group += p.group, ++g) {
       const char* const header = Codes::of_bytes ? p.panel : at;

@@ -18,8 +18,8 @@ struct Product {
   std::size_t k = 0;              // its length
   int columns = 64;               // 16, 32 or 64 of the panel's
   float* sums = nullptr;          // [count][64], read, added to and written
-  // The rows beside each other (row_tiles.hpp) from the stretch on, and how far 16 rows are from the
-  // next; where they are many.
+  // The rows beside each other (row_tiles.hpp) from the stretch on, and how far 16 rows are from
+  // the next; where they are many.
   const char* tiles = nullptr;
   std::size_t tile_bytes = 0;
   // What will be read next, to be fetched into the L2 meanwhile. Null: nothing.

@@ -21,7 +21,7 @@ struct PackedProduct {
   int columns = 64;
   const float* globals = nullptr;  // [4]: the global scale of each 16 columns
   PackedScale scale = PackedScale::column;
-  float* sums = nullptr;  // [count][64] from the panel's first column: read, added to
+  float* sums = nullptr;        // [count][64] from the panel's first column: read, added to
   const void* tiles = nullptr;  // the rows beside each other (row_tiles.hpp), where they are many
 };
 

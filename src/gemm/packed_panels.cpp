@@ -448,8 +448,8 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
     case Format::mxfp4:
       return product(kernels.mxfp4, of_pairs(amx_bf16::mxfp4_pairs));
     case Format::int4:
-      return product(kernels.int4, group < 64 ? of_pairs(amx_bf16::int4_pairs)
-                                              : of_bytes(amx_int8::int4_tiles));
+      return product(kernels.int4,
+                     group < 64 ? of_pairs(amx_bf16::int4_pairs) : of_bytes(amx_int8::int4_tiles));
     case Format::int8:
       return product(kernels.int8, of_bytes(amx_int8::int8_tiles));
     case Format::sparse_nvfp4:

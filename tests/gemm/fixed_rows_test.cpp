@@ -262,8 +262,8 @@ TEST_P(FixedRows, EverySetGivesTheBitsOfAvx2) {
   EXPECT_EQ(got, multiply(Isa::avx2, dtype(), packed.packed, x.tensor, rows));
 }
 
-// Nor do rows that come many at a time, by tiles where the CPU has them: in blocks of several tiles,
-// of which the last is not full, with an infinity among them, and groups that end inside k.
+// Nor do rows that come many at a time, by tiles where the CPU has them: in blocks of several
+// tiles, of which the last is not full, with an infinity among them, and groups that end inside k.
 TEST_P(FixedRows, ManyHaveTheBitsOfOneAlone) {
   std::vector<FormatSpec> specs = {format()};
   if (format() == FormatSpec{Format::int4, 32}) {
@@ -280,7 +280,7 @@ TEST_P(FixedRows, ManyHaveTheBitsOfOneAlone) {
       Array x = random_array(dtype(), {rows, k}, 4);
       x.set(2 * k + 7, infinity);
       const std::vector<float> got = multiply(isa(), dtype(), packed.packed, x.tensor, rows);
-      for (std::int64_t r = 0; r < rows; r += rows > 20 ? 19 : 1) {
+      for (std::int64_t r = 0; r<rows; r += rows> 20 ? 19 : 1) {
         const Tensor one = x.tensor.rows(r, r + 1);
         const std::vector<float> alone = multiply(isa(), dtype(), packed.packed, one, 1);
         EXPECT_EQ(std::memcmp(alone.data(), got.data() + r * n, sizeof(float) * n), 0)
