@@ -26,3 +26,21 @@ template <int tile>
 SHUNT_INLINE void tile_zero() {
   __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
+
+// ---- rows beside each other (row_tiles.hpp) ----------------------------------------------------
+
+constexpr std::size_t amx_rows = 16;
+
+// pack_row(row, tile, r): row r of a tile of 16, which takes `bytes`. Behind the rows of the last
+// tile, where it is not the only one, are zeros.
+template <class PackRow>
+SHUNT_INLINE void pack_tiles(const void* const* rows, std::size_t count, std::size_t bytes,
+                             void* to, const PackRow& pack_row) {
+  for (std::size_t first = 0; first < count; first += amx_rows) {
+    char* const tile = static_cast<char*>(to) + first / amx_rows * bytes;
+    if (first > 0 && count - first < amx_rows) __builtin_memset(tile, 0, bytes);
+    for (std::size_t r = 0; r < amx_rows && first + r < count; ++r) {
+      pack_row(rows[first + r], tile, r);
+    }
+  }
+}

@@ -6,7 +6,6 @@
 // not depend on the tile's other rows, and FMA with two chains gives the same bits (Chains): so few
 // rows need no tiles, whose weights pass through memory.
 
-constexpr std::size_t amx_rows = 16;
 constexpr std::size_t amx_k = 32;
 
 template <int sums, int weights>
@@ -89,20 +88,15 @@ inline std::size_t row_tiles_bytes(std::size_t k, std::size_t = 0) {
 }
 inline void pack_rows(const void* const* rows, std::size_t count, std::size_t k, std::size_t,
                       void* to) {
-  const std::size_t bytes = row_tiles_bytes(k);
-  for (std::size_t first = 0; first < count; first += amx_rows) {
-    char* const tiles = static_cast<char*>(to) + first / amx_rows * bytes;
-    if (count - first < amx_rows) __builtin_memset(tiles, 0, bytes);
-    for (std::size_t r = 0; r < amx_rows && first + r < count; ++r) {
-      const auto* const from = static_cast<const std::uint16_t*>(rows[first + r]);
-      for (std::size_t at = 0; at < k; at += amx_k) {
-        const std::size_t left = k - at;
-        const __mmask32 there = left >= amx_k ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
-        _mm512_store_si512(tiles + row_tile_at(at) + 64 * r,
-                           _mm512_maskz_loadu_epi16(there, from + at));
-      }
+  pack_tiles(rows, count, row_tiles_bytes(k), to, [&](const void* row, char* tile, std::size_t r) {
+    const auto* const from = static_cast<const std::uint16_t*>(row);
+    for (std::size_t at = 0; at < k; at += amx_k) {
+      const std::size_t left = k - at;
+      const __mmask32 there = left >= amx_k ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+      _mm512_store_si512(tile + row_tile_at(at) + 64 * r,
+                         _mm512_maskz_loadu_epi16(there, from + at));
     }
-  }
+  });
 }
 
 // ---- few rows

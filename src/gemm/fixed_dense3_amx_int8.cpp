@@ -24,32 +24,28 @@ namespace {
 // Tiles.
 #include "gemm/amx_instructions.hpp"
 
-constexpr std::size_t tile_rows = 16, group_k = 32, group_bytes = 64 + 768;
+constexpr std::size_t group_k = 32, group_bytes = 64 + 768;
 // Of 16 rows: for each block [16][32 upper bytes, 32 lower ones], then the blocks' units, [16].
 // Rows that are not there are zeros.
-constexpr std::size_t block_bytes = tile_rows * 2 * group_k;
+constexpr std::size_t block_bytes = amx_rows * 2 * group_k;
 
 std::size_t blocks_in(std::size_t k) { return (k + group_k - 1) / group_k; }
 std::size_t packed_bytes(std::size_t k, std::size_t) {
-  return blocks_in(k) * (block_bytes + tile_rows * sizeof(float));
+  return blocks_in(k) * (block_bytes + amx_rows * sizeof(float));
 }
 
 void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t, void* to) {
-  const std::size_t blocks = blocks_in(k), bytes = packed_bytes(k, group_k);
-  for (std::size_t first = 0; first < count; first += tile_rows) {
-    char* const tile = static_cast<char*>(to) + first / tile_rows * bytes;
-    auto* const units = reinterpret_cast<float*>(tile + blocks * block_bytes);
-    if (count - first < tile_rows) __builtin_memset(tile, 0, bytes);
-    for (std::size_t r = 0; r < tile_rows && first + r < count; ++r) {
-      const auto* const head = static_cast<const FixedBlock*>(rows[first + r]);
-      const char* const numbers =
-          static_cast<const char*>(rows[first + r]) + fixed_numbers_at(k, group_k);
-      for (std::size_t b = 0; b < blocks; ++b) {
-        _mm512_store_si512(tile + b * block_bytes + 64 * r, _mm512_loadu_si512(numbers + 64 * b));
-        units[b * tile_rows + r] = head[b].unit;
-      }
-    }
-  }
+  const std::size_t blocks = blocks_in(k);
+  pack_tiles(
+      rows, count, packed_bytes(k, group_k), to, [&](const void* row, char* tile, std::size_t r) {
+        const auto* const head = static_cast<const FixedBlock*>(row);
+        const char* const numbers = static_cast<const char*>(row) + fixed_numbers_at(k, group_k);
+        auto* const units = reinterpret_cast<float*>(tile + blocks * block_bytes) + r;
+        for (std::size_t b = 0; b < blocks; ++b) {
+          _mm512_store_si512(tile + b * block_bytes + 64 * r, _mm512_loadu_si512(numbers + 64 * b));
+          units[b * amx_rows] = head[b].unit;
+        }
+      });
 }
 
 // Tiles 0 to 2: sums of upper bytes, of upper by lower, and of lower; 4, 5: rows' upper and lower
@@ -77,11 +73,11 @@ class Tiles {
     for (std::size_t begin = 0; begin < all; begin += most_groups) {
       const std::size_t groups = begin + most_groups < all ? most_groups : all - begin;
       for (std::size_t g = 0; g < groups; ++g, at += group_bytes) decode(at, g);
-      for (std::size_t r = 0; r < p.count; r += tile_rows) {
-        const char* const rows = rows_at + r / tile_rows * bytes;
+      for (std::size_t r = 0; r < p.count; r += amx_rows) {
+        const char* const rows = rows_at + r / amx_rows * bytes;
         const auto* const units = reinterpret_cast<const float*>(rows + all * block_bytes);
         for (std::size_t g = 0; g < groups; ++g) multiply(rows + (begin + g) * block_bytes, g);
-        add(r, units + begin * tile_rows, groups);
+        add(r, units + begin * amx_rows, groups);
       }
     }
   }
@@ -114,7 +110,9 @@ class Tiles {
   }
 
   SHUNT_INLINE void multiply(const char* rows, std::size_t g) {
-    tile_zero<0>(), tile_zero<1>(), tile_zero<2>();
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
     tile_load<4>(rows, 64);
     tile_load<5>(rows + group_k, 64);
     tile_load<6>(weights[g][0], 64);
@@ -129,7 +127,7 @@ class Tiles {
   }
 
   SHUNT_INLINE void add(std::size_t first, const float* units, std::size_t groups) {
-    const std::size_t count = p.count - first < tile_rows ? p.count - first : tile_rows;
+    const std::size_t count = p.count - first < amx_rows ? p.count - first : amx_rows;
     float* to = p.sums + 64 * first + column;
     for (std::size_t r = 0; r < count; ++r, to += 64) {
       F32 sum = load(to);
@@ -139,7 +137,7 @@ class Tiles {
                              _mm512_load_si512(sums[g][2][r]));
         const F32 above{_mm512_cvtepi32_ps(_mm512_load_si512(sums[g][0][r]))};
         const F32 whole = fma(above, set1(65536), {_mm512_cvtepi32_ps(below)});
-        sum = fma(mul(whole, set1(units[g * tile_rows + r])), load(scale[g]), sum);
+        sum = fma(mul(whole, set1(units[g * amx_rows + r])), load(scale[g]), sum);
       }
       store(to, sum);
     }
@@ -150,11 +148,11 @@ class Tiles {
   const std::size_t column;
   alignas(64) char weights[most_groups][2][group_k / 4][64];
   alignas(64) float scale[most_groups][16];
-  alignas(64) std::int32_t sums[most_groups][3][tile_rows][16];
+  alignas(64) std::int32_t sums[most_groups][3][amx_rows][16];
 };
 
 void multiply(const PackedProduct& p) {
-  configure(p.count < tile_rows ? p.count : tile_rows);
+  configure(p.count < amx_rows ? p.count : amx_rows);
   const auto first = static_cast<std::size_t>(p.column);
   const std::size_t end = first + static_cast<std::size_t>(p.columns);
   for (std::size_t column = first; column < end; column += 16) Tiles(p, column).run();

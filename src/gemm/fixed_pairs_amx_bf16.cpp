@@ -2,8 +2,9 @@
 //
 // A row's number of 16 bits is two of bf16, n = upper + lower, of eight bits each, and a code,
 // which has five at most, is one: tdpbf16ps multiplies a pair of a row by the same code twice.
-// Products are integers, and sums of a block stay within 2^24, where f32 holds every integer: so
-// they are the integers of FixedFormat's multiply, as f32 already, and meet its two roundings.
+// Products are integers, and sums of a block stay within 2^24 (32 times 16 times 2^15), as do those
+// on their way (16 upper halves within 2^23), where f32 holds every integer: so they are the
+// integers of FixedFormat's multiply, as f32 already, and meet its two roundings.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -29,11 +30,11 @@ namespace {
 // Of 16 rows: each 16 of k, [16][16] pairs of bf16, then each block's units, [16]. Rows that are
 // not there are zeros.
 
-constexpr std::size_t tile_rows = 16, tile_k = 16, tile_bytes = tile_rows * tile_k * 4;
+constexpr std::size_t tile_k = 16, tile_bytes = amx_rows * tile_k * 4;
 
 std::size_t pairs_bytes(std::size_t k) { return (k + tile_k - 1) / tile_k * tile_bytes; }
 std::size_t packed_bytes(std::size_t k, std::size_t group) {
-  return pairs_bytes(k) + (k + group - 1) / group * tile_rows * sizeof(float);
+  return pairs_bytes(k) + (k + group - 1) / group * amx_rows * sizeof(float);
 }
 
 void pack_row(const void* row, std::size_t k, std::size_t group, float more, char* to,
@@ -51,20 +52,16 @@ void pack_row(const void* row, std::size_t k, std::size_t group, float more, cha
         to, _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(second, upper_half)));
   }
   const auto* const blocks = static_cast<const FixedBlock*>(row);
-  for (std::size_t b = 0; b * group < k; ++b) units[b * tile_rows] = blocks[b].unit * more;
+  for (std::size_t b = 0; b * group < k; ++b) units[b * amx_rows] = blocks[b].unit * more;
 }
 
 template <class Codes>
 void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t group, void* to) {
-  const std::size_t bytes = packed_bytes(k, group);
-  for (std::size_t first = 0; first < count; first += tile_rows) {
-    char* const tile = static_cast<char*>(to) + first / tile_rows * bytes;
-    if (count - first < tile_rows) __builtin_memset(tile, 0, bytes);
-    for (std::size_t r = 0; r < tile_rows && first + r < count; ++r) {
-      pack_row(rows[first + r], k, group, Codes::more, tile + 64 * r,
-               reinterpret_cast<float*>(tile + pairs_bytes(k)) + r);
-    }
-  }
+  pack_tiles(rows, count, packed_bytes(k, group), to,
+             [&](const void* row, char* tile, std::size_t r) {
+               auto* const units = reinterpret_cast<float*>(tile + pairs_bytes(k));
+               pack_row(row, k, group, Codes::more, tile + 64 * r, units + r);
+             });
 }
 
 // ---- codes -------------------------------------------------------------------------------------
@@ -198,13 +195,13 @@ class Pairs {
       const std::size_t end = begin + chunk_k < p.k ? begin + chunk_k : p.k;
       at = decode(at, begin, end);
       const std::size_t groups = (end - begin + p.group - 1) / p.group;
-      for (std::size_t r = 0; r < p.count; r += tile_rows) {
-        const char* const rows = rows_at + r / tile_rows * bytes;
+      for (std::size_t r = 0; r < p.count; r += amx_rows) {
+        const char* const rows = rows_at + r / amx_rows * bytes;
         const auto* const units = reinterpret_cast<const float*>(rows + pairs_bytes(p.k));
         for (std::size_t g = 0; g < groups; ++g) {
           multiply(rows + (begin + g * p.group) / tile_k * tile_bytes, g);
         }
-        add(r, units + begin / p.group * tile_rows, groups);
+        add(r, units + begin / p.group * amx_rows, groups);
       }
     }
   }
@@ -247,27 +244,36 @@ class Pairs {
   SHUNT_INLINE void multiply(const char* rows, std::size_t g) {
     tile_zero<0>();
     if constexpr (blocks > 1) tile_zero<1>();
-    if constexpr (blocks > 2) tile_zero<2>(), tile_zero<3>();
+    if constexpr (blocks > 2) {
+      tile_zero<2>();
+      tile_zero<3>();
+    }
     for (std::size_t at = 64 * p.group * g; at < filled[g]; at += 64 * tile_k, rows += tile_bytes) {
       tile_load<4>(rows, 64);
       multiply_add<0>(weights[0] + at);
       if constexpr (blocks > 1) multiply_add<1>(weights[1] + at);
-      if constexpr (blocks > 2) multiply_add<2>(weights[2] + at), multiply_add<3>(weights[3] + at);
+      if constexpr (blocks > 2) {
+        multiply_add<2>(weights[2] + at);
+        multiply_add<3>(weights[3] + at);
+      }
     }
     tile_store<0>(sums[g][0], 64);
     if constexpr (blocks > 1) tile_store<1>(sums[g][1], 64);
-    if constexpr (blocks > 2) tile_store<2>(sums[g][2], 64), tile_store<3>(sums[g][3], 64);
+    if constexpr (blocks > 2) {
+      tile_store<2>(sums[g][2], 64);
+      tile_store<3>(sums[g][3], 64);
+    }
   }
 
   // The groups' sums, times their scales, to those of all groups.
   SHUNT_INLINE void add(std::size_t first, const float* units, std::size_t groups) {
-    const std::size_t count = p.count - first < tile_rows ? p.count - first : tile_rows;
+    const std::size_t count = p.count - first < amx_rows ? p.count - first : amx_rows;
     float* to = p.sums + 64 * first + column;
     for (std::size_t r = 0; r < count; ++r, to += 64) {
       F32 sum[blocks];
       SHUNT_UNROLL for (int b = 0; b < blocks; ++b) sum[b] = load(to + lanes(b));
       for (std::size_t g = 0; g < groups; ++g) {
-        const F32 unit = set1(units[g * tile_rows + r]);
+        const F32 unit = set1(units[g * amx_rows + r]);
         SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
           sum[b] = fma(mul(load(sums[g][b][r]), unit), load(scale[g][b]), sum[b]);
         }
@@ -282,12 +288,12 @@ class Pairs {
   std::size_t filled[most_groups];
   alignas(64) char weights[blocks][chunk_k * 64];
   alignas(64) float scale[most_groups][blocks][16];
-  alignas(64) float sums[most_groups][blocks][tile_rows][16];
+  alignas(64) float sums[most_groups][blocks][amx_rows][16];
 };
 
 template <class Codes, PackedScale... scales>
 void multiply(const PackedProduct& p) {
-  configure(p.count < tile_rows ? p.count : tile_rows);
+  configure(p.count < amx_rows ? p.count : amx_rows);
   const auto column = static_cast<std::size_t>(p.column);
   if (p.columns == 64) {
     Pairs<Codes, 4, scales...>(p, column).run();

@@ -29,12 +29,12 @@ namespace {
 // Of 16 rows: for each 64 of k the lower bytes, [16][64], then the upper ones; then each block's
 // units, [16]. Rows that are not there are zeros.
 
-constexpr std::size_t tile_rows = 16, line_k = 64;
-constexpr std::size_t line_bytes = 2 * tile_rows * line_k, upper_at = tile_rows * line_k;
+constexpr std::size_t line_k = 64;
+constexpr std::size_t line_bytes = 2 * amx_rows * line_k, upper_at = amx_rows * line_k;
 
 std::size_t lines_bytes(std::size_t k) { return (k + line_k - 1) / line_k * line_bytes; }
 std::size_t packed_bytes(std::size_t k, std::size_t group) {
-  return lines_bytes(k) + (k + group - 1) / group * tile_rows * sizeof(float);
+  return lines_bytes(k) + (k + group - 1) / group * amx_rows * sizeof(float);
 }
 
 // The bytes of 64 numbers, each eight of them in the order of the codes: the lower or upper ones.
@@ -66,20 +66,16 @@ void pack_row(const void* row, std::size_t k, std::size_t group, char* to, float
     _mm512_store_si512(to + upper_at, _mm512_permutex2var_epi8(first, upper, second));
   }
   const auto* const blocks = static_cast<const FixedBlock*>(row);
-  for (std::size_t b = 0; b * group < k; ++b) units[b * tile_rows] = blocks[b].unit;
+  for (std::size_t b = 0; b * group < k; ++b) units[b * amx_rows] = blocks[b].unit;
 }
 
 template <class Codes>
 void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t group, void* to) {
-  const std::size_t bytes = packed_bytes(k, group);
-  for (std::size_t first = 0; first < count; first += tile_rows) {
-    char* const tile = static_cast<char*>(to) + first / tile_rows * bytes;
-    if (count - first < tile_rows) __builtin_memset(tile, 0, bytes);
-    for (std::size_t r = 0; r < tile_rows && first + r < count; ++r) {
-      pack_row<Codes>(rows[first + r], k, group, tile + r * line_k,
-                      reinterpret_cast<float*>(tile + lines_bytes(k)) + r);
-    }
-  }
+  pack_tiles(rows, count, packed_bytes(k, group), to,
+             [&](const void* row, char* tile, std::size_t r) {
+               auto* const units = reinterpret_cast<float*>(tile + lines_bytes(k));
+               pack_row<Codes>(row, k, group, tile + r * line_k, units + r);
+             });
 }
 
 // ---- codes -------------------------------------------------------------------------------------
@@ -157,15 +153,15 @@ class Tiles {
     for (std::size_t begin = 0; begin < p.k; begin += chunk) {
       const std::size_t end = begin + chunk < p.k ? begin + chunk : p.k;
       at = decode(at, begin, end);
-      for (std::size_t r = 0; r < p.count; r += tile_rows) {
-        const char* const rows = rows_at + r / tile_rows * bytes;
+      for (std::size_t r = 0; r < p.count; r += amx_rows) {
+        const char* const rows = rows_at + r / amx_rows * bytes;
         const auto* const units = reinterpret_cast<const float*>(rows + lines_bytes(p.k));
-        const std::size_t count = p.count - r < tile_rows ? p.count - r : tile_rows;
+        const std::size_t count = p.count - r < amx_rows ? p.count - r : amx_rows;
         for (std::size_t group = begin, g = 0; group < end; group += p.group, ++g) {
           const std::size_t group_end = group + p.group < end ? group + p.group : end;
           multiply(rows, group, group_end, 16 * (group - begin));
           add();  // while these multiply, the sums before
-          waiting = {p.sums + 64 * r + column, units + group / p.group * tile_rows, g, count};
+          waiting = {p.sums + 64 * r + column, units + group / p.group * amx_rows, g, count};
           now = 1 - now;
         }
       }
@@ -209,8 +205,12 @@ class Tiles {
   // The sums of a group, whose weights begin at `from`.
   SHUNT_INLINE void multiply(const char* rows, std::size_t begin, std::size_t end,
                              std::size_t from) {
-    tile_zero<0>(), tile_zero<1>();
-    if constexpr (blocks > 1) tile_zero<2>(), tile_zero<3>();
+    tile_zero<0>();
+    tile_zero<1>();
+    if constexpr (blocks > 1) {
+      tile_zero<2>();
+      tile_zero<3>();
+    }
     for (std::size_t k = begin; k < end; k += line_k, from += 16 * line_k) {
       const char* const line = rows + k / line_k * line_bytes;
       tile_load<4>(line, line_k);
@@ -258,12 +258,12 @@ class Tiles {
   } waiting;
   alignas(64) char weights[blocks][most_tiled_group * 16];
   alignas(64) float scale[most_groups][blocks][16];
-  alignas(64) std::int32_t sums[2][blocks][2][tile_rows][16];  // of one group and the next
+  alignas(64) std::int32_t sums[2][blocks][2][amx_rows][16];  // of one group and the next
 };
 
 template <class Codes, PackedScale... scales>
 void multiply(const PackedProduct& p) {
-  configure(p.count < tile_rows ? p.count : tile_rows);
+  configure(p.count < amx_rows ? p.count : amx_rows);
   auto column = static_cast<std::size_t>(p.column);
   const std::size_t end = column + static_cast<std::size_t>(p.columns);
   for (; column + 32 <= end; column += 32) Tiles<Codes, 2, scales...>(p, column).run();
