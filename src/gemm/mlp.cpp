@@ -267,12 +267,13 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
   const std::int64_t blocks = std::max<std::int64_t>(
       hit, (rows + plan.block_rows - 1) / std::max<std::int64_t>(1, plan.block_rows));
   return fmt::format(
-      "{} {}{}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
+      "{} {}{}{}{}, tiles of {} x 64, k in {}, {} tasks on {} thread{}", cpu_engine::to_string(isa),
       weights.format == FormatSpec{} ? "" : to_string(weights.format) + " decoded, ",
       plan.dot                         ? "bf16 dot"
       : plan.fixed > 0                 ? "rows in 16-bit integers"
       : isa == cpu_engine::Isa::scalar ? "f32"
                                        : "f32 FMA",
+      plan.tiles.from > 0 ? fmt::format(", by AMX from {} rows of an expert", plan.tiles.from) : "",
       plan.widen ? ", weights widened once a block" : "",
       weights.format == FormatSpec{} ? cpu_engine::gemm_kernels(isa).tile_rows
                                      : cpu_engine::packed_kernels(isa, plan.dot).tile_rows,
