@@ -196,7 +196,7 @@ TEST_P(PackedCpu, TinyRowsLoseLittle) {
 // Whatever a set takes for zero, it does so for one row as for many.
 TEST_P(PackedCpu, TinyRowsHaveTheirBitsAloneAndInABatch) {
   const Context context = this->context(1);
-  const std::int64_t n = 64, k = 200, rows = 37;
+  const std::int64_t n = 64, k = 200, rows = 83;
   const Packed packed = Packed::of(spec(), normal_values(n * k, 17), n, k);
   const Buffer memory = context.allocate(prepared_bytes(context, bf16, spec(), 1, n, k));
   const PreparedWeights prepared = prepare_packed(context, bf16, {packed.packed}, memory);
