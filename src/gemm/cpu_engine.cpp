@@ -211,7 +211,8 @@ class Run {
   }
 
  private:
-  bool prepared() const { return p_.prepared != nullptr; }
+  // Weights of no k are no bytes, and may have no address.
+  bool prepared() const { return p_.prepared != nullptr || p_.layout.k == 0; }
   // The dot product of plain weights takes pairs of k.
   bool padded() const { return plan_.dot && p_.layout.k % 2 != 0 && !packed(p_.layout); }
 
