@@ -92,7 +92,8 @@ struct Chunk {
 template <int blocks>
 class ShortGroups {
  public:
-  explicit ShortGroups(const PackedProduct& product) : p(product) {}
+  explicit ShortGroups(const PackedProduct& product)
+      : p(product), column(static_cast<std::size_t>(product.column)) {}
 
   void run() {
     const std::size_t tile_bytes = row_tiles_bytes(p.k), chunk = chunk_k / p.group * p.group;
@@ -125,12 +126,12 @@ class ShortGroups {
     for (std::size_t group = begin, g = 0; group < end; group += p.group, ++g) {
       SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
         store(scale[g][b], scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(
-                               p, at, static_cast<std::size_t>(p.column) + lanes(b)));
+                               p, at, column + lanes(b)));
       }
       at += scale_bytes(p.scale);
       const std::size_t group_end = group + p.group < end ? group + p.group : end;
       const std::size_t pair = (group - begin) / 2, pairs = (group_end - group + 1) / 2;
-      weights.decode(decoder, at + 2 * p.column - 128 * pair, pair, pair + pairs);
+      weights.decode(decoder, at + 2 * column - 128 * pair, pair, pair + pairs);
       at += 128 * pairs;
     }
     return at;
@@ -138,7 +139,7 @@ class ShortGroups {
 
   // Of `count` rows from `first` on.
   SHUNT_INLINE void add(std::size_t first, std::size_t count, std::size_t groups) {
-    float* to = p.sums + 64 * first + p.column;
+    float* to = p.sums + 64 * first + column;
     for (std::size_t r = 0; r < count; ++r, to += 64) {
       F32 sum[blocks];
       SHUNT_UNROLL for (int b = 0; b < blocks; ++b) sum[b] = load(to + lanes(b));
@@ -152,6 +153,7 @@ class ShortGroups {
   }
 
   const PackedProduct& p;
+  const std::size_t column;
   const Decoder decoder;
   Chunk<blocks> weights;
   alignas(64) float scale[chunk_k / amx_k][blocks][16];
