@@ -1,4 +1,5 @@
-// Tiles (AMX). Include inside the unnamed namespace, after simd_avx512.hpp.
+// Tiles (AMX). Include inside the unnamed namespace, after simd_avx512.hpp, and row_tiles.hpp
+// outside.
 //
 // The instructions, in asm: g++ 12's intrinsics do not tell it that they read memory.
 
@@ -29,7 +30,7 @@ SHUNT_INLINE void tile_zero() {
 
 // ---- rows beside each other (row_tiles.hpp) ----------------------------------------------------
 
-constexpr std::size_t amx_rows = 16;
+constexpr std::size_t amx_rows = RowTiles::rows;
 
 // pack_row(row, tile, r): row r of a tile of 16, which takes `bytes`. Behind the rows of the last
 // tile, where it is not the only one, are zeros.

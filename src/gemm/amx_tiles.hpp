@@ -22,6 +22,7 @@ SHUNT_INLINE void configure(int rows) {
   }
   config.load();
 }
+
 // `blocks` of 16 columns; 64 floats from a row of `sums` to the next.
 template <int blocks>
 SHUNT_INLINE void load_sums(const float* sums) {
@@ -77,8 +78,7 @@ SHUNT_INLINE void multiply_add(const char* rows, const char* weights, std::size_
   }
 }
 
-// Rows beside each other: of 16 of them each 32 of k, [16][32], and zeros behind the last of k and
-// for rows that are not there.
+// Rows beside each other: of 16 of them each 32 of k, [16][32], and zeros behind the last of k.
 constexpr std::size_t row_tile_bytes = amx_rows * amx_k * 2;
 // How far into them `k`, a multiple of 32, begins.
 constexpr std::size_t row_tile_at(std::size_t k) { return k / amx_k * row_tile_bytes; }
@@ -99,8 +99,7 @@ inline void pack_rows(const void* const* rows, std::size_t count, std::size_t k,
   });
 }
 
-// ---- few rows
-// ------------------------------------------------------------------------------------
+// ---- few rows ----------------------------------------------------------------------------------
 
 constexpr std::size_t most_chained_rows = 2;
 

@@ -72,7 +72,8 @@ ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelL
   }
   if (plan.widen) s.wide = carver.take<float>(plan.stretch * panel_columns);
   if (plan.tiles.from > 0) {
-    s.tiles = carver.take_bytes(static_cast<std::size_t>((plan.block_rows + 15) / 16) *
+    const auto rows = static_cast<std::size_t>(plan.block_rows);
+    s.tiles = carver.take_bytes((rows + RowTiles::rows - 1) / RowTiles::rows *
                                 plan.tiles.bytes(static_cast<std::size_t>(layout.k), plan.fixed));
     s.tiles_of = carver.take<std::int64_t>(1);
   }

@@ -26,7 +26,6 @@ namespace {
 
 constexpr std::size_t group_k = 32, group_bytes = 64 + 768;
 // Of 16 rows: for each block [16][32 upper bytes, 32 lower ones], then the blocks' units, [16].
-// Rows that are not there are zeros.
 constexpr std::size_t block_bytes = amx_rows * 2 * group_k;
 
 std::size_t blocks_in(std::size_t k) { return (k + group_k - 1) / group_k; }

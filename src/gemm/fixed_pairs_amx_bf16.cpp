@@ -27,8 +27,7 @@ namespace {
 
 // ---- rows --------------------------------------------------------------------------------------
 //
-// Of 16 rows: each 16 of k, [16][16] pairs of bf16, then each block's units, [16]. Rows that are
-// not there are zeros.
+// Of 16 rows: each 16 of k, [16][16] pairs of bf16, then each block's units, [16].
 
 constexpr std::size_t tile_k = 16, tile_bytes = amx_rows * tile_k * 4;
 

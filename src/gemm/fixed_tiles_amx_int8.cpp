@@ -27,7 +27,7 @@ namespace {
 // ---- rows --------------------------------------------------------------------------------------
 //
 // Of 16 rows: for each 64 of k the lower bytes, [16][64], then the upper ones; then each block's
-// units, [16]. Rows that are not there are zeros.
+// units, [16].
 
 constexpr std::size_t line_k = 64;
 constexpr std::size_t line_bytes = 2 * amx_rows * line_k, upper_at = amx_rows * line_k;

@@ -12,6 +12,7 @@
 
 #include "gemm/dense3_bf16.hpp"
 #include "gemm/packed_kernels.hpp"
+#include "gemm/row_tiles.hpp"
 
 namespace shunt::cpu_engine::amx_bf16 {
 namespace {

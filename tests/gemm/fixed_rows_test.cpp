@@ -193,31 +193,41 @@ TEST_P(FixedRows, MultiplyWithinTheBound) {
   }
 }
 
-// The largest sums that a block can have.
+// The largest sums that a block can have, of one row and of as many as tiles take.
 TEST_P(FixedRows, HoldTheLargestSums) {
-  FormatSpec spec = format();
-  if (spec.format == Format::int4) spec.group = static_cast<int>(cpu_engine::most_fixed_group);
-  ASSERT_TRUE(fixes_rows(isa(), spec, dtype()));
-  const std::int64_t n = 16, k = spec.format == Format::int4 ? spec.group : 64;
-  const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
-  PackedMatrix m = packed.packed;
-  const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
-  const std::int64_t codes = spec.format == Format::int8           ? n * k
-                             : spec.format == Format::dense3       ? n * k / 32 * 12
-                             : spec.format == Format::sparse_nvfp4 ? n * k / 4
-                                                                   : n * k / 2;
-  for (const int code : {0x00, 0x77, 0x7f, 0x80, 0xff}) {
-    std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(codes));
-    if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
-    for (const float x : {255.0F, -255.0F, -128.0F}) {
-      Array row(dtype(), {1, k});
-      for (std::int64_t i = 0; i < k; ++i) row.set(i, x);
-      const std::vector<float> out = multiply(isa(), dtype(), m, row.tensor, 1);
-      for (std::int64_t c = 0; c < n; ++c) {
-        double sum = 0;
-        for (std::int64_t i = 0; i < k; ++i) sum += plain_weight(m, c, i) * static_cast<double>(x);
-        EXPECT_NEAR(static_cast<double>(out[static_cast<std::size_t>(c)]), sum,
-                    sum_bound(4, std::fabs(sum)));
+  std::vector<FormatSpec> specs = {format()};
+  if (format().format == Format::int4) {
+    specs.push_back({Format::int4, static_cast<int>(cpu_engine::most_fixed_group)});
+  }
+  for (const FormatSpec& spec : specs) {
+    ASSERT_TRUE(fixes_rows(isa(), spec, dtype()));
+    const std::int64_t n = 16, k = spec.format == Format::int4 ? spec.group : 64, rows = 9;
+    const Packed packed = Packed::of(spec, normal_values(n * k, 1), n, k);
+    PackedMatrix m = packed.packed;
+    const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n), 16);
+    const std::int64_t codes = spec.format == Format::int8           ? n * k
+                               : spec.format == Format::dense3       ? n * k / 32 * 12
+                               : spec.format == Format::sparse_nvfp4 ? n * k / 4
+                                                                     : n * k / 2;
+    for (const int code : {0x00, 0x77, 0x7f, 0x80, 0xff}) {
+      std::memset(m.values.as<std::uint8_t>(), code, static_cast<std::size_t>(codes));
+      if (spec.format == Format::int4) m.zeros = view(zeros.data(), DType::u8, {n, 1});
+      for (const float x : {255.0F, -255.0F, -128.0F}) {
+        Array all(dtype(), {rows, k});
+        for (std::int64_t i = 0; i < rows * k; ++i) all.set(i, x);
+        const std::vector<float> many = multiply(isa(), dtype(), m, all.tensor, rows);
+        const std::vector<float> out = multiply(isa(), dtype(), m, all.tensor.rows(0, 1), 1);
+        for (std::int64_t c = 0; c < n; ++c) {
+          const float one = out[static_cast<std::size_t>(c)];
+          double sum = 0;
+          for (std::int64_t i = 0; i < k; ++i) {
+            sum += plain_weight(m, c, i) * static_cast<double>(x);
+          }
+          EXPECT_NEAR(static_cast<double>(one), sum, sum_bound(4, std::fabs(sum)));
+          for (std::int64_t r = 0; r < rows; ++r) {
+            EXPECT_EQ(many[static_cast<std::size_t>(r * n + c)], one) << "row " << r;
+          }
+        }
       }
     }
   }
