@@ -320,7 +320,7 @@ class Torch(Way):
 @functools.cache
 def quack_interface():
     """quack.gemm_interface. quack 0.6.5 makes keys of values, and none of a ContextVar that cutlass-dsl 4.8 has beside its activations: that is named by its type."""
-    identity = importlib.import_module('quack.gemm_runtime').identity
+    interface, identity = map(importlib.import_module, ['quack.gemm_interface', 'quack.gemm_runtime.identity'])
     made = identity.semantic_value_key
 
     def key(value, *rest, **named):
@@ -330,7 +330,7 @@ def quack_interface():
             return 'opaque', type(value).__module__, type(value).__qualname__
 
     identity.semantic_value_key = key
-    return importlib.import_module('quack.gemm_interface')
+    return interface
 
 
 class Quack(Torch):
