@@ -221,6 +221,7 @@ class Shunt(Way):
 
     def prepare(self, weights, zipf):
         case = self.case
+        biased = zipf and case['from'] == 'hidden'  # logits that are given have it already
         keep = []
 
         def one(tensor):
@@ -239,10 +240,10 @@ class Shunt(Way):
         kind = case['format'].encode() if case.get('format') else None
         spec = {'hidden': case['H'],
                 'route': {'experts': case['E'], 'top_k': case['k'], 'score': 'sigmoid' if case.get('on_input') else 'softmax',
-                          'renormalize': not case.get('on_input'), 'router_bias': zipf, 'weight_on_input': bool(case.get('on_input'))},
+                          'renormalize': not case.get('on_input'), 'router_bias': biased, 'weight_on_input': bool(case.get('on_input'))},
                 'experts': {'experts': case['E'], 'hidden': case['H'], 'intermediate': case['I'], 'activation': swiglu}}
         given = {'router': one(weights.router), 'experts': experts(weights.w13, weights.w2)}
-        if zipf:
+        if biased:
             given['router_bias'] = one(weights.zipf)
         if case.get('shared'):
             spec['shared'] = {'intermediate': case['shared'], 'activation': swiglu}
