@@ -134,19 +134,8 @@ TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
   LayerInputs in{.hidden = random.hidden_states(9)};
   if (random.spec.route.hashed) in.token_ids = random.token_ids(9);
   test::Mirror mirror(gpu);
-  LayerWeights there = random.weights;
-  for (Tensor* one :
-       {&there.router, &there.router_bias, &there.selection_bias, &there.per_expert_scale,
-        &there.hash_table, &there.shared_gate, &there.latent_down, &there.latent_up,
-        &there.output_bias, &there.router_norm, &there.input_norm, &there.output_norm}) {
-    *one = mirror.in(*one);
-  }
-  for (ExpertWeights* experts : {&there.experts, &there.shared}) {
-    for (auto* list : {&experts->gate, &experts->up, &experts->down, &experts->gate_bias,
-                       &experts->up_bias, &experts->down_bias}) {
-      for (Tensor& one : *list) one = mirror.in(one);
-    }
-  }
+  const LayerWeights there =
+      testing::moved(random.weights, [&](const Tensor& one) { return mirror.in(one); });
   const Result from_host = run(gpu, Layer(random.spec, random.weights, gpu), in);
   const Result from_device = run(gpu, Layer(random.spec, there, gpu), in);
   EXPECT_EQ(from_device.output, from_host.output);

@@ -14,9 +14,12 @@ namespace shunt::testing {
 
 class RandomLayer {
  public:
-  // Weights are exact in bf16 (and so in f32), of `dtype` where that is 16 bits wide.
-  RandomLayer(const LayerSpec& layer_spec, unsigned seed, DType dtype = DType::bf16)
-      : spec(layer_spec), random_(seed), dtype_(dtype) {
+  // Weights are exact in bf16 (and so in f32), of `dtype` where that is 16 bits wide. `apart`, if
+  // not 0: rows of a weight begin so many numbers apart and overlap, so that large ones take little
+  // memory and time.
+  RandomLayer(const LayerSpec& layer_spec, unsigned seed, DType dtype = DType::bf16,
+              std::int64_t apart = 0)
+      : spec(layer_spec), random_(seed), dtype_(dtype), apart_(apart) {
     const RouteSpec& route = spec.route;
     const std::int64_t hidden = spec.hidden;
     const float in = 1.0f / std::sqrt(static_cast<float>(hidden));
@@ -47,7 +50,12 @@ class RandomLayer {
 
   // [rows, columns] of `dtype`, normal.
   Tensor matrix(std::int64_t rows, std::int64_t columns, float deviation) {
-    return tensor(rows, columns, deviation, dtype_);
+    if (apart_ == 0 || apart_ >= columns) return tensor(rows, columns, deviation, dtype_);
+    Tensor overlapping = tensor(1, (rows - 1) * apart_ + columns, deviation, dtype_);
+    overlapping.shape[0] = rows;
+    overlapping.shape[1] = columns;
+    overlapping.strides[0] = apart_;
+    return overlapping;
   }
   Tensor hidden_states(std::int64_t tokens, DType dtype = DType::f32) {
     return tensor(tokens, spec.hidden, 1.0f, dtype);
@@ -100,9 +108,28 @@ class RandomLayer {
 
   std::mt19937 random_;
   DType dtype_;
+  std::int64_t apart_;
   std::deque<std::vector<char>> bytes_;
   std::deque<std::vector<std::int32_t>> ints_;
 };
+
+// The same weights where a context has its tensors, by `there`, a function of each.
+template <class There>
+LayerWeights moved(LayerWeights weights, const There& there) {
+  for (Tensor* one :
+       {&weights.router, &weights.router_bias, &weights.selection_bias, &weights.per_expert_scale,
+        &weights.hash_table, &weights.shared_gate, &weights.latent_down, &weights.latent_up,
+        &weights.output_bias, &weights.router_norm, &weights.input_norm, &weights.output_norm}) {
+    *one = there(*one);
+  }
+  for (ExpertWeights* experts : {&weights.experts, &weights.shared}) {
+    for (auto* list : {&experts->gate, &experts->up, &experts->down, &experts->gate_bias,
+                       &experts->up_bias, &experts->down_bias}) {
+      for (Tensor& one : *list) one = there(one);
+    }
+  }
+  return weights;
+}
 
 // By how much of itself a number changes at most when experts' rows are rounded to a dtype.
 inline double row_rounding(DType dtype) {
