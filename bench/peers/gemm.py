@@ -14,15 +14,16 @@ import json
 import math
 import re
 import subprocess
-import sys
 import tempfile
 import time
 
-from layers import BF16, F8, I32, quack_interface, table, version
+from layers import table, version
 from routing import graph_us
+from ways import BF16, I32, quack_interface
 
 import torch
 
+F8 = torch.float8_e4m3fn
 BLOCK = 128
 
 

@@ -61,7 +61,7 @@ def math_log2(x):
 
 
 class Marlin:
-    """What layers.py's Vllm does with Marlin's layer in place of Triton's."""
+    """What ways.py's Vllm does with Marlin's layer in place of Triton's."""
 
     def __init__(self, way, case, copies):
         if case.get('activation') or case['format'] == 'mxfp4':
