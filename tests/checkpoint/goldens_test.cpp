@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <span>
+#include <utility>
 
 #include "checkpoint/golden.hpp"
 #include "layer/reference.hpp"
-#include "route/reference.hpp"
+#include "layer/routing_reference.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt {
@@ -14,7 +16,7 @@ namespace {
 
 using test::Recorded;
 
-class Golden : public testing::TestWithParam<std::string> {
+class Golden : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     const std::string folder = test::goldens_folder + "/" + GetParam();
@@ -70,38 +72,18 @@ TEST_P(Golden, ReadsWhatTransformersComputes) {
     const auto hidden = static_cast<std::size_t>(spec.hidden);
     const auto slots = static_cast<std::size_t>(spec.route.slots());
     const std::vector<double> x = router_input_reference(spec, weights, block.input);
-    const auto row = [](const Tensor& tensor) {
-      std::vector<double> values;
-      for (std::int64_t i = 0; tensor && i < tensor.shape[0]; ++i) {
-        values.push_back(
-            static_cast<double>(load_f32(tensor.data, tensor.dtype, i * tensor.strides[0])));
-      }
-      return values;
-    };
     std::vector<std::int32_t> ids;
     std::vector<float> routing;
     for (std::size_t t = 0; t < tokens; ++t) {
-      RouteReferenceInputs in;
-      for (int c = 0; c < spec.route.columns(); ++c) {
-        double sum = 0;
-        for (std::size_t h = 0; h < hidden; ++h) {
-          const std::int64_t at = c * weights.router.strides[0] +
-                                  static_cast<std::int64_t>(h) * weights.router.strides[1];
-          sum += x[t * hidden + h] *
-                 static_cast<double>(load_f32(weights.router.data, weights.router.dtype, at));
-        }
-        in.logits.push_back(sum);
-      }
-      in.router_bias = row(weights.router_bias);
-      in.selection_bias = row(weights.selection_bias);
-      in.per_expert_scale = row(weights.per_expert_scale);
+      std::vector<int> hashed;
       if (spec.route.hashed) {
         const Tensor table = weights.hash_table[block.token_ids.as<std::int64_t>()[t]];
         for (int i = 0; i < spec.route.top_k; ++i) {
-          in.hashed.push_back(static_cast<int>(table.as<std::int64_t>()[i]));
+          hashed.push_back(static_cast<int>(table.as<std::int64_t>()[i]));
         }
       }
-      const RouteReference out = route_reference(spec.route, in);
+      const RouteReference out = testing::routing_reference(
+          spec, weights, std::span(x).subspan(t * hidden, hidden), std::move(hashed));
       for (std::size_t i = 0; i < slots; ++i) {
         ids.push_back(out.ids[i]);
         routing.push_back(static_cast<float>(out.weights[i]));
@@ -142,9 +124,10 @@ TEST_P(GoldenLayer, F32) { run(f32, 1e-5); }
 TEST_P(GoldenLayer, Bf16) { run(bf16, 1e-2); }
 TEST_P(GoldenLayer, F16) { run(f16, 2e-3); }
 
-std::string case_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
-INSTANTIATE_TEST_SUITE_P(Families, Golden, testing::ValuesIn(test::golden_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Families, GoldenLayer, testing::ValuesIn(test::golden_cases()), case_name);
+std::string case_name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
+INSTANTIATE_TEST_SUITE_P(Families, Golden, ::testing::ValuesIn(test::golden_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Families, GoldenLayer, ::testing::ValuesIn(test::golden_cases()),
+                         case_name);
 
 }  // namespace
 }  // namespace shunt

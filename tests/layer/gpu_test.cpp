@@ -12,6 +12,7 @@
 #include "checkpoint/golden.hpp"
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
+#include "layer/run_layer.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/layer.hpp"
 #if SHUNT_CUDA_BUILT
@@ -24,6 +25,8 @@ namespace {
 using testing::layer_specs;
 using testing::NamedSpec;
 using testing::RandomLayer;
+using testing::Result;
+using testing::run;
 
 // Cases only where there is something to run them on.
 template <class T>
@@ -32,34 +35,6 @@ std::vector<T> on_gpu_only(const std::vector<T>& cases) {
 }
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenOnGpu);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LayerOnGpu);
-
-struct Result {
-  std::vector<float> output;
-  std::vector<std::int32_t> ids;
-  std::vector<float> weights;
-  Result(const LayerSpec& spec, std::int64_t tokens)
-      : output(static_cast<std::size_t>(tokens * spec.hidden), std::nanf("")),
-        ids(static_cast<std::size_t>(tokens * spec.route.top_k), -77),
-        weights(ids.size(), std::nanf("")) {}
-};
-
-Result run(const Context& context, const Layer& layer, const LayerInputs& in) {
-  const LayerSpec& spec = layer.spec();
-  const std::int64_t tokens = in.hidden.shape[0];
-  Result result(spec, tokens);
-  test::Mirror mirror(context);
-  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
-  layer.forward({.hidden = mirror.in(in.hidden),
-                 .token_ids = mirror.in(in.token_ids),
-                 .residual = mirror.in(in.residual),
-                 .valid_tokens = mirror.in(in.valid_tokens)},
-                {.output = mirror.out(view(result.output.data(), {tokens, spec.hidden})),
-                 .ids = mirror.out(view(result.ids.data(), {tokens, spec.route.top_k})),
-                 .weights = mirror.out(view(result.weights.data(), {tokens, spec.route.top_k}))},
-                workspace);
-  mirror.fetch();
-  return result;
-}
 
 // The largest error over the largest magnitude, less what the rounding of experts' rows, which the
 // CPU engine does not do, may account for under the routing of `ours`.

@@ -14,6 +14,7 @@
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
 #include "layer/reference.hpp"
+#include "layer/run_layer.hpp"
 
 namespace shunt {
 namespace {
@@ -21,36 +22,8 @@ namespace {
 using testing::layer_specs;
 using testing::NamedSpec;
 using testing::RandomLayer;
-
-struct Result {
-  std::vector<float> output;
-  std::vector<std::int32_t> ids;
-  std::vector<float> weights;
-};
-
-Result run(const Layer& layer, const Context& context, const LayerInputs& in) {
-  const LayerSpec& spec = layer.spec();
-  const std::int64_t tokens = in.hidden.shape[0];
-  Result result;
-  // Outputs start as garbage: whatever is not written shows.
-  result.output.assign(static_cast<std::size_t>(tokens * spec.hidden), std::nanf(""));
-  result.ids.assign(static_cast<std::size_t>(tokens * spec.route.top_k), -77);
-  result.weights.assign(result.ids.size(), std::nanf(""));
-  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
-  const std::vector<unsigned char> garbage(workspace.bytes(), 0xff);
-  context.copy(workspace.data(), garbage.data(), garbage.size());
-  test::Mirror mirror(context);
-  layer.forward({.hidden = mirror.in(in.hidden),
-                 .token_ids = mirror.in(in.token_ids),
-                 .residual = mirror.in(in.residual),
-                 .valid_tokens = mirror.in(in.valid_tokens)},
-                {.output = mirror.out(view(result.output.data(), {tokens, spec.hidden})),
-                 .ids = mirror.out(view(result.ids.data(), {tokens, spec.route.top_k})),
-                 .weights = mirror.out(view(result.weights.data(), {tokens, spec.route.top_k}))},
-                workspace);
-  mirror.fetch();
-  return result;
-}
+using testing::Result;
+using testing::run;
 
 // The routing that the layer used, shared slots included, as the reference takes it.
 std::vector<std::int32_t> all_ids(const LayerSpec& spec, const Result& result) {
@@ -96,7 +69,7 @@ TEST_P(LayerTest, MatchesTheReference) {
     const LayerInputs in = inputs(random, tokens);
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Layer layer(spec, random.weights, context_, {.dtype = dtype});
-      const Result result = run(layer, context_, in);
+      const Result result = run(context_, layer, in);
       if (spec.route.shared.count > 0) continue;  // joint weights: see JointSharedExperts
       std::vector<double> spread;
       const std::vector<double> expected =
@@ -119,7 +92,7 @@ TEST_P(LayerTest, TakesTheCallersRouting) {
   const Layer layer(spec, random.weights, context_, {.dtype = DType::bf16});
   for (const std::int64_t tokens : {1, 5, 40}) {
     const LayerInputs in = inputs(random, tokens);
-    const Result own = run(layer, context_, in);
+    const Result own = run(context_, layer, in);
     const std::int64_t slots = spec.route.slots(), columns = spec.route.columns();
     std::vector<float> output(own.output.size(), std::nanf(""));
     const Buffer workspace = context_.allocate(layer.workspace_bytes(tokens));
@@ -205,7 +178,7 @@ TEST(LayerRouting, WhatIsRefused) {
 TEST_P(LayerTest, RoutesEveryTokenToDifferentExperts) {
   RandomLayer random(GetParam().spec, 8);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
-  const Result result = run(layer, context_, inputs(random, 40));
+  const Result result = run(context_, layer, inputs(random, 40));
   const int k = random.spec.route.top_k;
   for (std::size_t t = 0; t < 40; ++t) {
     std::vector<std::int32_t> row(result.ids.begin() + static_cast<std::ptrdiff_t>(t) * k,
@@ -222,12 +195,12 @@ TEST_P(LayerTest, BitsDoNotDependOnThreadsRunsOrNeighbours) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const LayerInputs in = inputs(random, 37);
     const Layer layer(random.spec, random.weights, context_, {.dtype = dtype});
-    const Result first = run(layer, context_, in);
-    EXPECT_EQ(run(layer, context_, in).output, first.output);
+    const Result first = run(context_, layer, in);
+    EXPECT_EQ(run(context_, layer, in).output, first.output);
     for (const int threads : {1, 3, 4}) {
       const Context other = test::engine(threads);
       const Layer same(random.spec, random.weights, other, {.dtype = dtype});
-      const Result result = run(same, other, in);
+      const Result result = run(other, same, in);
       EXPECT_EQ(result.output, first.output) << threads << " threads";
       EXPECT_EQ(result.weights, first.weights);
       EXPECT_EQ(result.ids, first.ids);
@@ -236,7 +209,7 @@ TEST_P(LayerTest, BitsDoNotDependOnThreadsRunsOrNeighbours) {
     for (const std::int64_t t : {0, 20, 36}) {
       LayerInputs alone{.hidden = in.hidden.rows(t, t + 1)};
       if (in.token_ids) alone.token_ids = in.token_ids.rows(t, t + 1);
-      const Result one = run(layer, context_, alone);
+      const Result one = run(context_, layer, alone);
       EXPECT_TRUE(std::equal(one.output.begin(), one.output.end(),
                              first.output.begin() + t * random.spec.hidden));
     }
@@ -260,8 +233,8 @@ TEST_P(LayerTest, PermutedTokensGivePermutedRows) {
   LayerInputs other{.hidden = view(turned.data(), {tokens, hidden})};
   if (in.token_ids) other.token_ids = view(turned_ids.data(), {tokens});
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
-  const Result straight = run(layer, context_, in);
-  const Result reversed = run(layer, context_, other);
+  const Result straight = run(context_, layer, in);
+  const Result reversed = run(context_, layer, other);
   for (std::int64_t t = 0; t < tokens; ++t) {
     EXPECT_TRUE(std::equal(straight.output.begin() + t * hidden,
                            straight.output.begin() + (t + 1) * hidden,
@@ -275,12 +248,12 @@ TEST_P(LayerTest, ValidTokensResidualStridesAndDtypes) {
   const std::int64_t hidden = random.spec.hidden;
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::bf16});
   const LayerInputs in = inputs(random, tokens, DType::bf16);
-  const Result plain = run(layer, context_, in);
+  const Result plain = run(context_, layer, in);
 
   for (const std::int32_t valid : {-3, 0, 5, 12, 99}) {
     LayerInputs some = in;
     some.valid_tokens = view(&valid, {1});
-    const Result part = run(layer, context_, some);
+    const Result part = run(context_, layer, some);
     const std::int64_t kept = std::clamp<std::int64_t>(valid, 0, tokens);
     for (std::int64_t i = 0; i < tokens * hidden; ++i) {
       EXPECT_EQ(part.output[static_cast<std::size_t>(i)],
@@ -338,7 +311,7 @@ TEST_P(LayerTest, WorkspaceForManyIsEnoughForFewer) {
 TEST_P(LayerTest, NoTokensIsLegal) {
   RandomLayer random(GetParam().spec, 12);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
-  const Result result = run(layer, context_, inputs(random, 0));
+  const Result result = run(context_, layer, inputs(random, 0));
   EXPECT_TRUE(result.output.empty());
 }
 
@@ -348,11 +321,11 @@ TEST_P(LayerTest, PoisonedTokensHarmOnlyThemselves) {
   const std::int64_t hidden = random.spec.hidden;
   const LayerInputs in = inputs(random, tokens);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::bf16});
-  const Result clean = run(layer, context_, in);
+  const Result clean = run(context_, layer, in);
   auto* x = in.hidden.as<float>();
   std::fill_n(x + 2 * hidden, hidden, std::nanf(""));
   x[5 * hidden] = std::numeric_limits<float>::infinity();
-  const Result dirty = run(layer, context_, in);
+  const Result dirty = run(context_, layer, in);
   for (std::int64_t t = 0; t < tokens; ++t) {
     if (t == 2 || t == 5) continue;
     EXPECT_TRUE(std::equal(clean.output.begin() + t * hidden,
@@ -370,7 +343,7 @@ TEST_P(LayerTest, TimesEveryStage) {
   RandomLayer random(GetParam().spec, 14);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
   const LayerInputs in = inputs(random, 5);
-  const Result plain = run(layer, context_, in);
+  const Result plain = run(context_, layer, in);
   std::vector<float> output(plain.output.size());
   const Buffer workspace = context_.allocate(layer.workspace_bytes(5));
   std::vector<StageTime> times;
@@ -401,7 +374,7 @@ TEST(Layer, JointSharedExperts) {
     const LayerSpec& spec = random.spec;
     const LayerInputs in{.hidden = random.hidden_states(9)};
     const Layer layer(spec, random.weights, context, {.dtype = DType::f32});
-    const Result result = run(layer, context, in);
+    const Result result = run(context, layer, in);
     const std::vector<std::int32_t> ids = all_ids(spec, result);
     const int slots = spec.route.slots();
     std::vector<float> weights(ids.size());
@@ -477,7 +450,7 @@ TEST(Layer, StridedWeightsGiveTheSameBits) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const Layer dense(random.spec, random.weights, context, {.dtype = dtype});
     const Layer other(random.spec, strided, context, {.dtype = dtype});
-    EXPECT_EQ(run(dense, context, in).output, run(other, context, in).output);
+    EXPECT_EQ(run(context, dense, in).output, run(context, other, in).output);
   }
 }
 
@@ -487,7 +460,7 @@ TEST(Layer, ExpertLabelsDoNotMatter) {
   RandomLayer random(layer_specs()[0].spec, 17);
   const LayerInputs in{.hidden = random.hidden_states(30)};
   const Layer layer(random.spec, random.weights, context, {.dtype = DType::f32});
-  const Result straight = run(layer, context, in);
+  const Result straight = run(context, layer, in);
   LayerWeights turned = random.weights;
   const int experts = random.spec.route.experts;
   for (auto* list : {&turned.experts.gate, &turned.experts.up, &turned.experts.down}) {
@@ -500,7 +473,7 @@ TEST(Layer, ExpertLabelsDoNotMatter) {
   }
   turned.router = view(router.data(), DType::bf16, {experts, random.spec.hidden});
   const Layer other(random.spec, turned, context, {.dtype = DType::f32});
-  const Result reversed = run(other, context, in);
+  const Result reversed = run(context, other, in);
   for (std::size_t i = 0; i < straight.ids.size(); ++i) {
     EXPECT_EQ(straight.ids[i], experts - 1 - reversed.ids[i]);
     EXPECT_NEAR(straight.weights[i], reversed.weights[i], 1e-6);

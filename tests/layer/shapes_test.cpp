@@ -1,5 +1,5 @@
-// Layers of the sizes of published models, all of their experts, against double precision: as they
-// are, and with their experts packed. On the CPU the smallest ones.
+// Layers of the sizes of published models, all of their experts, against double precision, routing
+// and all; and with as many experts as a token has, packed. On the CPU the smallest ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,8 @@
 #include "bench/shapes/models.hpp"
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
+#include "layer/routing_reference.hpp"
+#include "layer/run_layer.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt {
@@ -17,11 +19,14 @@ namespace {
 
 using bench::Model;
 using testing::RandomLayer;
+using testing::Result;
+using testing::run;
 
-// Not the number of a row's pieces in any tile.
+// Rows of a matrix overlap but for so many numbers: as many as no tile has.
 constexpr std::int64_t apart = 5;
 
-double weights_of(const LayerSpec& spec) {
+// Of an expert.
+double numbers_of(const LayerSpec& spec) {
   return 3.0 * static_cast<double>(spec.hidden) * static_cast<double>(spec.experts.intermediate);
 }
 
@@ -31,56 +36,45 @@ struct Call {
   bool alike = false;  // all but every fourth token are one, so that a few experts have most
 };
 
-struct Result {
-  Tensor hidden{};  // bf16
-  std::vector<float> output, weights;
-  std::vector<std::int32_t> ids;
-};
-
-// A call, twice.
-Result run(const Context& context, const Layer& layer, RandomLayer& random, const Call& call) {
-  const LayerSpec& spec = layer.spec();
-  Result r{.hidden = random.hidden_states(call.tokens, DType::bf16)};
-  auto* const x = r.hidden.as<std::uint16_t>();
-  for (std::int64_t i = 0; i < call.tokens * spec.hidden; ++i) {
-    const std::int64_t from = call.alike && i / spec.hidden % 4 != 0 ? i % spec.hidden : i;
-    x[i] = f32_to_bf16((i == from ? call.scale : 1) * bf16_to_f32(x[from]));
+// In bf16.
+Tensor hidden_states(RandomLayer& random, const Call& call) {
+  const std::int64_t hidden = random.spec.hidden;
+  const Tensor states = random.hidden_states(call.tokens, DType::bf16);
+  auto* const x = states.as<std::uint16_t>();
+  for (std::int64_t i = 0; i < call.tokens * hidden; ++i) {
+    x[i] = f32_to_bf16(call.scale * bf16_to_f32(x[i]));
+    if (call.alike && i / hidden % 4 != 0) x[i] = x[i % hidden];
   }
-  r.output.assign(static_cast<std::size_t>(call.tokens * spec.hidden), std::nanf(""));
-  r.ids.assign(static_cast<std::size_t>(call.tokens * spec.route.top_k), -7);
-  r.weights.assign(r.ids.size(), std::nanf(""));
-  test::Mirror mirror(context);
-  const Buffer workspace = context.allocate(layer.workspace_bytes(call.tokens));
-  const LayerInputs in{.hidden = mirror.in(r.hidden)};
-  const LayerOutputs out{
-      .output = mirror.out(view(r.output.data(), {call.tokens, spec.hidden})),
-      .ids = mirror.out(view(r.ids.data(), {call.tokens, spec.route.top_k})),
-      .weights = mirror.out(view(r.weights.data(), {call.tokens, spec.route.top_k}))};
-  layer.forward(in, out, workspace);
-  mirror.fetch();
-  const std::vector<float> first = r.output;
-  layer.forward(in, out, workspace);
-  mirror.fetch();
-  EXPECT_EQ(r.output, first) << "again";
-  return r;
+  return states;
 }
 
-// Of some tokens, as many as take `work` products: the error's length over the result's.
-double error_of(const LayerSpec& spec, const LayerWeights& weights, const Result& r, double work) {
-  const std::int64_t tokens = r.hidden.shape[0], k = spec.route.top_k;
-  const auto each = static_cast<double>(k) * weights_of(spec) +
+// Of some tokens, as many as take `work` products: ids are those of double, and the error's length
+// over the result's.
+double error_of(const LayerSpec& spec, const LayerWeights& weights, const Tensor& hidden,
+                const Result& got, double work) {
+  const std::int64_t tokens = hidden.shape[0], k = spec.route.top_k;
+  const auto each = static_cast<double>(k) * numbers_of(spec) +
                     3.0 * static_cast<double>(spec.hidden * spec.shared.intermediate);
   const auto count = static_cast<std::int64_t>(
       std::clamp(work / each, 1.0, std::min(6.0, static_cast<double>(tokens))));
   double error = 0, size = 0;
   for (std::int64_t n = 0; n < count; ++n) {
     const std::int64_t t = count == 1 ? tokens - 1 : n * (tokens - 1) / (count - 1);
-    const std::vector<double> want = layer_reference(
-        spec, weights, r.hidden.rows(t, t + 1), r.ids.data() + t * k, r.weights.data() + t * k);
+    const Tensor row = hidden.rows(t, t + 1);
+    const RouteReference routed =
+        testing::routing_reference(spec, weights, router_input_reference(spec, weights, row));
+    std::vector<int> ids(got.ids.begin() + t * k, got.ids.begin() + (t + 1) * k);
+    std::vector<int> expected_ids = routed.ids;
+    std::sort(ids.begin(), ids.end());
+    std::sort(expected_ids.begin(), expected_ids.end());
+    EXPECT_EQ(ids, expected_ids) << "token " << t;
+    const std::vector<float> routing(routed.weights.begin(), routed.weights.end());
+    const std::vector<double> want =
+        layer_reference(spec, weights, row, routed.ids.data(), routing.data());
     for (std::int64_t i = 0; i < spec.hidden; ++i) {
       const double expected = want[static_cast<std::size_t>(i)];
       const double off =
-          static_cast<double>(r.output[static_cast<std::size_t>(t * spec.hidden + i)]) - expected;
+          static_cast<double>(got.output[static_cast<std::size_t>(t * spec.hidden + i)]) - expected;
       error += off * off;
       size += expected * expected;
     }
@@ -93,14 +87,14 @@ std::vector<Model> on_this_engine() {
   std::vector<Model> some = bench::models();
   if (test::on_gpu()) return some;
   std::erase_if(some, [](const Model& model) {
-    return model.spec.experts.experts * weights_of(model.spec) > 1e8;
+    return model.spec.experts.experts * numbers_of(model.spec) > 2e8;
   });
   return some;
 }
 std::vector<Model> packed_here() {
   std::vector<Model> some = test::on_gpu() ? bench::models() : std::vector<Model>{};
   std::erase_if(some, [](const Model& model) {  // packing them does
-    return model.spec.route.top_k * weights_of(model.spec) > 2.5e8;
+    return model.spec.route.top_k * numbers_of(model.spec) > 2.5e8;
   });
   return some;
 }
@@ -132,8 +126,10 @@ TEST_P(Shapes, EqualDouble) {
   for (const Call& call : calls) {
     SCOPED_TRACE(std::to_string(call.tokens) + " tokens" + (call.alike ? ", most alike" : "") +
                  (call.scale > 1 ? ", large" : ""));
-    const Result r = run(context, layer, random, call);
-    EXPECT_LT(error_of(spec, random.weights, r, 3e8), 3 * 0x1p-8);
+    const LayerInputs in{.hidden = hidden_states(random, call)};
+    const Result got = run(context, layer, in);
+    EXPECT_LT(error_of(spec, random.weights, in.hidden, got, 3e8), 3 * 0x1p-8);
+    EXPECT_EQ(run(context, layer, in).output, got.output) << "again";
   }
 }
 
@@ -167,9 +163,11 @@ TEST_P(PackedShapes, EqualDoubleOverWhatExpertsHold) {
     }
     for (const std::int64_t tokens : {1, 2, 4, 9, 64, 700}) {
       SCOPED_TRACE(to_string(options.format) + ", " + std::to_string(tokens) + " tokens");
-      const Result r = run(context, layer, random, {tokens});
+      const LayerInputs in{.hidden = hidden_states(random, {tokens})};
+      const Result got = run(context, layer, in);
       const bool rounded = options.rows == RowFormat::fp8_block;
-      EXPECT_LT(error_of(spec, held, r, 1e8), rounded ? 3 * 0x1p-5 : 3 * 0x1p-8);
+      EXPECT_LT(error_of(spec, held, in.hidden, got, 1e8), rounded ? 3 * 0x1p-5 : 3 * 0x1p-8);
+      EXPECT_EQ(run(context, layer, in).output, got.output) << "again";
     }
   }
 }
