@@ -5,7 +5,8 @@
 // weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
 // by in steps of 64 through a ring of stages. 12 warps:
 //   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
-//               or a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster;
+//               or a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster (in
+//               turn, of all tokens at once half where a tile has enough);
 //               what lies beyond the edges comes as zeros, what lies behind the group's end is
 //               another group's and is not stored.
 //               Where groups are older than the grid before this one, only it waits for that:
@@ -53,8 +54,10 @@ template <int blocks_, int tokens_, bool in_turn_, bool gathers_>
 struct ManyTile {
   static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
   static constexpr bool in_turn = in_turn_;
-  static constexpr bool gathers = gathers_;                   // tokens as a permutation picks them
-  static constexpr int box = 64 / cluster;                    // tokens of a copy
+  static constexpr bool gathers = gathers_;  // tokens as a permutation picks them
+  static constexpr int box = 64 / cluster;   // tokens of a copy
+  // Where that takes no box less, half of a tile comes by one copy, of so many; 0: never.
+  static constexpr int large_box = in_turn && !gathers ? tokens / cluster : 0;
   static constexpr int rows = (in_turn ? 64 : 128) * blocks;  // of weights, a block's
   static constexpr int tiles = rows / 128;                    // of the prepared layout
   static constexpr int step = 64;                             // along k
@@ -74,7 +77,7 @@ struct ManyTile {
     return bytes_with(2, 0) > most || bytes_with(2, groups) > most ? 1 : 2;
   }
   static constexpr int shared_bytes(int groups) { return bytes_with(boxes(groups), groups); }
-  using List = TileList<64, tokens / 64>;
+  using List = TileList<16, tokens / 16>;
 
  private:
   __host__ __device__ static constexpr int bytes_with(int boxes, int groups) {
@@ -138,7 +141,9 @@ struct Rounds {
 template <class T, class S>
 __global__ void __launch_bounds__(S::threads, 1)
     many_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ CUtensorMap weights,
-              const __grid_constant__ CUtensorMap tokens, const __grid_constant__ CUtensorMap out) {
+              const __grid_constant__ CUtensorMap tokens,
+              const __grid_constant__ CUtensorMap large_tokens,
+              const __grid_constant__ CUtensorMap out) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ __align__(1024) unsigned char stages[];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -153,6 +158,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   if (thread == 0) {
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     if (!S::gathers) prefetch_tensor_map(&tokens);
+    if (S::large_box > 0) prefetch_tensor_map(&large_tokens);
     if (args.finish.plain) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], S::gathers ? 3 : 1);
@@ -189,7 +195,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
         if (lane == 0) {
           const int units = (at.count + 63) / 64;
-          const int first = at.row + S::box * rank;
+          const bool at_once = S::large_box > 0 && 64 * units == S::tokens;
+          const int first = at.row + (at_once ? S::large_box : S::box) * rank;
           const int part = S::cluster * at.column + rank;
           const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
           const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
@@ -220,8 +227,12 @@ __global__ void __launch_bounds__(S::threads, 1)
             } else {
               copy_box(stage, &weights, &full[s], S::step * i, weight_row);
             }
+            if (at_once) {
+              unsigned char* const to = stage + S::weight_bytes + S::large_box * rank * 128;
+              copy_box_to_ranks(to, &large_tokens, &full[s], S::step * i, first, 3);
+            }
 #pragma unroll 1
-            for (int u = 0; u < units && !S::gathers; ++u) {
+            for (int u = 0; u < units && !S::gathers && !at_once; ++u) {
               unsigned char* const to = stage + S::weight_bytes + (64 * u + S::box * rank) * 128;
               copy_box_to_ranks(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
             }
@@ -334,12 +345,14 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
   if (S::gathers && args.source_rows * args.source_row_bytes / 16 >= most_pieces) return false;
   args.once = expected_rows(p) <= std::int64_t{args.groups} * S::tokens;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
-  CUtensorMap weights{}, tokens{}, out{};
+  CUtensorMap weights{}, tokens{}, large_tokens{}, out{};
   if ((args.tiles == nullptr &&
        !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
                  p.layout.k, p.matrices.strides[1], S::rows)) ||
       (!S::gathers && !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
                                 p.rows.strides[0], S::box)) ||
+      (S::large_box > 0 && !map_rows(large_tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
+                                     p.rows.strides[0], S::large_box)) ||
       (args.finish.plain &&
        !map_row_ends(out, p.out.data, p.out.dtype == DType::bf16, p.out.shape[0],
                      args.finish.out_columns, p.out.strides[0], p.layout.paired ? 32 : 64, 64))) {
@@ -350,7 +363,7 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = S::cluster},
-         many_rows<T, S>, args, weights, tokens, out);
+         many_rows<T, S>, args, weights, tokens, large_tokens, out);
   return true;
 }
 

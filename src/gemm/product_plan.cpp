@@ -23,9 +23,11 @@ constexpr double memory_share = 0.95;    // of what memory's clock says
 constexpr double tensor_share = 0.68;    // that the power limit leaves at 4096 operations a clock
 constexpr double copy_power = 0.15;      // of what products take: a byte copied for each
 constexpr double l2_bytes_a_clock = 40;  // a multiprocessor
-constexpr double passed_bytes_a_clock = 20;  // of gathered rows, from block to block of a cluster
-constexpr double gathered_share = 1.01;      // of a product's time, with rows gathered on the way
-constexpr double together_clocks = 3500;     // a tile's end and the next one's start
+constexpr double at_once_bytes_a_clock = 64;  // likewise, where one copy brings a tile's rows
+constexpr double at_once_power = 0.6;         // and of copy_power
+constexpr double passed_bytes_a_clock = 20;   // of gathered rows, from block to block of a cluster
+constexpr double gathered_share = 1.01;       // of a product's time, with rows gathered on the way
+constexpr double together_clocks = 3500;      // a tile's end and the next one's start
 constexpr double in_turn_clocks = 1000;
 constexpr double few_bytes_a_clock = 36;                      // that one block streams at most
 constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
@@ -76,17 +78,19 @@ struct Model {
     double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
     for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
       const double rows_here = std::max(1.0, mean + away * spread());
-      const double down = std::ceil(std::ceil(rows_here / 64) * 64 / tokens);
-      // Rows are loaded in units of 64, and multiplied in steps of 16 from 32 on.
-      const double loaded = std::ceil(rows_here / 64) * 64 / down;
+      const double down = std::ceil(rows_here / tokens);
+      // Rows are multiplied in steps of 16 from 32 on, and loaded in units of 64.
       const double wide = std::max(32.0, std::ceil(rows_here / 16) * 16 / down);
+      const double loaded = std::ceil(wide / 64) * 64;
       const double here = wide * down / 64;
       const double products = rows * wide * 64 * 2 / (4096 * 0.95);
-      double loads = (rows * 128 + loaded / cluster * 128) / l2_bytes_a_clock;
+      const bool at_once = in_turn && !sizes.gathered && wide > tokens - 64;
+      double loads = (rows * 128 + loaded / cluster * 128) /
+                     (at_once ? at_once_bytes_a_clock : l2_bytes_a_clock);
       if (sizes.gathered) loads += loaded / cluster * 128 / passed_bytes_a_clock;
       tiles += down / 4;
       units += here / 4;
-      copied += down * (rows * 128 + loaded / cluster * 128);
+      copied += (at_once ? at_once_power : 1) * down * (rows * 128 + loaded / cluster * 128);
       multiplied += down * rows * wide;
       clocks += down / 4 *
                 (static_cast<double>(steps) * both(products, loads) +

@@ -56,6 +56,20 @@ TEST(ProductPlan, ManyRowsAreGatheredByAPass) {
   EXPECT_TRUE(gather_first(sizes(16, 16384, 2048, 5120), b200));
 }
 
+// What was faster on an H200 (docs/notes/cuda-gemm.md, "A tile's rows in one copy").
+TEST(ProductPlan, TilesInTurnTakeGroupsOfMoreThanOne) {
+  for (const auto& s :
+       {sizes(128, 16384, 1536, 2048), sizes(128, 32768, 1536, 2048), sizes(128, 65536, 1536, 2048),
+        sizes(8, 2048, 28672, 4096), sizes(8, 4096, 28672, 4096), sizes(8, 2048, 4096, 14336),
+        sizes(32, 8192, 5760, 2880), sizes(32, 16384, 2880, 2880), sizes(32, 8192, 4096, 7168),
+        sizes(16, 4096, 2048, 5120), sizes(16, 16384, 5120, 1024)}) {
+    EXPECT_EQ(plan_product(s, h200).tile_tokens, 192) << s.rows << " rows, k " << s.k;
+  }
+  for (const auto& s : {sizes(32, 2048, 4096, 7168), sizes(128, 8192, 2048, 768)}) {
+    EXPECT_EQ(plan_product(s, h200).tile_tokens, 128) << s.rows << " rows, k " << s.k;
+  }
+}
+
 TEST(ProductPlan, FewRowsAreStreamedInTilesThatHoldThem) {
   EXPECT_EQ(plan_product(sizes(128, 128, 2048, 5120), h200).tile_tokens, 8);
   for (const auto& s : {sizes(128, 128, 2048, 5120), sizes(16, 128, 2048, 5120),
