@@ -46,6 +46,8 @@ def table(rows, best):
     names = [name for name in count if 2 * count[name] >= len(rows)]
     others = [name for name in count if name not in names]
     heading = ['case', 'dtype', 'Shunt, us', 'floor, us', 'share']
+    dense = any('dense_us' in row for row in rows)
+    heading += ['dense by cuBLAS, us'] * dense
     if best and count:
         heading += ['best peer, us', 'times faster']
     else:
@@ -53,6 +55,8 @@ def table(rows, best):
     lines = ['| ' + ' | '.join(heading) + ' |', '|' + '---|' * len(heading)]
     for row in rows:
         cells = [row['case'], row['dtype'], microseconds(row['us']), microseconds(row['floor_us']), f'{100 * row["share"]:.0f} %']
+        if dense:
+            cells.append(f'{microseconds(row["dense_us"])}, {100 * row["dense_us"] / row["us"]:.0f} %' if 'dense_us' in row else '')
         peers = row.get('peers', {})
         if best and count:
             name = min(peers, key=peers.get, default=None)

@@ -155,6 +155,16 @@ class Quack:
 PEERS = [Torch, TorchScaled, DeepGemm, DeepGemmFp8, Quack]
 
 
+def dense_calls(case):
+    """As many operations in one product, by cuBLAS: all rows with one group's matrix, in fp8 with a scale a row. For groups of many rows a ceiling."""
+    if not case.fp8:
+        return [functools.partial(torch.mm, case.x, w[0].T) for w in case.weights]
+    x, scales = rounded(case.x, None)
+    matrices = [rounded(w[0], None) for w in case.weights]
+    return [functools.partial(torch._scaled_mm, x, matrix.T, scale_a=scales[:, None], scale_b=scale[None, :], out_dtype=BF16, use_fast_accum=True)
+            for matrix, scale in matrices]
+
+
 # ---- all of it -----------------------------------------------------------------------------------
 
 def shunt(options, fp8):
@@ -168,7 +178,8 @@ def shunt(options, fp8):
 
 
 def time_peers(label, fp8, options, failed, versions):
-    case, timed = Case(label, fp8), {}
+    """Microseconds of each peer, and of the dense product where groups have many rows."""
+    case, timed, dense = Case(label, fp8), {}, None
     for kind in PEERS:
         if kind.fp8 != fp8:
             continue
@@ -186,7 +197,9 @@ def time_peers(label, fp8, options, failed, versions):
             failed.append({'op': 'grouped_gemm', 'case': label, 'dtype': 'fp8' if fp8 else 'bf16', 'peer': kind.name,
                            'why': f'{type(error).__name__}: {str(error)[:200]}'})
             print(f'-- {label} {kind.name}: {failed[-1]["why"]}', flush=True)
-    return timed
+    if case.M >= 512:
+        dense = graph_us(dense_calls(case), options.seconds)
+    return timed, dense
 
 
 def main():
@@ -213,9 +226,12 @@ def main():
             torch.cuda.empty_cache()
         for row, again in zip(before['rows'], shunt(options, fp8)['rows']):
             us = [row['us'], again['us']]
-            row.update({'us': sum(us) / 2, 'share': row['floor_us'] / (sum(us) / 2), 'samples': us, 'peers': peers[row['case']]})
+            timed, dense = peers[row['case']]
+            row.update({'us': sum(us) / 2, 'share': row['floor_us'] / (sum(us) / 2), 'samples': us, 'peers': timed})
+            if dense is not None:
+                row['dense_us'] = dense
             report['rows'].append(row)
-            words = ', '.join(f'{name} {table.microseconds(us)}' for name, us in row['peers'].items())
+            words = (f'dense {dense:.1f}; ' if dense is not None else '') + ', '.join(f'{name} {table.microseconds(us)}' for name, us in row['peers'].items())
             print(f'{row["case"]} {row["dtype"]}: shunt {us[0]:.1f} and {us[1]:.1f}; {words}', flush=True)
         with open(options.json, 'w', encoding='utf-8') as file:
             json.dump(report, file, indent=1)

@@ -177,6 +177,18 @@ def check(out, batch):
         raise AssertionError(f'relative error {middle:.3g}')
 
 
+class Dense:
+    """As many operations as experts take in two products, by cuBLAS: all of their rows with one expert's matrices, and nothing around them. No layer."""
+    name = 'dense'
+
+    def __init__(self, case, tokens):
+        self.rows = torch.randn(tokens * case['k'], case['H'], device='cuda', dtype=BF16)
+        self.inner = torch.randn(tokens * case['k'], case['I'], device='cuda', dtype=BF16)
+
+    def call(self, batch):
+        return torch.mm(self.rows, batch.weights.w13[0].T), torch.mm(self.inner, batch.weights.w2[0].T)
+
+
 # ---- all of it -----------------------------------------------------------------------------------
 
 def time_case(case, name, ways, copies, stream, options, report):
@@ -209,6 +221,8 @@ def time_case(case, name, ways, copies, stream, options, report):
             print(f'-- {label} {way.name}: {report["failed"][-1]["why"]}', flush=True)
             if isinstance(error, getattr(torch, 'AcceleratorError', ())):
                 raise
+    if 'format' not in case and tokens * case['k'] >= 128 * case['E']:
+        timed[Dense.name] = Timed(Dense(case, tokens).call, batches, stream)
     for _ in range(options.rounds):  # in turn: the clock that one leaves is the next one's
         for way in timed.values():
             way.sample()
@@ -216,12 +230,16 @@ def time_case(case, name, ways, copies, stream, options, report):
         row['samples'][name] = [round(us, 2) for us in way.samples]
         if name == 'shunt':
             row['us'], row['share'] = way.median(), row['floor_us'] / way.median()
+        elif name == Dense.name:
+            row['dense_us'] = way.median()
         else:
             row['peers'][name] = way.median()
     row['peers'].update(eager)
     if row['us'] is not None:
         report['rows'] = [other for other in report['rows'] if (other['case'], other['dtype']) != (label, row['dtype'])] + [row]
     words = ', '.join(f'{name} {table.microseconds(us)}' for name, us in row['peers'].items())
+    if 'dense_us' in row:
+        words = f'dense {table.microseconds(row["dense_us"])}; {words}'
     print(f'{label}: shunt {table.microseconds(row["us"])} (floor {table.microseconds(row["floor_us"])}); {words}', flush=True)
 
 
