@@ -57,7 +57,7 @@ TEST(ProductPlan, ManyRowsAreGatheredByAPass) {
 }
 
 // What was faster on an H200 (docs/notes/cuda-gemm.md, "A tile's rows in one copy").
-TEST(ProductPlan, TilesInTurnTakeGroupsOfMoreThanOne) {
+TEST(ProductPlan, TilesInTurnTakeGroupsOf128RowsAndMore) {
   for (const auto& s :
        {sizes(128, 16384, 1536, 2048), sizes(128, 32768, 1536, 2048), sizes(128, 65536, 1536, 2048),
         sizes(8, 2048, 28672, 4096), sizes(8, 4096, 28672, 4096), sizes(8, 2048, 4096, 14336),
