@@ -50,7 +50,8 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 // changes is the order of bytes. `dtype` is what a kernel decodes them to where it multiplies in
 // 16 bits or f32. Where a matrix has group_of the prepared format is `ordered`, and so must be the
 // one that prepared_bytes is asked for: k are sorted by their groups, of which each must be full
-// (Error{unsupported}), and every product puts its rows into that order first. On the CPU only.
+// (Error{unsupported}), and every product puts its rows into that order first; gate and up of a
+// matrix must have one order on a GPU.
 // `rows`: with which rows a GPU is to multiply them, as GroupedGemmSpec says; the
 // CPU takes no notice. For nvfp4 the layout is the GPU's own, and is not saved to disk. On a GPU,
 // f16 keeps a block of mxfp4 or mxfp8 exact that is 2^22 smaller than its row's largest, bf16

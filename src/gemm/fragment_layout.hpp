@@ -18,7 +18,8 @@
 //   zeros      likewise, of int4, nibbles
 // How the codes' bits lie in their words, and what scales are encoded as, says fragment_codes.hpp.
 // Tiles are filled up with what counts as zero. Behind a group's tiles lies one f32 a row, which a
-// sum is multiplied with at its end.
+// sum is multiplied with at its end; behind those, of an ordered format, i32 [k]: which k stands at
+// each place (k_order.hpp).
 #pragma once
 
 #include <cstdint>
@@ -108,8 +109,9 @@ struct FragmentLayout {
     return (row / tile_rows * steps() + at / tile_k) * parts().bytes;
   }
   std::int64_t factors_at() const { return row_tiles() * steps() * parts().bytes; }
+  std::int64_t order_at() const { return factors_at() + row_tiles() * tile_rows * 4; }
   std::int64_t group_bytes() const {
-    return (factors_at() + row_tiles() * tile_rows * 4 + 127) / 128 * 128;
+    return (order_at() + (format.ordered ? 4 * k : 0) + 127) / 128 * 128;
   }
 };
 

@@ -10,6 +10,7 @@
 #include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fragment_codes.hpp"
+#include "gemm/k_order.hpp"
 
 // Products here are offsets in a tile of 16 KB.
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
@@ -24,11 +25,12 @@ std::int64_t cut(std::int64_t k, std::int64_t group) { return (k + group - 1) / 
 struct Row {
   const PackedMatrix* matrix = nullptr;  // null: none
   std::int64_t row = 0;
+  const std::int32_t* order = nullptr;  // which k stands at each place; null: as they are
 
   std::uint8_t byte(const Tensor& tensor, std::int64_t columns, std::int64_t at) const {
     return tensor.as<const std::uint8_t>()[row * columns + at];
   }
-  // The code at k; of sparse ones the k-th kept. Past the end zeros.
+  // The code at place k; of sparse ones the k-th kept. Past the end zeros.
   std::uint8_t code(std::int64_t k) const {
     const PackedMatrix& m = *matrix;
     const bool sparse = m.format.format == Format::sparse_nvfp4;
@@ -38,8 +40,9 @@ struct Row {
     }
     if (m.format.format == Format::int8) return byte(m.values, m.k, k) ^ 0x80;
     if (m.values.dtype == DType::f8_e4m3) return byte(m.values, m.k, k);
-    const std::uint8_t two = byte(m.values, sparse ? cut(m.k, 4) : cut(m.k, 2), k / 2);
-    return static_cast<std::uint8_t>(k % 2 == 0 ? two & 15 : two >> 4);
+    const std::int64_t from = order != nullptr ? order[k] : k;
+    const std::uint8_t two = byte(m.values, sparse ? cut(m.k, 4) : cut(m.k, 2), from / 2);
+    return static_cast<std::uint8_t>(from % 2 == 0 ? two & 15 : two >> 4);
   }
   // The four bits of the group of four at 4 `four`; past the end 0 and 1.
   std::uint32_t positions(std::int64_t four) const {
@@ -74,10 +77,10 @@ struct Row {
 };
 
 Row row_of(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
-           std::int64_t at) {
+           const std::int32_t* order, std::int64_t at) {
   const std::int64_t row = layout.order().source(at), firsts = layout.out_columns();
   if (row < 0) return {};
-  return row < firsts ? Row{&gate, row} : Row{up, row - firsts};
+  return row < firsts ? Row{&gate, row, order} : Row{up, row - firsts, order};
 }
 
 // What a row's scales are relative to, and the factor that its sums get.
@@ -303,11 +306,14 @@ bool lay_out_rows(const FragmentLayout& layout, const PackedMatrix& gate, const 
   constexpr int count = FragmentLayout::tile_rows;
   std::vector<Row> rows(count);
   std::vector<RowScale> scales(count);
+  const auto* const order = layout.format.ordered
+                                ? reinterpret_cast<const std::int32_t*>(to + layout.order_at())
+                                : nullptr;
   bool finite = true;
   for (int i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const std::int64_t row = row_tile * count + i;
-    if (row < layout.rows()) rows[at] = row_of(layout, gate, up, row);
+    if (row < layout.rows()) rows[at] = row_of(layout, gate, up, order, row);
     if (rows[at].matrix != nullptr) scales[at] = row_scale(rows[at]);
     finite = finite && scales[at].finite;
     std::memcpy(to + layout.factors_at() + row * 4, &scales[at].factor, 4);
@@ -394,6 +400,11 @@ void read_as(const FragmentLayout& layout, const char* from, std::int64_t row, d
                                                          : e5m3_factors<bf16>(byte, false),
                                                false));
     }
+    if (layout.format.ordered) {
+      std::int32_t stands = 0;
+      std::memcpy(&stands, from + layout.order_at() + 4 * c, sizeof stands);
+      k = stands;
+    }
     to[k] = static_cast<double>(half_value<bf16>(regs[reg] >> (16 * at.half))) * scale *
             static_cast<double>(unscale(codes, bf16)) * static_cast<double>(factor);
   }
@@ -405,6 +416,9 @@ bool lay_out(const FragmentLayout& layout, const PackedMatrix& gate, const Packe
              char* to) {
   std::memset(to + layout.factors_at(), 0,
               static_cast<std::size_t>(layout.group_bytes() - layout.factors_at()));
+  if (layout.format.ordered) {
+    write_k_order(gate, reinterpret_cast<std::int32_t*>(to + layout.order_at()));
+  }
   std::atomic<bool> finite{true};
   const std::int64_t tiles = layout.row_tiles();
   const auto one = [&](std::size_t tile) {
@@ -439,7 +453,7 @@ std::size_t write_fragments(const Context& context, const FragmentLayout& layout
   const auto same = [](const PackedMatrix& a, const PackedMatrix& b) {
     return a.values.data == b.values.data && a.scales.data == b.scales.data &&
            a.zeros.data == b.zeros.data && a.positions.data == b.positions.data &&
-           a.global_scale == b.global_scale;
+           a.group_of.data == b.group_of.data && a.global_scale == b.global_scale;
   };
   for (std::size_t g = 0; g < gate.size(); ++g) {
     const bool again =

@@ -8,8 +8,8 @@
 
 namespace shunt::cuda_engine {
 
-// One group from its matrix, or its two where the layout is paired; group_bytes at `to`. False:
-// a scale or a code is NaN or infinite.
+// One group from its matrix, or its two where the layout is paired (of one order, where that is
+// ordered); group_bytes at `to`, aligned to 4. False: a scale or a code is NaN or infinite.
 bool lay_out(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
              char* to);
 // The weights of row `row` (gate's before up's) of a group at `from`: to[k]. What a kernel computes

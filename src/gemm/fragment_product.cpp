@@ -167,15 +167,14 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 }
 
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
-  return few_enough(p) && plan_chained(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+  return !p.layout.format.ordered && few_enough(p) &&
+         plan_chained(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 
-void multiply_fragments(const Gpu& gpu, const FragmentProduct& p) {
-  multiply_fragments(gpu, p, {});
-}
-
-void multiply_fragments(const Gpu& gpu, const FragmentProduct& p, const FewChain& chain) {
-  if (p.out.elements() == 0) return;
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& given, void* memory,
+                        const FewChain& chain) {
+  if (given.out.elements() == 0) return;
+  const FragmentProduct p = given.layout.format.ordered ? order_rows(gpu, given, memory) : given;
   const PackedSizes sizes = sizes_of(p);
   const GpuFigures f = figures(gpu);
   const PackedPlan plan = chain.ids != nullptr ? plan_chained(sizes, f) : plan_fragments(sizes, f);

@@ -78,11 +78,19 @@ PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_chained(const PackedSizes& sizes, const GpuFigures& gpu);
 std::string fragment_words(const PackedPlan& plan);
 
-// Enqueues the product. False: the plan cannot; nothing was enqueued.
+// Rows of an ordered layout's product stand in the order of their group's k before they are
+// multiplied: a pass for it (ordered_rows.cu).
+std::size_t ordered_rows_bytes(std::int64_t rows, std::int64_t k);
+// Enqueues the pass into `memory`. Returns the product of what it writes: rows of the layout's
+// dtype, gathered and times their row_scale.
+FragmentProduct order_rows(const Gpu& gpu, const FragmentProduct& product, void* memory);
+
+// Enqueues the product. False: the plan cannot; nothing was enqueued. Rows are in order.
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& product);
-void multiply_fragments(const Gpu& gpu, const FragmentProduct& product);
-// As multiply_groups() with a chain.
-void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, const FewChain& chain);
+// `memory`: ordered_rows_bytes() where the layout is ordered, else unused. The chain as
+// multiply_groups() has it.
+void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, void* memory,
+                        const FewChain& chain = {});
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& product);
 std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
                           std::int64_t rows, bool whole_k, bool gathered);

@@ -204,13 +204,13 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       return refuse("format is {}: must be plain, or prepared true", to_string(spec.format));
     }
   } else if (packed || spec.rows != RowFormat::as_dtype) {
-    const bool decoded = spec.rows == RowFormat::as_dtype && !spec.format.ordered &&
-                         cuda_engine::FragmentLayout::holds(spec.format.format);
+    const bool decoded =
+        spec.rows == RowFormat::as_dtype && cuda_engine::FragmentLayout::holds(spec.format.format);
     if (device.type != DeviceType::cuda || !spec.prepared ||
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
           "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
-          "prepared and 0 (but dense3 and ordered), fp8_block and 2, fp8_channel or "
+          "prepared and 0 (but dense3), fp8_block and 2, fp8_channel or "
           "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
           to_string(spec.format), static_cast<int>(spec.rows));
     }
@@ -236,6 +236,9 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
     if (on_gpu(context) && spec.rows == RowFormat::nvfp4) {
       const bool sparse = spec.format.format == Format::sparse_nvfp4;
       return cuda_engine::Fp4Rows::at(nullptr, rows, spec.k, sparse).bytes;
+    }
+    if (on_gpu(context) && spec.format.ordered) {
+      return cuda_engine::ordered_rows_bytes(rows, spec.k);
     }
   }
   if (on_gpu(context)) return 0;
@@ -298,16 +301,18 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
     }
     if (on_gpu(context) && spec.format != FormatSpec{}) {
       return cuda_engine::multiply_fragments(
-          context.gpu(), {.layout = {resolved(spec.format), spec.dtype, spec.n, spec.k, false},
-                          .groups = spec.groups,
-                          .prepared = in.prepared.data,
-                          .offsets = offsets,
-                          .counts = counts,
-                          .group_rows = in.expected_rows,
-                          .whole_k = spec.batch_invariant,
-                          .rows = of.rows,
-                          .bias = in.bias,
-                          .out = of.out});
+          context.gpu(),
+          {.layout = {resolved(spec.format), spec.dtype, spec.n, spec.k, false},
+           .groups = spec.groups,
+           .prepared = in.prepared.data,
+           .offsets = offsets,
+           .counts = counts,
+           .group_rows = in.expected_rows,
+           .whole_k = spec.batch_invariant,
+           .rows = of.rows,
+           .bias = in.bias,
+           .out = of.out},
+          workspace.data);
     }
     if (on_gpu(context)) {
       return cuda_engine::multiply_groups(context.gpu(),

@@ -91,7 +91,7 @@ struct Multiply {
   const cuda_engine::FewChain& chain;
   void* memory;
   void operator()(const cuda_engine::FragmentProduct& p) const {
-    cuda_engine::multiply_fragments(gpu, p, chain);
+    cuda_engine::multiply_fragments(gpu, p, memory, chain);
   }
   void operator()(const cuda_engine::PackedProduct& p) const {
     cuda_engine::multiply_packed(gpu, p, chain);
@@ -196,7 +196,7 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
   // those that lie in order.
   if (decoded(weights)) {
     if constexpr (cuda_engine::built) {
-      if (!on_gpu(context)) return false;
+      if (!on_gpu(context) || weights.format.ordered) return false;
       return ((source != weights.dtype || scaled) && rows >= 256) ||
              cuda_engine::gathering_pays(context.gpu(), cuda_engine::fragments_of(weights),
                                          weights.groups, rows);
@@ -219,6 +219,9 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
     if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       const bool sparse = weights.format.format == Format::sparse_nvfp4;
       return cuda_engine::Fp4Rows::at(nullptr, rows, weights.k, sparse).bytes;
+    }
+    if (on_gpu(context) && weights.format.ordered) {
+      return cuda_engine::ordered_rows_bytes(rows, weights.k);
     }
   }
   if (on_gpu(context)) return 0;
@@ -245,7 +248,8 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
                         int hit, const MlpWay& way) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
-      return to_string(weights.format) + ", " +
+      return to_string(weights.format) +
+             (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
              cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
                                         weights.groups, rows, way.whole_k, way.gathers);
     }

@@ -10,6 +10,7 @@
 #include "core/shape.hpp"
 #include "format/codes.hpp"
 #include "format/dense3.hpp"
+#include "gemm/k_order.hpp"
 
 namespace shunt::cpu_engine {
 namespace {
@@ -168,18 +169,6 @@ class Column {
   bool finite_ = true;
 };
 
-// Every k, those of a group together, each where its group is full (check_matrix() has seen that).
-void write_order(const PackedPanels& layout, const PackedMatrix& m, std::int32_t* to) {
-  const std::int64_t group = layout.group();
-  const auto* const of = m.group_of.as<const std::int32_t>();
-  std::vector<std::int64_t> next(static_cast<std::size_t>(groups_of(layout.k, group)));
-  for (std::size_t g = 0; g < next.size(); ++g) next[g] = static_cast<std::int64_t>(g) * group;
-  for (std::int64_t k = 0; k < layout.k; ++k) {
-    const std::int64_t g = of != nullptr ? of[k] : k / group;
-    to[next[static_cast<std::size_t>(g)]++] = static_cast<std::int32_t>(k);
-  }
-}
-
 }  // namespace
 
 std::int64_t PackedPanels::group() const {
@@ -241,11 +230,7 @@ bool can_be_followed(const PackedPanels& layout, const char* group_data) {
   for (std::int64_t which = 0; which < layout.orders(); ++which) {
     const char* const order =
         group_data + PackedPanels::header_bytes + which * layout.order_bytes();
-    for (std::int64_t i = 0; i < layout.k; ++i) {
-      std::int32_t k = 0;
-      std::memcpy(&k, order + 4 * i, sizeof k);
-      if (k < 0 || k >= layout.k) return false;
-    }
+    if (!follows_k(order, layout.k)) return false;
   }
   return true;
 }
@@ -256,9 +241,9 @@ void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
   PackedHeader header{.global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
                       .halves = gate.scales.dtype == DType::f16 ? 1U : 0U};
   for (std::int64_t which = 0; which < layout.orders(); ++which) {
-    write_order(layout, which == 0 ? gate : *up,
-                reinterpret_cast<std::int32_t*>(group_data + PackedPanels::header_bytes +
-                                                which * layout.order_bytes()));
+    write_k_order(which == 0 ? gate : *up,
+                  reinterpret_cast<std::int32_t*>(group_data + PackedPanels::header_bytes +
+                                                  which * layout.order_bytes()));
   }
   if (layout.orders() == 2 &&
       !std::equal(layout.order_of(group_data, 0), layout.order_of(group_data, 0) + layout.k,

@@ -61,7 +61,7 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
 
 // Whether a block has room for a group's rows of k numbers.
 constexpr bool pairs_stream(const FewChain& chain, std::int64_t k) {
-  constexpr std::int64_t most_bytes = 48 * 1024;
+  constexpr std::int64_t most_bytes = std::int64_t{48} * 1024;
   return chain.ids != nullptr && chain.tokens > 0 && k % 8 == 0 &&
          chain.tokens * (k + 256) * 2 <= most_bytes;
 }

@@ -12,6 +12,7 @@
 #include "cuda/runtime.hpp"
 #include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
+#include "gemm/k_order.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/prepared_sizes.hpp"
@@ -48,11 +49,6 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
     }
     if (dtype == DType::f32) {
       fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
-    }
-    if (format.ordered) {
-      fail(Status::unsupported,
-           "{}: format is {}: a GPU multiplies groups of consecutive k only; unpack first", what,
-           to_string(format));
     }
   }
   if (format.ordered && format.format != Format::int4) {
@@ -97,6 +93,16 @@ void check_order(const std::string& name, const PackedMatrix& m) {
     fail(Status::unsupported, "{}.group_of names group {} {} times: must be {} times", name, g,
          count[g], wanted);
   }
+}
+
+// On a GPU rows are put into one order, which is gate's and up's.
+void check_one_order(const std::string& gate, const std::string& up, const PackedMatrix& g,
+                     const PackedMatrix& u) {
+  std::vector<std::int32_t> first(static_cast<std::size_t>(g.k)), second(first.size());
+  write_k_order(g, first.data());
+  write_k_order(u, second.data());
+  if (first == second) return;
+  fail(Status::unsupported, "{}.group_of is not that of {}: must be the same on a GPU", up, gate);
 }
 
 // `most_zero`: of zero points.
@@ -149,7 +155,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   for (std::size_t g = 0; g < gate.size(); ++g) {
     const int most_zero = on_gpu(context) ? 15 : 16;  // four bits there
     check_matrix(name(g, false), gate[g], gate[0], most_zero);
-    if (paired) check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
+    if (!paired) continue;
+    check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
+    if (on_gpu(context) && format.ordered) {
+      check_one_order(name(g, false), name(g, true), gate[g], (*up)[g]);
+    }
   }
   const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired, dtype, rows);
   check_workspace(what, memory, bytes);

@@ -5,6 +5,8 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "gemm/fragment_layout.hpp"
+#include "gemm/k_order.hpp"
 #include "gemm/packed_panels.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -100,13 +102,23 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
     fail(Status::bad_file, "{}: the bytes are {}: must be u8 [{}] for {} [{}, {}, {}]", where,
          bytes.describe(), weights.bytes, dtype, weights.groups, weights.n, weights.k);
   }
-  if (weights.format != FormatSpec{} && context.device().type == DeviceType::cpu) {
-    const cpu_engine::PackedPanels panels{weights.format, weights.n, weights.k, weights.paired};
+  const auto check_groups = [&](std::int64_t group_bytes, const auto& follows) {
     for (int g = 0; g < weights.groups; ++g) {
-      if (can_be_followed(panels, bytes.as<const char>() + g * panels.group_bytes())) continue;
+      if (follows(bytes.as<const char>() + g * group_bytes)) continue;
       fail(Status::bad_file, "{}: the order of group {}'s columns is damaged: must be 0 to {}",
            where, g, weights.k - 1);
     }
+  };
+  if (weights.format != FormatSpec{} && context.device().type == DeviceType::cpu) {
+    const cpu_engine::PackedPanels panels{weights.format, weights.n, weights.k, weights.paired};
+    check_groups(panels.group_bytes(),
+                 [&](const char* group) { return can_be_followed(panels, group); });
+  } else if (weights.format.ordered) {
+    const cuda_engine::FragmentLayout fragments{weights.format, weights.dtype, weights.n, weights.k,
+                                                weights.paired};
+    check_groups(fragments.group_bytes(), [&](const char* group) {
+      return follows_k(group + fragments.order_at(), weights.k);
+    });
   }
   return weights;
 }

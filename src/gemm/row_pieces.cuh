@@ -3,6 +3,20 @@
 
 #include "cuda/mma.cuh"
 
+namespace shunt::cuda_engine {
+
+// Where a row of the order comes from: a row of the source, or -1 for zeros.
+template <class Args>
+__device__ __forceinline__ int source_of(const Args& args, std::int64_t at) {
+  if (args.permutation != nullptr) {
+    const std::int32_t pair = args.permutation[at];
+    at = pair < 0 ? -1 : pair / args.slots;
+  }
+  return at < args.source_rows ? static_cast<int>(at) : -1;
+}
+
+}  // namespace shunt::cuda_engine
+
 #if defined(SHUNT_SM_90A)
 
 namespace shunt::cuda_engine {
@@ -14,16 +28,6 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from) 
 __device__ __forceinline__ void cp_async_4(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
-}
-
-// Where a row of the order comes from: a row of the source, or -1 for zeros.
-template <class Args>
-__device__ __forceinline__ int source_of(const Args& args, std::int64_t at) {
-  if (args.permutation != nullptr) {
-    const std::int32_t pair = args.permutation[at];
-    at = pair < 0 ? -1 : pair / args.slots;
-  }
-  return at < args.source_rows ? static_cast<int>(at) : -1;
 }
 
 // Rows that one thread copies, the same piece of each: `each` of them, every `lines`-th.

@@ -7,6 +7,7 @@
 
 #include "engine.hpp"
 #include "gemm/fragment_layout.hpp"
+#include "gemm/ordered_data.hpp"
 #include "layer/random_layer.hpp"
 #include "shunt/format.hpp"
 
@@ -51,19 +52,23 @@ std::vector<float> forward(const Context& context, RandomLayer& made, const Laye
   return y;
 }
 
-// Both round the experts' inner results to the dtype, after sums in another order.
-void expect_as_on_the_cpu(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens) {
-  RandomLayer made(spec, 1);
-  const Tensor x = made.hidden_states(tokens, options.dtype);
-  const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
-  const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
+double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
   double error = 0, size = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
     error += difference * difference;
     size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
   }
-  EXPECT_LT(std::sqrt(error / size), 0.01);
+  return std::sqrt(error / size);
+}
+
+// Both round the experts' inner results to the dtype, after sums in another order.
+void expect_as_on_the_cpu(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens) {
+  RandomLayer made(spec, 1);
+  const Tensor x = made.hidden_states(tokens, options.dtype);
+  const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
+  const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
+  EXPECT_LT(relative_error(got, want), 0.01);
 }
 
 TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {
@@ -95,6 +100,45 @@ TEST(LayerPackedOnAGpu, EqualsTheCpuEngineWhereFewTokensHitManyExperts) {
           small_layer({.experts = 32, .top_k = 4, .renormalize = true}, hidden, inner);
       for (const std::int64_t tokens : {5, 8}) {
         expect_as_on_the_cpu(spec, {.dtype = DType::bf16, .format = format}, tokens);
+      }
+    }
+  }
+}
+
+// GPTQ's order of activations, another for each expert, of gate and up the same one.
+TEST(LayerPackedOnAGpu, EqualsTheCpuEngineInAnOrderOfActivations) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  RouteSpec on_input{.experts = 6, .top_k = 1, .score = Score::sigmoid};
+  on_input.score_stage = ScoreStage::after_top_k;
+  on_input.weight_on_input = true;
+  for (const RouteSpec& route :
+       {RouteSpec{.experts = 8, .top_k = 2, .renormalize = true}, on_input}) {
+    const LayerSpec spec = small_layer(route, 200, 136);
+    RandomLayer made(spec, 1);
+    std::vector<test::Ordered> matrices;
+    ExpertWeights& experts = made.weights.experts;
+    for (unsigned e = 0; e < static_cast<unsigned>(route.experts); ++e) {
+      for (const auto& [n, k] : {std::pair{136, 200}, {136, 200}, {200, 136}}) {
+        matrices.emplace_back(n, k, 32, 3 * e + static_cast<unsigned>(matrices.size() % 3));
+      }
+    }
+    for (std::size_t i = 0; i < matrices.size(); i += 3) {
+      experts.packed_gate.push_back(matrices[i].shuffled);
+      experts.packed_up.push_back(matrices[i + 1].shuffled);
+      experts.packed_up.back().group_of = matrices[i].shuffled.group_of;
+      experts.packed_down.push_back(matrices[i + 2].shuffled);
+    }
+    experts.gate.clear();
+    experts.up.clear();
+    experts.down.clear();
+    for (const std::int64_t tokens : {1, 3, 8, 40, 700}) {
+      for (const DType dtype : {DType::bf16, DType::f16}) {
+        SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(dtype));
+        const Tensor x = made.hidden_states(tokens, dtype);
+        const LayerOptions options{.dtype = dtype, .format = {Format::int4, 32}};
+        EXPECT_LT(relative_error(forward(cuda(), made, spec, options, x, tokens),
+                                 forward(cpu(), made, spec, options, x, tokens)),
+                  0.01);
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "bench_cases.hpp"
+#include "bench_packed.hpp"
 #include "bench_tensors.hpp"
 #include "core/convert.hpp"
 #include "shunt/gemm.hpp"
@@ -112,9 +113,8 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   std::normal_distribution<float> normal;
   std::vector<float> numbers(at(spec.n * spec.k));
   for (float& x : numbers) x = normal(random) / std::sqrt(static_cast<float>(spec.k));
-  const Buffer packed = host().allocate(packed_bytes(spec.format, spec.n, spec.k));
-  const PackedMatrix matrix = pack(spec.format, view(numbers.data(), {spec.n, spec.k}), packed);
-  const std::vector<PackedMatrix> all(at(spec.groups), matrix);
+  const BenchMatrix packed(host(), spec.format, view(numbers.data(), {spec.n, spec.k}));
+  const std::vector<PackedMatrix> all(at(spec.groups), packed.matrix());
   for (std::int64_t i = 0; i < n; ++i) {
     made.memory.push_back(context.allocate(prepared_bytes(
         context, spec.dtype, spec.format, spec.groups, spec.n, spec.k, false, spec.rows)));

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "bench.hpp"
+#include "bench_packed.hpp"
 #include "cost.hpp"
 #include "terminal.hpp"
 
@@ -40,11 +41,10 @@ struct Source {
   // Packed once for each size: packing takes longer than measuring.
   const PackedMatrix& packed(std::int64_t n, std::int64_t k) {
     const auto found = packed_sizes.find({n, k});
-    if (found != packed_sizes.end()) return found->second;
+    if (found != packed_sizes.end()) return found->second.matrix();
     const Tensor matrix = matrices.take(n, k);
-    packed_memory.push_back(context.allocate(packed_bytes(format, n, k)));
-    return packed_sizes.emplace(std::pair(n, k), pack(format, matrix, packed_memory.back()))
-        .first->second;
+    return packed_sizes.emplace(std::pair(n, k), BenchMatrix(context, format, matrix))
+        .first->second.matrix();
   }
 
   ExpertWeights experts(int count, std::int64_t hidden, std::int64_t inner,
@@ -98,8 +98,7 @@ struct Source {
 
   Context context;
   FormatSpec format;
-  std::map<std::pair<std::int64_t, std::int64_t>, PackedMatrix> packed_sizes;
-  std::vector<Buffer> packed_memory;
+  std::map<std::pair<std::int64_t, std::int64_t>, BenchMatrix> packed_sizes;
   RandomPool matrices;
   std::vector<float> unit;  // the router's rows, as hidden states are made from them
   Buffer router_memory;
@@ -137,7 +136,8 @@ struct Batch {
 }  // namespace
 
 void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
-  const LayerOptions options{.dtype = plan.dtype, .format = plan.format};
+  LayerOptions options{.dtype = plan.dtype, .format = plan.format};
+  options.format.ordered = false;  // the packed matrices say so
   const Support support = supports(plan.spec, options, context.device());
   if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
   if (plan.spec.route.hashed) {

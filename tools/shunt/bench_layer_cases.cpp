@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "bench_cases.hpp"
+#include "bench_packed.hpp"
 #include "bench_tensors.hpp"
 #include "core/convert.hpp"
 #include "shunt/layer.hpp"
@@ -71,9 +72,8 @@ class Weights {
     const auto pack_list = [&](std::vector<Tensor>& plain, std::vector<PackedMatrix>& to) {
       if (plain.empty()) return;
       const OnHost first(context_, plain[0]);
-      packed_.push_back(
-          host().allocate(packed_bytes(format, first.tensor.shape[0], first.tensor.shape[1])));
-      to.assign(plain.size(), pack(format, first.tensor, packed_.back()));
+      packed_.emplace_back(host(), format, first.tensor);
+      to.assign(plain.size(), packed_.back().matrix());
       plain.clear();
     };
     pack_list(e.gate, e.packed_gate);
@@ -115,7 +115,7 @@ class Weights {
   Context context_;
   std::uint64_t seed_;
   std::vector<Variants> memory_;
-  std::vector<Buffer> packed_;
+  std::vector<BenchMatrix> packed_;
 };
 
 }  // namespace
@@ -125,6 +125,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
   const LayerSpec& spec = *shape.layer;
   LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
   options.format = shape.format;
+  options.format.ordered = false;  // the packed matrices say so
   options.rows = shape.rows;
   const bool packed = shape.format != FormatSpec{};
   const double smaller =

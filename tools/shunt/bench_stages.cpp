@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "bench.hpp"
 #include "bench_cases.hpp"
+#include "bench_packed.hpp"
 #include "cost.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/combine.hpp"
@@ -260,16 +262,12 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
     std::vector<Buffer> memory;
     std::vector<PreparedWeights> prepared;
     // Packed once: that takes longer than measuring.
-    Buffer packed_memory;
-    PackedMatrix one_matrix;
-    if (packed) {
-      packed_memory = context.allocate(packed_bytes(plan.format, shape.n, shape.k));
-      one_matrix = pack(plan.format, pool.take(shape.n, shape.k), packed_memory);
-    }
+    std::optional<BenchMatrix> one_matrix;
+    if (packed) one_matrix.emplace(context, plan.format, pool.take(shape.n, shape.k));
     for (std::int64_t i = 0; i < copies; ++i) {
       memory.push_back(context.allocate(one));
       if (packed) {
-        const std::vector<PackedMatrix> all(at(groups), one_matrix);
+        const std::vector<PackedMatrix> all(at(groups), one_matrix->matrix());
         prepared.push_back(prepare_packed(context, plan.dtype, all, memory.back()));
         continue;
       }

@@ -1,0 +1,25 @@
+// A matrix as `shunt bench` packs it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "shunt/context.hpp"
+#include "shunt/format.hpp"
+
+namespace shunt::tool {
+
+// Stays whole where it is moved. Of an ordered format k's groups are shuffled, the same for every
+// matrix of that k, as gate and up of an expert have them.
+class BenchMatrix {
+ public:
+  BenchMatrix(const Context& host, FormatSpec format, const Tensor& plain);
+  const PackedMatrix& matrix() const { return matrix_; }
+
+ private:
+  Buffer memory_;
+  std::vector<std::int32_t> group_of_;
+  PackedMatrix matrix_;
+};
+
+}  // namespace shunt::tool
