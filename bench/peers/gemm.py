@@ -167,17 +167,18 @@ class Dense:
 
 
 class DenseScaled(Dense):
-    """A scale a row, and one a column of the output."""
+    """1 x 128 and 128 x 128 block scales, each side's in the order that cuBLAS takes."""
     fp8 = True
 
     def __init__(self, case):
         super().__init__(case)
-        self.x, self.scales = rounded(case.x, None)
-        self.weights = {w: rounded(w[0], None) for w in case.weights}
+        self.x, scales = rounded(case.x, (1, BLOCK))
+        self.scales = scales.T.contiguous().T
+        self.weights = {w: rounded(w[0], (BLOCK, BLOCK)) for w in case.weights}
 
     def call(self, w):
         matrix, scales = self.weights[w]
-        return torch._scaled_mm(self.x, matrix.T, scale_a=self.scales[:, None], scale_b=scales[None, :], out_dtype=BF16, use_fast_accum=True)
+        return torch._scaled_mm(self.x, matrix.T, scale_a=self.scales, scale_b=scales.T, out_dtype=BF16)
 
 
 CEILINGS = [Dense, DenseScaled]
