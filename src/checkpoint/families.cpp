@@ -235,6 +235,26 @@ ExpertNames merged_experts(const std::string& prefix, const char* up, const char
           .down = fmt::format("{}.{}", prefix, down)};
 }
 
+ExpertNames single_experts(const TensorNames& names) {
+  for (const ExpertNames& each : names.experts) {
+    if (each.form == ExpertNames::Form::each && each.up.ends_with(".weight")) return each;
+  }
+  const ExpertNames& first = names.experts.front();
+  std::string prefix = fmt::format(".{}", first.up);
+  const std::size_t list = prefix.find(".experts.");
+  if (list != std::string::npos) {
+    prefix.resize(list);
+  } else {  // "moe.gate_proj.weight"
+    if (prefix.ends_with(".weight")) prefix.resize(prefix.rfind('.'));
+    prefix.resize(prefix.rfind('.'));
+  }
+  ExpertNames single = each_expert(fmt::format("{}.experts.{{}}", prefix).substr(1));
+  single.up_bias = first.up_bias;
+  single.down_bias = first.down_bias;
+  single.interleaved = first.interleaved;
+  return single;
+}
+
 TensorNames standard_names(const std::string& module) {
   TensorNames names;
   names.module = module;

@@ -127,5 +127,9 @@ ExpertNames each_expert(const std::string& prefix, const char* gate = "gate_proj
                         const char* up = "up_proj", const char* down = "down_proj");
 ExpertNames merged_experts(const std::string& prefix, const char* up = "gate_up_proj",
                            const char* down = "down_proj");
+// A tensor an expert, as packed checkpoints have them: the family's names for that or, where it has
+// none, EXPERTS.{}.gate_proj.weight .. beside what its first alternative calls its experts. Biases
+// stay in that alternative's tensors.
+ExpertNames single_experts(const TensorNames& names);
 
 }  // namespace shunt

@@ -67,10 +67,16 @@ class Reader {
     missing(sources);
   }
 
+  // Names of single experts, and the number of the first.
+  struct Singly {
+    ExpertNames names;
+    int first = 0;
+  };
   // Appends `count` experts, `hidden` wide. `zero` more may stand behind them in a merged tensor.
-  void experts(const std::vector<ExpertNames>& alternatives, int count, std::int64_t hidden,
-               std::int64_t intermediate, bool gated, bool biased, std::int64_t zero, bool single,
-               ExpertWeights& out) const {
+  // `singly`: tried behind all alternatives; may be null.
+  void experts(const std::vector<ExpertNames>& alternatives, const Singly* singly, int count,
+               std::int64_t hidden, std::int64_t intermediate, bool gated, bool biased,
+               std::int64_t zero, bool single, ExpertWeights& out) const {
     for (const ExpertNames& names : alternatives) {
       if (!has(names.up)) continue;
       const bool last = &names == &alternatives.back();
@@ -79,7 +85,7 @@ class Reader {
       }
       switch (names.form) {
         case ExpertNames::Form::each:
-          return each(names, count, hidden, intermediate, gated, out);
+          return each(names, 0, count, hidden, intermediate, gated, out);
         case ExpertNames::Form::merged:
           return merged(names, count, hidden, intermediate, biased, zero, single, out);
         case ExpertNames::Form::apart:
@@ -87,6 +93,11 @@ class Reader {
         case ExpertNames::Form::flat:
           return flat(names, count, hidden, intermediate, out);
       }
+    }
+    if (singly != nullptr && has(singly->names.up, singly->first)) {
+      const ExpertNames& names = singly->names;
+      if (biased) biases(names, count, hidden, intermediate, out);
+      return each(names, singly->first, count, hidden, intermediate, gated, out);
     }
     std::vector<Source> sources;
     sources.reserve(alternatives.size());
@@ -107,9 +118,9 @@ class Reader {
     return name.ends_with(ending) ? name.substr(0, name.size() - ending.size()) : name;
   }
 
-  // The matrix of expert 0, plain or quantised.
-  bool has(const std::string& name) const {
-    const std::string full = prefix_ + numbered(name, 0);
+  // The matrix of an expert, plain or quantised.
+  bool has(const std::string& name, int expert = 0) const {
+    const std::string full = prefix_ + numbered(name, expert);
     return store_.contains(full) || quantised_.has(full) || quantised_.has_blocks(full);
   }
 
@@ -145,12 +156,12 @@ class Reader {
     fail(Status::bad_file, "{}: has no tensor {}", store_.folder(), list);
   }
 
-  void each(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
-            bool gated, ExpertWeights& out) const {
+  void each(const ExpertNames& names, int first, int count, std::int64_t hidden,
+            std::int64_t intermediate, bool gated, ExpertWeights& out) const {
     const auto read = [&](const std::string& name, std::int64_t n, std::int64_t k,
                           std::vector<Tensor>& plain, std::vector<PackedMatrix>& packed) {
-      const bool quantised = quantised_.has(prefix_ + numbered(name, 0));
-      for (int e = 0; e < count; ++e) {
+      const bool quantised = quantised_.has(prefix_ + numbered(name, first));
+      for (int e = first; e < first + count; ++e) {
         quantised_.check_listed(module_of(prefix_ + numbered(name, e)), quantised);
         if (quantised) {
           packed.push_back(quantised_.matrix(prefix_ + numbered(name, e), n, k));
@@ -336,15 +347,19 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
   const ExpertSpec& experts = spec.experts;
   const int slots = route.shared.count;
   const bool biased = experts.gate_up_bias || experts.down_bias;
-  reader.experts(names.experts, experts.experts - slots, experts.hidden, experts.intermediate,
-                 experts.activation.gated, biased, spec.zero_experts, false, out.experts);
+  Reader::Singly singly{.names = single_experts(names)};
+  reader.experts(names.experts, &singly, experts.experts - slots, experts.hidden,
+                 experts.intermediate, experts.activation.gated, biased, spec.zero_experts, false,
+                 out.experts);
   if (slots > 0) {
-    reader.experts(names.slots, slots, experts.hidden, experts.intermediate,
+    singly.first = experts.experts - slots;
+    reader.experts(names.slots, &singly, slots, experts.hidden, experts.intermediate,
                    experts.activation.gated, biased, 0, false, out.experts);
   }
   if (spec.shared.intermediate > 0) {
-    reader.experts(names.shared, 1, hidden, spec.shared.intermediate, spec.shared.activation.gated,
-                   spec.shared.gate_up_bias || spec.shared.down_bias, 0, true, out.shared);
+    reader.experts(names.shared, nullptr, 1, hidden, spec.shared.intermediate,
+                   spec.shared.activation.gated, spec.shared.gate_up_bias || spec.shared.down_bias,
+                   0, true, out.shared);
     if (spec.shared.sigmoid_gate) out.shared_gate = reader.one(names.shared_gate, {hidden});
   }
   if (spec.latent > 0) {

@@ -168,17 +168,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
 Naming Conversion::naming() const {
   const FormatSpec& format = options_.spec.format;
   if (format.format == Format::plain) return Naming::as_source;
-  const int layer = checkpoint_.first_moe_layer();
   if (checkpoint_.family() == "gpt_oss" && format.format == Format::mxfp4) return Naming::gpt_oss;
-  const ExpertSpec experts = checkpoint_.spec(layer).experts;
-  if (expert_module(checkpoint_, layer, 0, ExpertMatrix::up).empty() || experts.gate_up_bias ||
-      experts.down_bias) {
-    fail(Status::unsupported,
-         "convert: checkpoints of the family '{}' have no names for single experts without biases, "
-         "which {} needs: only f32, bf16{} are written",
-         checkpoint_.family(), to_string(format),
-         checkpoint_.family() == "gpt_oss" ? ", f16 and mxfp4" : " and f16");
-  }
   return Naming::each;
 }
 

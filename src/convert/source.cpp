@@ -50,13 +50,16 @@ class PackedExperts {
         prefix_(CheckpointAccess::layer_prefix(checkpoint, layer)),
         spec_(checkpoint.spec(layer)),
         layer_(layer) {
-    for (const ExpertNames& names : CheckpointAccess::model(checkpoint).plan.names.experts) {
+    const TensorNames& all = CheckpointAccess::model(checkpoint).plan.names;
+    std::vector<ExpertNames> alternatives = all.experts;
+    alternatives.push_back(single_experts(all));
+    for (ExpertNames& names : alternatives) {
       const std::string up = prefix_ + numbered(names.up, 0);
       const bool each = names.form == ExpertNames::Form::each;
       if (each ? !codes_of(without_weight(up)).empty()
                : names.form == ExpertNames::Form::merged &&
                      (store_.contains(up) || store_.contains(up + "_blocks"))) {
-        names_ = &names;
+        names_ = std::move(names);
         return;
       }
     }
@@ -69,7 +72,7 @@ class PackedExperts {
     SourceMatrix result{.layer = layer_, .expert = expert, .which = which, .packed = true};
     result.tensor = prefix_ + numbered(name_of(which), expert);
     result.view = view(nullptr, DType::bf16, {m.n, m.k});
-    if (names_->form == ExpertNames::Form::each) {
+    if (names_.form == ExpertNames::Form::each) {
       result.shape = {m.n, m.k};
       return {result, codes_of(without_weight(result.tensor))};
     }
@@ -79,18 +82,18 @@ class PackedExperts {
     const std::int64_t rows = down ? m.n : 2 * m.n;
     result.shape = {experts, first ? m.k : rows, first ? rows : m.k};
     const std::int64_t across = first ? 1 : m.k;  // from one row to the next
-    result.view.strides[0] = across * (!down && names_->interleaved ? 2 : 1);
+    result.view.strides[0] = across * (!down && names_.interleaved ? 2 : 1);
     result.view.strides[1] = first ? rows : 1;
-    result.offset = expert * rows * m.k + (!second               ? 0
-                                           : names_->interleaved ? across
-                                                                 : across * m.n);
+    result.offset = expert * rows * m.k + (!second              ? 0
+                                           : names_.interleaved ? across
+                                                                : across * m.n);
     return {result, store_.contains(result.tensor) ? result.tensor : result.tensor + "_blocks"};
   }
 
   // Every tensor that a matrix is made of.
   std::vector<std::string> tensors(int expert, ExpertMatrix which) const {
     const std::string name = prefix_ + numbered(name_of(which), expert);
-    const bool each = names_->form == ExpertNames::Form::each;
+    const bool each = names_.form == ExpertNames::Form::each;
     return beginning(store_, each ? without_weight(name) + "." : name);
   }
 
@@ -114,9 +117,9 @@ class PackedExperts {
     return name;
   }
   const std::string& name_of(ExpertMatrix which) const {
-    if (which == ExpertMatrix::down) return names_->down;
-    const bool one = names_->form == ExpertNames::Form::merged;
-    return which == ExpertMatrix::gate && !one ? names_->gate : names_->up;
+    if (which == ExpertMatrix::down) return names_.down;
+    const bool one = names_.form == ExpertNames::Form::merged;
+    return which == ExpertMatrix::gate && !one ? names_.gate : names_.up;
   }
   std::string codes_of(const std::string& module) const {
     for (const char* part : {".weight_packed", ".qweight", ".weight"}) {
@@ -125,10 +128,10 @@ class PackedExperts {
     return {};
   }
   bool inner_first() const {
-    if (names_->inner != ExpertNames::Inner::either) {
-      return names_->inner == ExpertNames::Inner::first;
+    if (names_.inner != ExpertNames::Inner::either) {
+      return names_.inner == ExpertNames::Inner::first;
     }
-    const std::string up = prefix_ + names_->up, down = prefix_ + names_->down;
+    const std::string up = prefix_ + names_.up, down = prefix_ + names_.down;
     if (!store_.contains(up) || !store_.contains(down)) return false;
     return store_.get(up).shape[2] == 2 * spec_.experts.intermediate &&
            store_.get(down).shape[2] == spec_.experts.hidden;
@@ -138,7 +141,7 @@ class PackedExperts {
   std::string prefix_;
   LayerSpec spec_;
   int layer_;
-  const ExpertNames* names_ = nullptr;
+  ExpertNames names_;
 };
 
 // The sizes of a packed linear layer by its tensors; none: it is plain.
@@ -264,19 +267,12 @@ std::vector<SourceFile> source_files(const Checkpoint& checkpoint) {
 }
 
 std::string expert_module(const Checkpoint& checkpoint, int layer, int expert, ExpertMatrix which) {
-  constexpr std::string_view ending = ".weight";
-  for (const ExpertNames& names : CheckpointAccess::model(checkpoint).plan.names.experts) {
-    if (names.form != ExpertNames::Form::each) continue;
-    std::string name = which == ExpertMatrix::gate ? names.gate
-                       : which == ExpertMatrix::up ? names.up
-                                                   : names.down;
-    const std::size_t at = name.find("{}");
-    if (at == std::string::npos || !name.ends_with(ending)) continue;
-    name.replace(at, 2, std::to_string(expert));
-    name.resize(name.size() - ending.size());
-    return CheckpointAccess::layer_prefix(checkpoint, layer) + name;
-  }
-  return {};
+  const ExpertNames names = single_experts(CheckpointAccess::model(checkpoint).plan.names);
+  std::string name = which == ExpertMatrix::gate ? names.gate
+                     : which == ExpertMatrix::up ? names.up
+                                                 : names.down;
+  name.replace(name.find("{}"), 2, std::to_string(expert));
+  return CheckpointAccess::layer_prefix(checkpoint, layer) + PackedExperts::without_weight(name);
 }
 
 }  // namespace shunt

@@ -43,8 +43,8 @@ struct SourceFile {
 // are not known.
 std::vector<SourceFile> source_files(const Checkpoint& checkpoint);
 
-// "model.layers.7.mlp.experts.3.gate_proj", by the family's naming of single experts. Empty: the
-// family has none.
+// "model.layers.7.mlp.experts.3.gate_proj", by the family's naming of single experts
+// (single_experts() of family.hpp).
 std::string expert_module(const Checkpoint& checkpoint, int layer, int expert, ExpertMatrix which);
 
 }  // namespace shunt

@@ -1,0 +1,114 @@
+// Packed experts of every family, whatever its own checkpoints call them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/temporary.hpp"
+#include "convert/conversion.hpp"
+#include "convert/expert.hpp"
+#include "core/convert.hpp"
+#include "shunt/checkpoint.hpp"
+
+namespace shunt::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<float> values_of(const Tensor& m) {
+  std::vector<float> result;
+  for (std::int64_t n = 0; n < m.shape[0]; ++n) {
+    const std::int64_t columns = m.rank > 1 ? m.shape[1] : 1;
+    for (std::int64_t k = 0; k < columns; ++k) {
+      const std::int64_t along = m.rank > 1 ? k * m.strides[1] : 0;
+      result.push_back(load_f32(m.data, m.dtype, n * m.strides[0] + along));
+    }
+  }
+  return result;
+}
+
+std::vector<float> values_of(const PackedMatrix& m) {
+  std::vector<float> result(static_cast<std::size_t>(m.n * m.k));
+  unpack(m, view(result.data(), {m.n, m.k}));
+  return result;
+}
+
+// nvfp4's divisor in checkpoints is a reciprocal: a rounding of f32.
+void expect_near(const std::vector<float>& got, const std::vector<float>& wanted, float rounding) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], wanted[i], std::fabs(wanted[i]) * rounding) << i;
+  }
+}
+
+void expect_same(const std::vector<Tensor>& got, const std::vector<Tensor>& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t e = 0; e < got.size(); ++e) EXPECT_EQ(values_of(got[e]), values_of(wanted[e]));
+}
+
+class PackedFamilies : public testing::TestWithParam<std::string> {};
+
+std::vector<std::string> families() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(SHUNT_SOURCE_DIR "/tests/data/goldens")) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with("_real")) names.push_back(name);  // the same layouts, larger
+  }
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Goldens, PackedFamilies, testing::ValuesIn(families()),
+                         [](const auto& p) { return p.param; });
+
+// What is read of the new checkpoint is what was packed, biases and all; and what is read of a
+// plain one that is made of that again.
+TEST_P(PackedFamilies, AreReadBack) {
+  const std::string in = SHUNT_SOURCE_DIR "/tests/data/goldens/" + GetParam();
+  const Checkpoint source = Checkpoint::open(in);
+  const LayerSpec spec = source.spec(source.first_moe_layer());
+  const LayerWeights before = source.weights(source.first_moe_layer());
+  for (const char* name : {"nvfp4", "int4:32", "fp8_channel", "dense3"}) {
+    SCOPED_TRACE(name);
+    const ConversionSpec to = conversion_from_string(name);
+    const TemporaryFolder folder;
+    const std::string out = folder / "out", again = folder / "again";
+    convert_checkpoint(cpu(), in, out, {.spec = to, .calibrate = {}});
+    const Checkpoint made = Checkpoint::open(out);
+    EXPECT_EQ(made.spec(made.first_moe_layer()), spec);
+    const LayerWeights read = made.weights(made.first_moe_layer());
+    const ExpertWeights &was = before.experts, &is = read.experts;
+    EXPECT_TRUE(is.up.empty());
+    ASSERT_EQ(is.packed_up.size(), static_cast<std::size_t>(spec.experts.experts));
+    ASSERT_EQ(is.packed_down.size(), is.packed_up.size());
+    ASSERT_EQ(is.packed_gate.size(), was.gate.size());
+    const float rounding = to.format.format == Format::nvfp4 ? 0x1p-22f : 0;
+    for (int e = 0; e < spec.experts.experts; ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      const ConvertedExpert wrote = convert_expert(cpu(), to, spec, before, e);
+      if (!was.gate.empty()) {
+        expect_near(values_of(is.packed_gate[at]), wrote.matrices[0].values, rounding);
+      }
+      expect_near(values_of(is.packed_up[at]), wrote.matrices[1].values, rounding);
+      expect_near(values_of(is.packed_down[at]), wrote.matrices[2].values, rounding);
+    }
+    expect_same(is.gate_bias, was.gate_bias);
+    expect_same(is.up_bias, was.up_bias);
+    expect_same(is.down_bias, was.down_bias);
+    EXPECT_EQ(values_of(read.router), values_of(before.router));
+
+    convert_checkpoint(cpu(), out, again, {.spec = conversion_from_string("f32"), .calibrate = {}});
+    const Checkpoint plain = Checkpoint::open(again);
+    const ExpertWeights back = plain.weights(plain.first_moe_layer()).experts;
+    ASSERT_EQ(back.up.size(), is.packed_up.size());
+    for (std::size_t e = 0; e < back.up.size(); ++e) {
+      EXPECT_EQ(values_of(back.up[e]), values_of(is.packed_up[e]));
+      EXPECT_EQ(values_of(back.down[e]), values_of(is.packed_down[e]));
+    }
+    expect_same(back.up_bias, was.up_bias);
+    expect_same(back.down_bias, was.down_bias);
+  }
+}
+
+}  // namespace
+}  // namespace shunt::test
