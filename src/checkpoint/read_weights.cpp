@@ -67,14 +67,14 @@ class Reader {
     missing(sources);
   }
 
-  // Names of single experts, and the number of the first.
-  struct Singly {
+  // Names of a tensor an expert, and the number of the first.
+  struct PerExpert {
     ExpertNames names;
     int first = 0;
   };
   // Appends `count` experts, `hidden` wide. `zero` more may stand behind them in a merged tensor.
-  // `singly`: tried behind all alternatives; may be null.
-  void experts(const std::vector<ExpertNames>& alternatives, const Singly* singly, int count,
+  // `per_expert`: tried behind all alternatives; may be null.
+  void experts(const std::vector<ExpertNames>& alternatives, const PerExpert* per_expert, int count,
                std::int64_t hidden, std::int64_t intermediate, bool gated, bool biased,
                std::int64_t zero, bool single, ExpertWeights& out) const {
     for (const ExpertNames& names : alternatives) {
@@ -94,10 +94,10 @@ class Reader {
           return flat(names, count, hidden, intermediate, out);
       }
     }
-    if (singly != nullptr && has(singly->names.up, singly->first)) {
-      const ExpertNames& names = singly->names;
+    if (per_expert != nullptr && has(per_expert->names.up, per_expert->first)) {
+      const ExpertNames& names = per_expert->names;
       if (biased) biases(names, count, hidden, intermediate, out);
-      return each(names, singly->first, count, hidden, intermediate, gated, out);
+      return each(names, per_expert->first, count, hidden, intermediate, gated, out);
     }
     std::vector<Source> sources;
     sources.reserve(alternatives.size());
@@ -347,13 +347,13 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
   const ExpertSpec& experts = spec.experts;
   const int slots = route.shared.count;
   const bool biased = experts.gate_up_bias || experts.down_bias;
-  Reader::Singly singly{.names = single_experts(names)};
-  reader.experts(names.experts, &singly, experts.experts - slots, experts.hidden,
+  Reader::PerExpert per_expert{.names = single_experts(names)};
+  reader.experts(names.experts, &per_expert, experts.experts - slots, experts.hidden,
                  experts.intermediate, experts.activation.gated, biased, spec.zero_experts, false,
                  out.experts);
   if (slots > 0) {
-    singly.first = experts.experts - slots;
-    reader.experts(names.slots, &singly, slots, experts.hidden, experts.intermediate,
+    per_expert.first = experts.experts - slots;
+    reader.experts(names.slots, &per_expert, slots, experts.hidden, experts.intermediate,
                    experts.activation.gated, biased, 0, false, out.experts);
   }
   if (spec.shared.intermediate > 0) {

@@ -12,6 +12,7 @@
 
 #include "checkpoint/temporary.hpp"
 #include "convert/dialect.hpp"
+#include "convert/values.hpp"
 #include "core/convert.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
@@ -38,17 +39,6 @@ ConversionOptions pruned(const std::string& format, PruneMethod method,
   options.spec.pruning.pattern = pattern;
   if (method != PruneMethod::magnitude) options.calibrate = tiny + "/activations.safetensors";
   return options;
-}
-
-std::vector<float> values_of(const Tensor& matrix) {
-  std::vector<float> values;
-  for (std::int64_t n = 0; n < matrix.shape[0]; ++n) {
-    for (std::int64_t k = 0; k < matrix.shape[1]; ++k) {
-      values.push_back(
-          load_f32(matrix.data, matrix.dtype, n * matrix.strides[0] + k * matrix.strides[1]));
-    }
-  }
-  return values;
 }
 
 std::string bytes_of(const Tensor& tensor) {

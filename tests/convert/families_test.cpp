@@ -9,31 +9,13 @@
 #include "checkpoint/temporary.hpp"
 #include "convert/conversion.hpp"
 #include "convert/expert.hpp"
-#include "core/convert.hpp"
+#include "convert/values.hpp"
 #include "shunt/checkpoint.hpp"
 
 namespace shunt::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<float> values_of(const Tensor& m) {
-  std::vector<float> result;
-  for (std::int64_t n = 0; n < m.shape[0]; ++n) {
-    const std::int64_t columns = m.rank > 1 ? m.shape[1] : 1;
-    for (std::int64_t k = 0; k < columns; ++k) {
-      const std::int64_t along = m.rank > 1 ? k * m.strides[1] : 0;
-      result.push_back(load_f32(m.data, m.dtype, n * m.strides[0] + along));
-    }
-  }
-  return result;
-}
-
-std::vector<float> values_of(const PackedMatrix& m) {
-  std::vector<float> result(static_cast<std::size_t>(m.n * m.k));
-  unpack(m, view(result.data(), {m.n, m.k}));
-  return result;
-}
 
 // nvfp4's divisor in checkpoints is a reciprocal: a rounding of f32.
 void expect_near(const std::vector<float>& got, const std::vector<float>& wanted, float rounding) {

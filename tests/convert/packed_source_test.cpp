@@ -10,6 +10,7 @@
 #include "checkpoint/fused_checkpoint.hpp"
 #include "checkpoint/temporary.hpp"
 #include "convert/conversion.hpp"
+#include "convert/values.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -29,19 +30,7 @@ ConversionOptions to(const std::string& format, bool prune = false) {
 
 std::vector<float> values(const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed,
                           std::size_t e) {
-  if (!packed.empty()) {
-    std::vector<float> result(static_cast<std::size_t>(packed[e].n * packed[e].k));
-    unpack(packed[e], view(result.data(), {packed[e].n, packed[e].k}));
-    return result;
-  }
-  const Tensor& m = plain[e];
-  std::vector<float> result;
-  for (std::int64_t n = 0; n < m.shape[0]; ++n) {
-    for (std::int64_t k = 0; k < m.shape[1]; ++k) {
-      result.push_back(load_f32(m.data, m.dtype, n * m.strides[0] + k * m.strides[1]));
-    }
-  }
-  return result;
+  return packed.empty() ? values_of(plain[e]) : values_of(packed[e]);
 }
 
 // Every matrix of layer 0: gate, up, down of each expert.

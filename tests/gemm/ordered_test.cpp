@@ -46,7 +46,7 @@ struct Four {
   FormatSpec format(bool in_order) const { return {Format::int4, group, in_order}; }
 };
 
-// The product of all rows, as numbers of `out`; which weights come back is asked on the way.
+// The product of all rows, as the bits of `out`.
 std::vector<std::uint32_t> multiply(const Context& context, const Four& of, bool in_order,
                                     DType dtype, const Array& rows, const Tensor& offsets,
                                     const Tensor& counts, DType out_dtype) {
@@ -168,7 +168,7 @@ TEST(OrderedGemm, WeightsComeBack) {
   }
 }
 
-// Pairs in any order: against the grouped GEMM of each pair's row alone, by the sums' own bound.
+// Pairs in any order: against sums in double.
 TEST(OrderedGemm, IndexedRows) {
   const Context context = engine();
   const std::int64_t n = 70, k = 100, tokens = 9;
@@ -197,7 +197,7 @@ TEST(OrderedGemm, IndexedRows) {
         sum += term;
         magnitude += std::abs(term);
       }
-      // f32 sums of k terms; on a CPU with 16-bit integers rows keep 2^-9 of themselves.
+      // Kernels for many rows may round weights to bf16; all others lose less.
       ASSERT_NEAR(static_cast<double>(out.get(p * n + j)), sum, 0x1p-8 * magnitude)
           << "pair " << p << ", column " << j;
     }

@@ -52,7 +52,8 @@ std::vector<float> forward(const Context& context, RandomLayer& made, const Laye
   return y;
 }
 
-double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
+// The norm of the difference over that of `want`.
+double relative_norm_of_error(const std::vector<float>& got, const std::vector<float>& want) {
   double error = 0, size = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
@@ -68,7 +69,7 @@ void expect_as_on_the_cpu(const LayerSpec& spec, const LayerOptions& options, st
   const Tensor x = made.hidden_states(tokens, options.dtype);
   const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
   const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
-  EXPECT_LT(relative_error(got, want), 0.01);
+  EXPECT_LT(relative_norm_of_error(got, want), 0.01);
 }
 
 TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {
@@ -136,8 +137,8 @@ TEST(LayerPackedOnAGpu, EqualsTheCpuEngineInAnOrderOfActivations) {
         SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(dtype));
         const Tensor x = made.hidden_states(tokens, dtype);
         const LayerOptions options{.dtype = dtype, .format = {Format::int4, 32}};
-        EXPECT_LT(relative_error(forward(cuda(), made, spec, options, x, tokens),
-                                 forward(cpu(), made, spec, options, x, tokens)),
+        EXPECT_LT(relative_norm_of_error(forward(cuda(), made, spec, options, x, tokens),
+                                         forward(cpu(), made, spec, options, x, tokens)),
                   0.01);
       }
     }
