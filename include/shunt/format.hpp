@@ -47,6 +47,8 @@ enum class RowFormat : std::int32_t {
   // GPU of compute capability 10.0 or 12.0. A row that holds NaN or infinities gives NaN.
   nvfp4 = 3,
 };
+// "fp8_block"; of a number that is none of the enumeration, the number.
+std::string to_string(RowFormat rows);
 
 // What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered".
 struct FormatSpec {

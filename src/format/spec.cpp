@@ -39,6 +39,20 @@ const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(forma
 
 }  // namespace
 
+std::string to_string(RowFormat rows) {
+  switch (rows) {
+    case RowFormat::as_dtype:
+      return "as_dtype";
+    case RowFormat::fp8_token:
+      return "fp8_token";
+    case RowFormat::fp8_block:
+      return "fp8_block";
+    case RowFormat::nvfp4:
+      return "nvfp4";
+  }
+  return std::to_string(static_cast<int>(rows));
+}
+
 std::string to_string(const FormatSpec& spec) {
   const std::string name(row_of(spec.format).name);
   const std::string_view order = spec.ordered ? ordered_ending : "";

@@ -26,8 +26,8 @@ void check_prepared(std::string_view who, const GroupedGemmSpec& spec, const Pre
   }
   if (device.type == DeviceType::cuda && w.rows != spec.rows) {
     fail(Status::invalid_argument,
-         "{}: prepared weights are laid out for rows {}: the spec says {}", who,
-         static_cast<int>(w.rows), static_cast<int>(spec.rows));
+         "{}: prepared weights are laid out for rows {}: the spec says {}", who, to_string(w.rows),
+         to_string(spec.rows));
   }
   if (w.paired) {
     fail(Status::invalid_argument,

@@ -209,10 +209,12 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     if (device.type != DeviceType::cuda || !spec.prepared ||
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
-          "format is {} and rows {}: must be plain and 0, on the CPU prepared and 0, or on a GPU "
-          "prepared and 0 (but dense3), fp8_block and 2, fp8_channel or "
-          "fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
-          to_string(spec.format), static_cast<int>(spec.rows));
+          "format is {} with rows {}: must be plain with as_dtype, on the CPU prepared with "
+          "as_dtype, "
+          "or on a GPU prepared (but dense3) with as_dtype, fp8_block with fp8_block, fp8_channel "
+          "or "
+          "fp8_tensor with fp8_token, nvfp4 or sparse_nvfp4 with nvfp4",
+          to_string(spec.format), to_string(spec.rows));
     }
     if (decoded && spec.dtype == DType::f32) {
       return refuse("dtype is f32 and format {}: must be bf16 or f16 on a GPU",

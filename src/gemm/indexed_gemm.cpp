@@ -66,7 +66,7 @@ void check_slots(std::int64_t slots) {
 Support supports_indexed(const GroupedGemmSpec& spec, Device device) {
   if (!spec.prepared) return refuse("prepared is false: must be true");
   if (spec.rows != RowFormat::as_dtype) {
-    return refuse("rows is {}: must be 0", static_cast<int>(spec.rows));
+    return refuse("rows is {}: must be as_dtype", to_string(spec.rows));
   }
   if (Support support = supports(spec, device); !support) return support;
   return supports(order_of(spec, 1), device);

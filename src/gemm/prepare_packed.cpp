@@ -31,9 +31,9 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
   if (on_gpu(context) && rows != RowFormat::as_dtype &&
       !cuda_engine::computed(format.format, rows)) {
     fail(Status::unsupported,
-         "{}: format is {} for rows {}: must be fp8_block for 2, fp8_channel or fp8_tensor for 1, "
-         "nvfp4 or sparse_nvfp4 for 3",
-         what, to_string(format), static_cast<int>(rows));
+         "{}: format is {} for rows {}: must be fp8_block for fp8_block, fp8_channel or fp8_tensor "
+         "for fp8_token, nvfp4 or sparse_nvfp4 for nvfp4",
+         what, to_string(format), to_string(rows));
   }
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && rows == RowFormat::nvfp4) {

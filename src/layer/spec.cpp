@@ -207,18 +207,19 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
                              : false;
     if (!rounded || device.type != DeviceType::cuda) {
       return refuse(
-          "LayerOptions.format is {} and rows {}: must be 0, or on a GPU fp8_block and 2, "
-          "fp8_channel or fp8_tensor and 1, nvfp4 or sparse_nvfp4 and 3",
-          to_string(options.format), static_cast<int>(options.rows));
+          "LayerOptions.rows is {} with format {}: must be as_dtype, or on a GPU fp8_block with "
+          "fp8_block, fp8_token with fp8_channel or fp8_tensor, nvfp4 with nvfp4 or sparse_nvfp4",
+          to_string(options.rows), to_string(options.format));
     }
     if (options.dtype == DType::f32) {
       return refuse("LayerOptions.dtype is f32, with rows {} of format {}: must be bf16 or f16",
-                    static_cast<int>(options.rows), to_string(options.format));
+                    to_string(options.rows), to_string(options.format));
     }
     if (options.rows == RowFormat::fp8_token &&
         !Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate)) {
       return refuse(
-          "LayerSpec.experts.intermediate is {}: must be even and at least 10 with rows 1",
+          "LayerSpec.experts.intermediate is {}: must be even and at least 10 with rows "
+          "fp8_token",
           spec.experts.intermediate);
     }
     if (spec.experts.experts > 1024) {

@@ -49,6 +49,14 @@ TEST(FormatRefusals, FormatsAndGroups) {
             std::string::npos);
 }
 
+TEST(FormatRefusals, RowFormatsHaveNames) {
+  EXPECT_EQ(to_string(RowFormat::as_dtype), "as_dtype");
+  EXPECT_EQ(to_string(RowFormat::fp8_token), "fp8_token");
+  EXPECT_EQ(to_string(RowFormat::fp8_block), "fp8_block");
+  EXPECT_EQ(to_string(RowFormat::nvfp4), "nvfp4");
+  EXPECT_EQ(to_string(RowFormat{9}), "9");
+}
+
 TEST(FormatRefusals, TensorsThatDoNotFit) {
   const auto check = [](const PackedMatrix& m) {
     return message([&] { check_packed("w", m, Device{}); });

@@ -195,7 +195,7 @@ TEST(IndexedGemm, RefusesWhatDoesNotFitByName) {
   reset();
   indexed_gemm(context, spec, in, to, room);
   spec.prepared = false, expect("prepared is false: must be true");
-  spec.rows = RowFormat::fp8_block, expect("rows is 2: must be 0");
+  spec.rows = RowFormat::fp8_block, expect("rows is fp8_block: must be as_dtype");
   spec.groups = 3, expect("prepared weights are");
   spec.bias = true, expect("bias");
   in.rows = view(pairs.x.data(), {4, k - 1}), expect("rows");

@@ -27,7 +27,11 @@ constexpr LayerOptions fp4{
 
 TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
-  EXPECT_FALSE(supports(spec, fp8, Device{}));
+  const Support on_cpu = supports(spec, fp8, Device{});
+  EXPECT_FALSE(on_cpu);
+  EXPECT_NE(on_cpu.reason.find("rows is fp8_block with format fp8_block: must be as_dtype"),
+            std::string::npos)
+      << on_cpu.reason;
   EXPECT_FALSE(supports(spec, fp4, Device{}));
   LayerOptions one = fp8;
   one.rows = RowFormat::fp8_token;
@@ -42,7 +46,9 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
   EXPECT_FALSE(narrow);
   if (supports(spec, of_tokens, Device{DeviceType::cuda, 0})) {  // a build with CUDA
     EXPECT_NE(narrow.reason.find("intermediate is 9"), std::string::npos) << narrow.reason;
-    EXPECT_NE(wide.reason.find("dtype is f32"), std::string::npos) << wide.reason;
+    EXPECT_NE(wide.reason.find("dtype is f32, with rows fp8_token of format fp8_channel"),
+              std::string::npos)
+        << wide.reason;
   }
   one = fp8;
   one.format.format = Format::nvfp4;
