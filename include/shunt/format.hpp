@@ -48,7 +48,7 @@ enum class RowFormat : std::int32_t {
   nvfp4 = 3,
 };
 // "fp8_block"; of a number that is none of the enumeration, the number.
-std::string to_string(RowFormat rows);
+std::string to_string(RowFormat format);
 
 // What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered".
 struct FormatSpec {

@@ -39,8 +39,8 @@ const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(forma
 
 }  // namespace
 
-std::string to_string(RowFormat rows) {
-  switch (rows) {
+std::string to_string(RowFormat format) {
+  switch (format) {
     case RowFormat::as_dtype:
       return "as_dtype";
     case RowFormat::fp8_token:
@@ -50,7 +50,7 @@ std::string to_string(RowFormat rows) {
     case RowFormat::nvfp4:
       return "nvfp4";
   }
-  return std::to_string(static_cast<int>(rows));
+  return std::to_string(static_cast<int>(format));
 }
 
 std::string to_string(const FormatSpec& spec) {

@@ -210,10 +210,8 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
           "format is {} with rows {}: must be plain with as_dtype, on the CPU prepared with "
-          "as_dtype, "
-          "or on a GPU prepared (but dense3) with as_dtype, fp8_block with fp8_block, fp8_channel "
-          "or "
-          "fp8_tensor with fp8_token, nvfp4 or sparse_nvfp4 with nvfp4",
+          "as_dtype, or on a GPU prepared (but dense3) with as_dtype, fp8_block with fp8_block, "
+          "fp8_channel or fp8_tensor with fp8_token, nvfp4 or sparse_nvfp4 with nvfp4",
           to_string(spec.format), to_string(spec.rows));
     }
     if (decoded && spec.dtype == DType::f32) {

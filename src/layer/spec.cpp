@@ -218,8 +218,8 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     if (options.rows == RowFormat::fp8_token &&
         !Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate)) {
       return refuse(
-          "LayerSpec.experts.intermediate is {}: must be even and at least 10 with rows "
-          "fp8_token",
+          "LayerSpec.experts.intermediate is {}: must be even and at least 10 with "
+          "rows fp8_token",
           spec.experts.intermediate);
     }
     if (spec.experts.experts > 1024) {
