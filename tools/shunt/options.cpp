@@ -58,18 +58,16 @@ Engine::Engine(const DeviceOptions& options, bool dependent_launch) {
 Engine::~Engine() = default;
 
 void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& description) {
+  std::map<std::string, RowFormat> named;
+  for (const RowFormat format :
+       {RowFormat::as_dtype, RowFormat::fp8_token, RowFormat::fp8_block, RowFormat::nvfp4}) {
+    named.emplace(to_string(format), format);
+  }
   command
       .add_option_function<std::string>(
-          "--rows",
-          [&rows](const std::string& text) {
-            rows = text == "fp8_block"   ? RowFormat::fp8_block
-                   : text == "fp8_token" ? RowFormat::fp8_token
-                   : text == "nvfp4"     ? RowFormat::nvfp4
-                                         : RowFormat::as_dtype;
-          },
-          description)
+          "--rows", [&rows, named](const std::string& text) { rows = named.at(text); }, description)
       ->option_text("as_dtype|fp8_block|fp8_token|nvfp4")
-      ->check(CLI::IsMember({"as_dtype", "fp8_block", "fp8_token", "nvfp4"}));
+      ->check(CLI::IsMember(named));
 }
 
 void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
