@@ -200,7 +200,8 @@ __global__ void __launch_bounds__(32 * warps_of_block) quantise_kernel(QuantiseC
 constexpr int each = 16, span = 32 * each;  // columns of a lane, of a warp
 constexpr int warps_together = 4;
 
-// blockIdx.x: items, blockIdx.y: spans of columns.
+// blockIdx.x: spans of columns, so that a row's are written at about the same time; blockIdx.y:
+// items.
 template <Form form, bool spread>
 __global__ void __launch_bounds__(32 * warps_together)
     quantise_blocks_kernel(const __grid_constant__ QuantiseCall call) {
@@ -208,10 +209,10 @@ __global__ void __launch_bounds__(32 * warps_together)
   let_successor_start();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t items = spread ? call.items : call.by_row.items();
-  const std::int64_t step = std::int64_t{gridDim.x} * warps_together;
-  const std::int64_t column = std::int64_t{blockIdx.y} * span + lane * each;
+  const std::int64_t step = std::int64_t{gridDim.y} * warps_together;
+  const std::int64_t column = std::int64_t{blockIdx.x} * span + lane * each;
   const bool inside = column < call.width;
-  for (std::int64_t item = std::int64_t{blockIdx.x} * warps_together + warp; item < items;
+  for (std::int64_t item = std::int64_t{blockIdx.y} * warps_together + warp; item < items;
        item += step) {
     MoveItem move{.from = item, .to = item};
     std::int32_t target = -1;  // lane i: the token's row i
@@ -273,11 +274,11 @@ bool launch_quantise_blocks(const Gpu& gpu, const QuantiseCall& call) {
                     (reinterpret_cast<std::uintptr_t>(call.to) | call.to_row_bytes) % 16 == 0 &&
                     (!spread || call.by_token.targets <= 32);
   const std::int64_t spans = (call.width + span - 1) / span;
-  if (!fits || spans > 65535) return false;
+  if (!fits) return false;
   const std::int64_t blocks = (call.items + warps_together - 1) / warps_together;
   launch("gather", gpu,
-         {.grid = {static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 20)),
-                   static_cast<unsigned>(spans)},
+         {.grid = {static_cast<unsigned>(spans),
+                   static_cast<unsigned>(std::min<std::int64_t>(blocks, 65535))},
           .block = {32 * warps_together}},
          quantise_blocks_kernel<form, spread>, call);
   return true;
