@@ -287,7 +287,6 @@ PairArgs cut(PairArgs args, int parts, int sets) {
   args.each = args.steps / parts;
   args.more = args.steps % parts;
   args.sets = sets;
-  args.pitch = P::pitch(args.steps);
   // A block that adds up has no more slots than steps, so that it starts sooner.
   args.ring_bytes = P::slot_bytes * (args.sum.out != nullptr
                                          ? std::min(P::depth, args.each + (args.more > 0 ? 1 : 0))
@@ -334,9 +333,18 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
 template <template <int> class P, int deep, int shallow>
 bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits) {
   const int tiles = (args.group_rows + P<deep>::rows - 1) / P<deep>::rows;
-  const PairPlan plan =
-      plan_pairs(tiles, args.steps, groups_hit(args.groups, args.pairs, args.tokens),
-                 gpu.multiprocessors, limits);
+  constexpr int slot = P<deep>::slot_bytes;
+  args.pitch = P<deep>::pitch(args.steps);
+  const PairPlan plan = plan_pairs({.tiles = tiles,
+                                    .steps = args.steps,
+                                    .groups_hit = groups_hit(args.groups, args.pairs, args.tokens),
+                                    .pairs = std::min(args.pairs, args.groups),
+                                    .tokens = args.tokens,
+                                    .waits = !args.early,
+                                    .row_bytes = staged_bytes(args),
+                                    .warp_bytes = deep * slot + 512 * P<deep>::blocks,
+                                    .less_of_more = shallow > 0 ? (deep - shallow) * slot : 0},
+                                   limits, gpu.multiprocessors, gpu.shared_bytes);
   if (plan.parts == 0) return false;
   if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args)) return true;
   args.sum = {};

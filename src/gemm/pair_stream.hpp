@@ -77,9 +77,19 @@ struct PairLimits {
   int longest;         // steps of a warp, beyond which more warps are faster
   int most_parts = 8;  // a power of two
 };
-// Of `tiles` of as many rows of weights a group as a warp takes.
-PairPlan plan_pairs(int tiles, int steps, double groups_hit, int multiprocessors,
-                    const PairLimits& limits);
+// What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
+struct PairSizes {
+  int tiles, steps;      // of a group
+  double groups_hit;     // where routing is uniform
+  int pairs = 1;         // no more groups are hit
+  int tokens = 1;        // of the pairs
+  bool waits = false;    // for the ids, before any weights: a layer's first product
+  int row_bytes = 0;     // a block's, for rows
+  int warp_bytes = 0;    // a warp's, of 16 on a multiprocessor
+  int less_of_more = 0;  // by how much a warp of 24 has less
+};
+PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
+                    std::int64_t shared_bytes);
 // Groups that so many pairs of different tokens hit where routing is uniform.
 double groups_hit(int groups, int pairs, int tokens);
 

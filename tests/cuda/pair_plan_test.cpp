@@ -9,29 +9,35 @@
 namespace shunt::cuda_engine {
 namespace {
 
+constexpr int multiprocessors = 132;
+constexpr std::int64_t shared_bytes = 227 * 1024;
+
+PairPlan plan(int tiles, int steps, double hit, const PairLimits& limits) {
+  return plan_pairs({.tiles = tiles, .steps = steps, .groups_hit = hit}, limits, multiprocessors,
+                    shared_bytes);
+}
+
 TEST(PairPlan, AsManyWarpsAsFitAtOnce) {
-  constexpr int multiprocessors = 132;
   for (const int tiles : {1, 7, 96, 128, 360, 448}) {
     for (const double hit : {1.0, 2.0, 8.0, 29.1}) {
       for (const int steps : {1, 3, 6, 16, 56}) {
         for (const int least : {1, 2}) {
-          const PairPlan plan = plan_pairs(tiles, steps, hit, multiprocessors,
-                                           {.least = least, .most = 24, .longest = 10});
+          const PairPlan cut = plan(tiles, steps, hit, {.least = least, .most = 24, .longest = 10});
           const auto blocks = [&](int parts, int sets) {
             const int of_group = (tiles + sets - 1) / sets;
             return std::ceil(hit * of_group) * parts * sets;
           };
-          if (plan.parts == 0) {
+          if (cut.parts == 0) {
             EXPECT_TRUE(least > steps || blocks(least, 4 / least) > multiprocessors * 16 ||
                         steps > 16 * least);
             continue;
           }
-          EXPECT_TRUE(plan.warps == 16 || plan.warps == 24);
-          EXPECT_GE(plan.parts, least);
-          EXPECT_LE(plan.parts, steps);
-          EXPECT_LE(plan.parts * plan.sets, 8);
-          EXPECT_LE(blocks(plan.parts, plan.sets), multiprocessors * plan.warps);
-          EXPECT_LE(steps, (plan.warps == 16 ? 16 : 24) * plan.parts);
+          EXPECT_TRUE(cut.warps == 16 || cut.warps == 24);
+          EXPECT_GE(cut.parts, least);
+          EXPECT_LE(cut.parts, steps);
+          EXPECT_LE(cut.parts * cut.sets, 8);
+          EXPECT_LE(blocks(cut.parts, cut.sets), multiprocessors * cut.warps);
+          EXPECT_LE(steps, (cut.warps == 16 ? 16 : 24) * cut.parts);
         }
       }
     }
@@ -43,26 +49,60 @@ TEST(PairPlan, AsManyWarpsAsFitAtOnce) {
 TEST(PairPlan, OfKnownLayers) {
   constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
   for (const auto& [tiles, steps] : {std::pair{96, 16}, {128, 6}}) {
-    const PairPlan plan = plan_pairs(tiles, steps, groups_hit(128, 8, 1), 132, four_bits);
-    EXPECT_EQ(plan.parts, 2);
-    EXPECT_EQ(plan.sets, 2);
-    EXPECT_EQ(plan.warps, 16);
+    const PairPlan cut = plan(tiles, steps, groups_hit(128, 8, 1), four_bits);
+    EXPECT_EQ(cut.parts, 2);
+    EXPECT_EQ(cut.sets, 2);
+    EXPECT_EQ(cut.warps, 16);
   }
-  const PairPlan more = plan_pairs(360, 23, 4, 132, four_bits);
+  const PairPlan more = plan(360, 23, 4, four_bits);
   EXPECT_EQ(more.parts, 2);
   EXPECT_EQ(more.warps, 24);
-  EXPECT_EQ(plan_pairs(180, 23, 4, 132, four_bits).parts, 4);
-  EXPECT_EQ(plan_pairs(360, 23, 4, 132, {.least = 2, .most = 16, .longest = 16}).parts, 0);
-  EXPECT_EQ(plan_pairs(96, 16, groups_hit(128, 32, 4), 132, four_bits).parts, 0);
+  EXPECT_EQ(plan(180, 23, 4, four_bits).parts, 4);
+  EXPECT_EQ(plan(360, 23, 4, {.least = 2, .most = 16, .longest = 16}).parts, 0);
+  EXPECT_EQ(plan(96, 16, groups_hit(128, 32, 4), four_bits).parts, 0);
   // By tiles of 32 rows of weights, each with all of k: Qwen3-30B-A3B's fit at four tokens,
   // gpt-oss-20b's would be too long at two.
   constexpr PairLimits whole_k{.least = 1, .most = 16, .longest = 16, .most_parts = 1};
   for (const auto& [tiles, steps] : {std::pair{48, 16}, {64, 6}}) {
-    const PairPlan plan = plan_pairs(tiles, steps, groups_hit(128, 32, 4), 132, whole_k);
-    EXPECT_EQ(plan.parts, 1);
-    EXPECT_EQ(plan.sets, 4);
+    const PairPlan cut = plan(tiles, steps, groups_hit(128, 32, 4), whole_k);
+    EXPECT_EQ(cut.parts, 1);
+    EXPECT_EQ(cut.sets, 4);
   }
-  EXPECT_EQ(plan_pairs(90, 23, groups_hit(32, 8, 2), 132, whole_k).parts, 0);
+  EXPECT_EQ(plan(90, 23, groups_hit(32, 8, 2), whole_k).parts, 0);
+}
+
+// A first product waits for ids and may have longer parts, where its blocks are shared out evenly:
+// Phi-3.5-MoE's one token, two tokens of Qwen3-235B-A22B by tiles of 32 rows, but not of
+// Phi-3.5-MoE, of whose 400 blocks four multiprocessors would have a fourth.
+TEST(PairPlan, LongPartsOfFirstProducts) {
+  constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
+  constexpr PairLimits whole_k{.least = 1, .most = 16, .longest = 16, .most_parts = 1};
+  PairSizes sizes{.tiles = 800, .steps = 32, .groups_hit = 2, .pairs = 2, .waits = true};
+  const auto parts = [&](const PairLimits& limits) {
+    return plan_pairs(sizes, limits, multiprocessors, shared_bytes).parts;
+  };
+  EXPECT_EQ(parts(four_bits), 1);
+  sizes.waits = false;
+  EXPECT_EQ(parts(four_bits), 0);
+  sizes = {.tiles = 96, .steps = 32, .groups_hit = 15.5, .pairs = 16, .tokens = 2, .waits = true};
+  EXPECT_EQ(parts(whole_k), 1);
+  sizes.steps = 33;
+  EXPECT_EQ(parts(whole_k), 0);
+  sizes = {.tiles = 400, .steps = 32, .groups_hit = 3.75, .pairs = 4, .tokens = 2, .waits = true};
+  EXPECT_EQ(parts(whole_k), 0);
+}
+
+// 24 warps of Qwen3-235B-A22B's first product have no room beside its row of 4096 in six blocks.
+TEST(PairPlan, BlocksThatFitSharedMemory) {
+  constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
+  PairSizes sizes{.tiles = 192, .steps = 32, .groups_hit = 8, .pairs = 8, .waits = true};
+  const auto cut = [&] { return plan_pairs(sizes, four_bits, multiprocessors, shared_bytes); };
+  EXPECT_EQ(cut().warps, 24);
+  sizes.row_bytes = 8320;
+  sizes.warp_bytes = 8 * 1152 + 512;
+  sizes.less_of_more = 2 * 1152;
+  EXPECT_EQ(cut().warps, 16);
+  EXPECT_EQ(cut().parts, 1);
 }
 
 TEST(PairPlan, GroupsThatPairsHit) {

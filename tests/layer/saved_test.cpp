@@ -93,7 +93,7 @@ TEST(SavedLayer, PackedExpertsStayPacked) {
     write_safetensors(other, tensors, metadata);
     EXPECT_NE(error_of([&] {
                 Layer::load_prepared(other, context);
-              }).find(test::on_gpu() ? "LayerOptions.format" : "the layer's options say mxfp4"),
+              }).find(test::on_gpu() ? "LayerOptions.rows" : "the layer's options say mxfp4"),
               std::string::npos);
   }
 }
