@@ -9,21 +9,21 @@ namespace shunt::cuda_engine {
 
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes) {
-  constexpr int block_warps = 4;   // or more
-  constexpr int own_bytes = 1024;  // of a block's shared memory, the GPU's
+  constexpr int block_warps = 4;  // or more
   constexpr int few_warps = 16, more_warps = 24;
   const int steps = sizes.steps;
   const auto blocks = [&](double groups, int sets) {
-    return std::ceil(groups * ((sizes.tiles + sets - 1) / sets));
+    const int of_group = (sizes.tiles + sets - 1) / sets;
+    return std::ceil(groups * of_group);
   };
   // As many parts as so many warps of a multiprocessor have room for.
   const auto fit = [&](int warps) {
     PairPlan plan;
-    const int warp_bytes = sizes.warp_bytes - (warps == few_warps ? 0 : sizes.less_of_more);
+    const int warp_bytes = warps == few_warps ? sizes.warp_bytes : sizes.more_warp_bytes;
     for (int parts = limits.least; parts <= std::min(limits.most_parts, steps); parts *= 2) {
       const int sets = std::max(1, block_warps / parts), of_block = parts * sets;
-      const std::int64_t room =
-          (shared_bytes + own_bytes) / (sizes.row_bytes + of_block * warp_bytes + own_bytes);
+      const int bytes = sizes.row_bytes + of_block * warp_bytes + own_shared_bytes;
+      const std::int64_t room = (shared_bytes + own_shared_bytes) / bytes;
       const double at_once =
           static_cast<double>(std::min<std::int64_t>(warps / of_block, room)) * multiprocessors;
       if (blocks(sizes.groups_hit, sets) <= at_once) plan = {parts, sets, warps};
@@ -37,10 +37,10 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   if (more.parts > std::max(1, few.parts) && steps <= longest_of_more * more.parts) return more;
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;
   // Longer ones pay where a product waits for ids, if its blocks are shared out evenly: the most
-  // that a multiprocessor has is what counts.
+  // that a multiprocessor has is what counts (measured: docs/notes/cuda-layer.md).
   constexpr int longest_of_first = 32;
   constexpr double even_for_one = 0.75, even_for_more = 0.95;
-  const double of_each = blocks(sizes.pairs, few.sets) / multiprocessors;
+  const double of_each = blocks(sizes.most_hit, few.sets) / multiprocessors;
   const bool even =
       of_each >= (sizes.tokens == 1 ? even_for_one : even_for_more) * std::ceil(of_each);
   const bool pays = sizes.waits && even && steps <= longest_of_first * few.parts;

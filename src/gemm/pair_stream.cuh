@@ -45,10 +45,15 @@ __host__ __device__ constexpr int staged_bytes(const PairArgs& args) {
 __host__ __device__ constexpr int all_staged_bytes(const PairArgs& args) {
   return staged_bytes(args) * (args.sum.out != nullptr ? args.sets : 1);
 }
-// A block's: rows, slots of each warp, its sums, and one token's results.
+// For a warp's slots and its sums.
+template <class P>
+constexpr int warp_bytes(int ring_bytes) {
+  return ring_bytes + 512 * P::blocks;
+}
+// A block's: rows, what its warps have, and one token's results.
 template <class P>
 constexpr int block_bytes(const PairArgs& args, int parts) {
-  return all_staged_bytes(args) + parts * args.sets * (args.ring_bytes + 512 * P::blocks) +
+  return all_staged_bytes(args) + parts * args.sets * warp_bytes<P>(args.ring_bytes) +
          (args.sum.out != nullptr ? 4 * args.sets * P::rows : 0);
 }
 inline constexpr int most_pair_threads = 512;
@@ -322,7 +327,7 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   while (parts > 0 && !fits()) parts /= 2;
   if (parts == 0) return false;
   const PairArgs summed = cut<P>(args, parts, args.pairs);
-  const int bytes = block_bytes<P>(summed, parts) + 1024;  // the GPU's own
+  const int bytes = block_bytes<P>(summed, parts) + own_shared_bytes;
   if (bytes > most_bytes || blocks * bytes > gpu.shared_bytes) return false;
   *args.sum.heard = true;
   launch_pair_stream<P, true>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
@@ -338,12 +343,12 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
   const PairPlan plan = plan_pairs({.tiles = tiles,
                                     .steps = args.steps,
                                     .groups_hit = groups_hit(args.groups, args.pairs, args.tokens),
-                                    .pairs = std::min(args.pairs, args.groups),
+                                    .most_hit = std::min(args.pairs, args.groups),
                                     .tokens = args.tokens,
                                     .waits = !args.early,
                                     .row_bytes = staged_bytes(args),
-                                    .warp_bytes = deep * slot + 512 * P<deep>::blocks,
-                                    .less_of_more = shallow > 0 ? (deep - shallow) * slot : 0},
+                                    .warp_bytes = warp_bytes<P<deep>>(deep * slot),
+                                    .more_warp_bytes = warp_bytes<P<deep>>(shallow * slot)},
                                    limits, gpu.multiprocessors, gpu.shared_bytes);
   if (plan.parts == 0) return false;
   if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args)) return true;

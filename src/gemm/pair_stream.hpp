@@ -79,15 +79,16 @@ struct PairLimits {
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
 struct PairSizes {
-  int tiles, steps;      // of a group
-  double groups_hit;     // where routing is uniform
-  int pairs = 1;         // no more groups are hit
-  int tokens = 1;        // of the pairs
-  bool waits = false;    // for the ids, before any weights: a layer's first product
-  int row_bytes = 0;     // a block's, for rows
-  int warp_bytes = 0;    // a warp's, of 16 on a multiprocessor
-  int less_of_more = 0;  // by how much a warp of 24 has less
+  int tiles, steps;   // of a group
+  double groups_hit;  // where routing is uniform
+  int most_hit = 1;
+  int tokens = 1;
+  bool waits = false;  // for the ids, before any weights: a layer's first product
+  int row_bytes = 0;   // a block's, for rows
+  int warp_bytes = 0, more_warp_bytes = 0;  // a warp's, of 16 and of 24 on a multiprocessor
 };
+// Of a block's shared memory, the GPU's own.
+inline constexpr int own_shared_bytes = 1024;
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes);
 // Groups that so many pairs of different tokens hit where routing is uniform.

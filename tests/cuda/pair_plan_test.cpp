@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "gemm/pair_stream.hpp"
@@ -10,7 +11,7 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr int multiprocessors = 132;
-constexpr std::int64_t shared_bytes = 227 * 1024;
+constexpr std::int64_t shared_bytes = std::int64_t{227} * 1024;
 
 PairPlan plan(int tiles, int steps, double hit, const PairLimits& limits) {
   return plan_pairs({.tiles = tiles, .steps = steps, .groups_hit = hit}, limits, multiprocessors,
@@ -77,30 +78,32 @@ TEST(PairPlan, OfKnownLayers) {
 TEST(PairPlan, LongPartsOfFirstProducts) {
   constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
   constexpr PairLimits whole_k{.least = 1, .most = 16, .longest = 16, .most_parts = 1};
-  PairSizes sizes{.tiles = 800, .steps = 32, .groups_hit = 2, .pairs = 2, .waits = true};
+  PairSizes sizes{.tiles = 800, .steps = 32, .groups_hit = 2, .most_hit = 2, .waits = true};
   const auto parts = [&](const PairLimits& limits) {
     return plan_pairs(sizes, limits, multiprocessors, shared_bytes).parts;
   };
   EXPECT_EQ(parts(four_bits), 1);
   sizes.waits = false;
   EXPECT_EQ(parts(four_bits), 0);
-  sizes = {.tiles = 96, .steps = 32, .groups_hit = 15.5, .pairs = 16, .tokens = 2, .waits = true};
+  sizes = {
+      .tiles = 96, .steps = 32, .groups_hit = 15.5, .most_hit = 16, .tokens = 2, .waits = true};
   EXPECT_EQ(parts(whole_k), 1);
   sizes.steps = 33;
   EXPECT_EQ(parts(whole_k), 0);
-  sizes = {.tiles = 400, .steps = 32, .groups_hit = 3.75, .pairs = 4, .tokens = 2, .waits = true};
+  sizes = {
+      .tiles = 400, .steps = 32, .groups_hit = 3.75, .most_hit = 4, .tokens = 2, .waits = true};
   EXPECT_EQ(parts(whole_k), 0);
 }
 
 // 24 warps of Qwen3-235B-A22B's first product have no room beside its row of 4096 in six blocks.
 TEST(PairPlan, BlocksThatFitSharedMemory) {
   constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
-  PairSizes sizes{.tiles = 192, .steps = 32, .groups_hit = 8, .pairs = 8, .waits = true};
+  PairSizes sizes{.tiles = 192, .steps = 32, .groups_hit = 8, .most_hit = 8, .waits = true};
   const auto cut = [&] { return plan_pairs(sizes, four_bits, multiprocessors, shared_bytes); };
   EXPECT_EQ(cut().warps, 24);
   sizes.row_bytes = 8320;
   sizes.warp_bytes = 8 * 1152 + 512;
-  sizes.less_of_more = 2 * 1152;
+  sizes.more_warp_bytes = 6 * 1152 + 512;
   EXPECT_EQ(cut().warps, 16);
   EXPECT_EQ(cut().parts, 1);
 }
