@@ -97,6 +97,21 @@ template <int shift, int i>
 SHUNT_INLINE __m256i dense3_window(Words a) {  // into byte i
   return _mm256_and_si256(shifted<shift - 5 * i>(a), _mm256_set1_epi32(63 << (8 * i)));
 }
+template <int shift>
+SHUNT_INLINE __m256i dense3_from(Words a) {
+  return _mm256_or_si256(_mm256_or_si256(dense3_window<shift, 0>(a), dense3_window<shift, 1>(a)),
+                         _mm256_or_si256(dense3_window<shift, 2>(a), dense3_window<shift, 3>(a)));
+}
+// Of k from 4 p on in a column's three words.
+template <int p>
+SHUNT_INLINE __m256i dense3_windows(const Words (&word)[3]) {
+  constexpr int bit = 12 * p - 3, at = bit < 0 ? 0 : bit / 32, shift = bit - 32 * at;
+  if constexpr (shift > 32 - 15) {
+    return dense3_from<0>(funnel<shift>(word[at], word[at < 2 ? at + 1 : 2]));
+  } else {
+    return dense3_from<shift>(word[at]);
+  }
+}
 SHUNT_INLINE __m256i dense3_bytes(const std::uint8_t* table, __m256i windows) {
   const __m256i odd = _mm256_slli_epi16(windows, 3), last = _mm256_slli_epi16(windows, 2);
   const __m256i a = _mm256_shuffle_epi8(byte_table(table), windows);
@@ -107,9 +122,7 @@ SHUNT_INLINE __m256i dense3_bytes(const std::uint8_t* table, __m256i windows) {
 }
 template <int shift>
 SHUNT_INLINE Dense3Four<shift> dense3_four(Words a) {
-  const __m256i windows =
-      _mm256_or_si256(_mm256_or_si256(dense3_window<shift, 0>(a), dense3_window<shift, 1>(a)),
-                      _mm256_or_si256(dense3_window<shift, 2>(a), dense3_window<shift, 3>(a)));
+  const __m256i windows = dense3_from<shift>(a);
   const __m256i low = dense3_bytes(dense3_bytes_of_bf16.lower, windows);
   const __m256i high = dense3_bytes(dense3_bytes_of_bf16.upper, windows);
   // Woven, a column's four numbers are in two words side by side.

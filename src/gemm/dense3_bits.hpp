@@ -21,3 +21,14 @@ struct Dense3Bits {
     return _mm512_multishift_epi64_epi8(places, bits[half][o / 2]);
   }
 };
+
+// From bytes of eight k, of columns 0, 1 of every four and of 2, 3: four k of all columns, and the
+// other four.
+struct Dense3Fours {
+  __m512i of[2];
+  SHUNT_INLINE Dense3Fours(__m512i first, __m512i second) {
+    const __m512 a = _mm512_castsi512_ps(first), b = _mm512_castsi512_ps(second);
+    of[0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+    of[1] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+  }
+};

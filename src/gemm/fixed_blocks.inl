@@ -43,7 +43,8 @@ SHUNT_INLINE void swap_middle(std::int16_t* four) {
   __builtin_memcpy(four, &bits, sizeof bits);
 }
 
-template <class Codes>
+// `less`: bits of 16.
+template <class Codes, std::uint32_t less = 0>
 bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
   const std::size_t padded = (k + fixed_step - 1) / fixed_step * fixed_step;
   auto* block = static_cast<FixedBlock*>(to);
@@ -53,14 +54,14 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
     const std::size_t end = begin + group < padded ? begin + group : padded;
     const std::uint32_t exponent = block_exponent(from, begin, end);
     if (exponent == 255) return false;
-    const float factor = power_of_bits(268 - exponent);
+    const float factor = power_of_bits(268 - less - exponent);
     std::int32_t sum = 0;
     for (std::size_t i = begin; i < end; ++i) {
       const std::int32_t n = nearest(from[i] * factor);
       numbers[i] = static_cast<std::int16_t>(n);
       sum += n;
     }
-    *block = {power_of_bits(exponent - 14) * Codes::unit, -Codes::more * sum};
+    *block = {power_of_bits(exponent - 14 + less) * Codes::unit, -Codes::more * sum};
   }
   if constexpr (Codes::of_bytes) {
     for (std::size_t i = 0; i < padded; i += 4) swap_middle(numbers + i);
@@ -68,25 +69,24 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
   return true;
 }
 
-// In bytes, as dense3 wants them.
+// In two bytes a number.
 SHUNT_INLINE bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
   auto* block = static_cast<FixedBlock*>(to);
   auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
   for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
     const std::uint32_t exponent = block_exponent(from, begin, begin + group);
     if (exponent == 255) return false;
-    const float factor = power_of_bits(267 - exponent);
-    std::int32_t upper_sum = 0, lower_sum = 0;
+    const float factor = power_of_bits(268 - fixed_dense3_less - exponent);
+    std::int32_t sum = 0;
     for (std::size_t i = 0; i < group; ++i) {
       const std::int32_t n = nearest(from[begin + i] * factor);
       const std::int32_t upper = (n + 128) >> 8, lower = n - 256 * upper;
       numbers[i] = static_cast<signed char>(upper);
       numbers[group + i] = static_cast<signed char>(lower);
-      upper_sum += upper;
-      lower_sum += lower;
+      sum += n;
     }
-    *block = {power_of_bits(exponent - 13) * fixed_dense3_unit,
-              65536 * upper_sum + (lower_sum & 0xffff)};
+    *block = {power_of_bits(exponent - 14 + fixed_dense3_less) * dense3_unit,
+              -fixed_dense3_more * sum};
   }
   return true;
 }
@@ -127,15 +127,13 @@ void fixed_multiply(const PackedProduct& p) {
   }
 }
 
-// The tiles of a kernel whose step is a whole group, with a header of e4m3 scales. Kernel has group,
-// code_bytes, columns(), most_rows; Tables, looked up in; fetch_codes(), of a vector of columns; and
-// sums<rows>(), a group's integers as f32.
+// The tiles of a kernel whose step is a whole group, with a header of e4m3 scales. Kernel has
+// group, code_bytes, columns(), most_rows; Tables, looked up in; fetch_codes<level>(), of a vector
+// of columns; and sums<rows>(), a group's integers as f32.
 template <class Kernel>
 struct ByGroups {
   static constexpr std::size_t header_bytes = 64;
-  static std::size_t group_bytes(const PackedProduct&) {
-    return header_bytes + Kernel::code_bytes;
-  }
+  static std::size_t group_bytes(const PackedProduct&) { return header_bytes + Kernel::code_bytes; }
   static const char* codes_at(const PackedProduct& p) { return p.panel; }
 
   template <int rows, int wide>
@@ -158,10 +156,13 @@ struct ByGroups {
     for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {
       const char* const header = at;
       at += header_bytes;
-      if (column == 0) __builtin_prefetch(header + ahead, 0, 3);
+      // One row takes a line at a time from memory's way to the L1; where several pass over a part,
+      // the next one waits in the L2.
+      constexpr int level = rows == 1 ? 3 : 2;
+      if (column == 0) __builtin_prefetch(header + ahead, 0, level);
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
         const std::size_t c = column + lanes(v);
-        Kernel::fetch_codes(at + ahead, c);
+        Kernel::template fetch_codes<level>(at + ahead, c);
         F32 integers[rows];
         Kernel::template sums<rows>(tables, at, c, tile.row, block, x, integers);
         const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);

@@ -1,6 +1,5 @@
 // dense3 times many rows in blocks of integers (fixed_rows.hpp) by tiles of bytes: the sums of
-// fixed_dense3_avx512_vbmi.cpp, upper by upper bytes, upper by lower and lower by lower, in three
-// tiles.
+// fixed_dense3_avx512_vbmi.cpp, of rows' upper bytes and of their lower ones, in two tiles.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -47,13 +46,12 @@ void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t
       });
 }
 
-// Tiles 0 to 2: sums of upper bytes, of upper by lower, and of lower; 4, 5: rows' upper and lower
-// bytes; 6, 7: weights'.
+// Tiles 0, 1: sums of rows' upper and lower bytes; 2, 3: these; 4: weights.
 void configure(std::size_t rows) {
   AmxConfig config;
-  for (int t = 0; t < 8; ++t) {
-    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? rows : group_k / 4);
-    config.row_bytes[t] = static_cast<std::uint16_t>(t == 4 || t == 5 ? group_k : 64);
+  for (int t = 0; t < 5; ++t) {
+    config.rows[t] = static_cast<std::uint8_t>(t < 4 ? rows : group_k / 4);
+    config.row_bytes[t] = static_cast<std::uint16_t>(t == 2 || t == 3 ? group_k : 64);
   }
   config.load();
 }
@@ -90,39 +88,27 @@ class Tiles {
     SHUNT_UNROLL for (int word = 0; word < 3; ++word) {
       __builtin_prefetch(words + ahead + std::ptrdiff_t{256} * word, 0, 2);
     }
-    const __m512i signed_upper = _mm512_load_si512(dense3_integers.signed_upper);
-    const __m512i lower = _mm512_load_si512(dense3_integers.lower);
+    const __m512i numbers = _mm512_load_si512(dense3_numbers);
     const Dense3Bits bits(words);
     each<0, 4>([&]<int o>() SHUNT_LAMBDA {
-      const __m512i first = bits.windows<o>(0), second = bits.windows<o>(1);
-      put(weights[g][0][std::size_t{2} * o], _mm512_permutexvar_epi8(first, signed_upper),
-          _mm512_permutexvar_epi8(second, signed_upper));
-      put(weights[g][1][std::size_t{2} * o], _mm512_permutexvar_epi8(first, lower),
-          _mm512_permutexvar_epi8(second, lower));
+      const Dense3Fours fours(_mm512_permutexvar_epi8(bits.windows<o>(0), numbers),
+                              _mm512_permutexvar_epi8(bits.windows<o>(1), numbers));
+      SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
+        _mm512_store_si512(weights[g][2 * o + h], fours.of[h]);
+      }
     });
-  }
-  // Eight k of columns 0, 1 and of 2, 3 of each lane: four of all, then the other four.
-  SHUNT_INLINE static void put(char* to, __m512i first, __m512i second) {
-    const __m512 a = _mm512_castsi512_ps(first), b = _mm512_castsi512_ps(second);
-    _mm512_store_ps(to, _mm512_shuffle_ps(a, b, 0x88));
-    _mm512_store_ps(to + 64, _mm512_shuffle_ps(a, b, 0xdd));
   }
 
   SHUNT_INLINE void multiply(const char* rows, std::size_t g) {
     tile_zero<0>();
     tile_zero<1>();
-    tile_zero<2>();
-    tile_load<4>(rows, 64);
-    tile_load<5>(rows + group_k, 64);
-    tile_load<6>(weights[g][0], 64);
-    tile_load<7>(weights[g][1], 64);
-    __asm__ volatile("tdpbssd %tmm6,%tmm4,%tmm0");
-    __asm__ volatile("tdpbssd %tmm6,%tmm5,%tmm1");
-    __asm__ volatile("tdpbsud %tmm7,%tmm5,%tmm2");
-    __asm__ volatile("tdpbsud %tmm7,%tmm4,%tmm1");
+    tile_load<2>(rows, 64);
+    tile_load<3>(rows + group_k, 64);
+    tile_load<4>(weights[g], 64);
+    __asm__ volatile("tdpbssd %tmm4,%tmm2,%tmm0");
+    __asm__ volatile("tdpbssd %tmm4,%tmm3,%tmm1");
     tile_store<0>(sums[g][0], 64);
     tile_store<1>(sums[g][1], 64);
-    tile_store<2>(sums[g][2], 64);
   }
 
   SHUNT_INLINE void add(std::size_t first, const float* units, std::size_t groups) {
@@ -131,11 +117,9 @@ class Tiles {
     for (std::size_t r = 0; r < count; ++r, to += 64) {
       F32 sum = load(to);
       for (std::size_t g = 0; g < groups; ++g) {
-        const __m512i below =
-            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[g][1][r]), 8),
-                             _mm512_load_si512(sums[g][2][r]));
-        const F32 above{_mm512_cvtepi32_ps(_mm512_load_si512(sums[g][0][r]))};
-        const F32 whole = fma(above, set1(65536), {_mm512_cvtepi32_ps(below)});
+        const F32 whole{_mm512_cvtepi32_ps(
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[g][0][r]), 8),
+                             _mm512_load_si512(sums[g][1][r])))};
         sum = fma(mul(whole, set1(units[g * amx_rows + r])), load(scale[g]), sum);
       }
       store(to, sum);
@@ -145,9 +129,9 @@ class Tiles {
   const PackedProduct& p;
   const char* const rows_at;
   const std::size_t column;
-  alignas(64) char weights[most_groups][2][group_k / 4][64];
+  alignas(64) char weights[most_groups][group_k / 4][64];
   alignas(64) float scale[most_groups][16];
-  alignas(64) std::int32_t sums[most_groups][3][amx_rows][16];
+  alignas(64) std::int32_t sums[most_groups][2][amx_rows][16];
 };
 
 void multiply(const PackedProduct& p) {

@@ -1,6 +1,6 @@
 // Rows in blocks of 16-bit integers, for products with codes that are small integers themselves:
-// int4 less its zero point, e2m1 doubled (also two of four, times 256), and int8; and dense3, whose
-// numbers are integers of 16 bits. Sums of a block are then integers, and exact.
+// int4 less its zero point, e2m1 doubled (also two of four, times 256), int8, and dense3's numbers.
+// Sums of a block are then integers, and exact.
 //
 // A row that was rounded to bf16 or f16 is cut at the weights' groups of k, or, where a column has
 // one scale for all of k (int8), into blocks of 64. Of a block whose largest number lies in
@@ -19,25 +19,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/dense3_numbers.hpp"
 #include "gemm/packed_kernels.hpp"
 
 namespace shunt::cpu_engine {
 
 // In memory: the blocks, then the numbers, filled up with zeros to a multiple of 32. A number is 16
-// bits; for dense3, of a block of 32 first the upper bytes and then the lower ones, both signed.
+// bits; rows in bytes have of a block of 32 first the upper bytes and then the lower ones, both
+// signed.
 struct FixedBlock {
   float unit;  // 2^(e-14), times the unit of the codes
-  // What the products of codes that are more than they mean add, negated; for dense3 the sums of
-  // upper bytes, in the upper half, and of lower ones.
+  // What the products of codes that are more than they mean add, negated.
   std::int32_t start;
 };
 constexpr std::size_t fixed_step = 32;
 // The integers of a larger block, times 16, might not be summed in 32 bits.
 constexpr std::size_t most_fixed_group = 2048;
 constexpr std::size_t fixed_byte_group = 64;  // of int8
-// dense3's numbers are integers of this; multiplied with so many times 256 more.
-constexpr float fixed_dense3_unit = 0x1p-13F;
-constexpr std::int32_t fixed_dense3_more = 105;
+// dense3: with so many more its numbers are positive bytes; its rows have so many bits less.
+constexpr int fixed_dense3_more = 128;
+constexpr std::uint32_t fixed_dense3_less = 1;
 constexpr std::size_t fixed_numbers_at(std::size_t k, std::size_t group) {
   return (k + group - 1) / group * sizeof(FixedBlock);
 }
@@ -50,8 +51,7 @@ struct FixedFormat {
   // False: it holds an infinity or a NaN, and `to` nothing of use.
   bool (*row)(const float* from, std::size_t k, std::size_t group, void* to) = nullptr;
   // Of such rows; `group` is theirs. sums[r][c] = fma(f32(sum of a block) * unit, scale,
-  // sums[r][c]), one block after the other; the sum is rounded once when it becomes f32, dense3's
-  // once more, for it comes in two parts. Columns are cut as PackedKernels' are.
+  // sums[r][c]), one block after the other; the sum is rounded once when it becomes f32. Columns are cut as PackedKernels' are.
   PackedKernel multiply = nullptr;
 };
 struct FixedKernels {
@@ -61,13 +61,14 @@ struct FixedKernels {
 };
 namespace avx2 {
 extern const FixedKernels fixed_kernels;
-}
+extern const FixedFormat fixed_dense3;  // of each four numbers as for int8
+}  // namespace avx2
 namespace avx512_vnni {
 extern const FixedKernels fixed_kernels;
 extern const FixedFormat fixed_sparse;
 }  // namespace avx512_vnni
 namespace avx512_vbmi {
-extern const FixedFormat fixed_dense3;
+extern const FixedFormat fixed_dense3;  // rows in bytes
 }
 
 }  // namespace shunt::cpu_engine

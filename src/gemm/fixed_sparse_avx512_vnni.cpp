@@ -54,9 +54,10 @@ struct SparseFixed : ByGroups<SparseFixed> {
         _mm512_set4_epi32(static_cast<std::int32_t>(0xf4f8fafcU),
                           static_cast<std::int32_t>(0xfdfeff00U), 0x0c080604, 0x03020100);
   };
+  template <int level>
   SHUNT_INLINE static void fetch_codes(const char* at, std::size_t column) {
-    if (column % 32 == 0) __builtin_prefetch(at + 2 * column, 0, 3);
-    __builtin_prefetch(at + 128 + 4 * column, 0, 3);
+    if (column % 32 == 0) __builtin_prefetch(at + 2 * column, 0, level);
+    __builtin_prefetch(at + 128 + 4 * column, 0, level);
   }
 
   template <int rows>

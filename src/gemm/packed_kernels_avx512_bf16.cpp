@@ -222,37 +222,6 @@ struct E4m3Dot : Pairs {
   }
 };
 
-// A window of six bits a k, three bits on for the next: of two words of a column side by side,
-// `vpmultishiftqb` takes eight windows at once, and a look-up of half-words needs every other.
-struct Dense3Dot : FourK {
-  static constexpr int step_k = 32, step_bytes = 768, dots = 16;
-  struct Tables {
-    __m512i low = _mm512_loadu_si512(dense3_bf16), high = _mm512_loadu_si512(dense3_bf16 + 32);
-  };
-  using Group = NoGroup;
-  struct State {
-    __m512i columns[2][2];  // [0, 1 or 2, 3 of every four][k 0 to 15 or 16 to 31]
-  };
-  SHUNT_INLINE static Group group(const char*, std::size_t) { return {}; }
-  SHUNT_INLINE static State state(const Tables&, const Group&, const char* step, std::size_t column,
-                                  bool) {
-    const char* const at = step + 4 * column;
-    const __m512i a = load_words(at).v, b = load_words(at + 256).v, c = load_words(at + 512).v;
-    // Before the first bits stand three zeros.
-    return {{{_mm512_slli_epi64(_mm512_unpacklo_epi32(a, b), 3), _mm512_unpacklo_epi32(b, c)},
-             {_mm512_slli_epi64(_mm512_unpackhi_epi32(a, b), 3), _mm512_unpackhi_epi32(b, c)}}};
-  }
-  // j: [four k][columns]. Eight windows are laid 0, 4, 1, 5, 2, 6, 3, 7: a byte each.
-  template <int j>
-  SHUNT_INLINE static __m512i weight(const Tables& t, const State& s) {
-    constexpr int k = j / 4 * 8, bit = k < 16 ? 3 * k : 3 * k - 35;
-    const __m512i places = _mm512_set1_epi64(0x150912060f030c00LL + 0x0101010101010101LL * bit);
-    const __m512i windows = _mm512_multishift_epi64_epi8(places, s.columns[j % 2][k < 16 ? 0 : 1]);
-    return _mm512_permutex2var_epi16(t.low, j / 2 % 2 == 0 ? windows : half_words_right<8>(windows),
-                                     t.high);
-  }
-};
-
 // Sixteen k of which eight are kept. A row's four numbers, in every lane, are looked up in by the
 // places of a column's two: bits above the second of an index choose among copies.
 struct SparseDot : OneChain {
@@ -406,7 +375,7 @@ const PackedKernels packed_kernels = {
         },
     .int8 = packed_multiply<PackedDot<Int8Dot, PackedScale::column>>,
     .int4 = packed_multiply<PackedDot<Int4Dot, PackedScale::f16, PackedScale::bf16>>,
-    .dense3 = packed_multiply<PackedDot<Dense3Dot, PackedScale::e4m3>>,
+    .dense3 = nullptr,  // its rows become integers
     .sparse = packed_multiply<PackedDot<SparseDot, PackedScale::e4m3>>,
     .tile_rows = 6,
 };

@@ -372,7 +372,7 @@ const PackedKernels& packed_kernels([[maybe_unused]] Isa isa, [[maybe_unused]] b
 }
 
 bool packed_dots(Isa isa, Format format) {
-  if (isa == Isa::avx512_bf16) return true;
+  if (isa == Isa::avx512_bf16) return format != Format::dense3;
   const bool e4m3 = format == Format::fp8_tensor || format == Format::fp8_channel ||
                     format == Format::fp8_block || format == Format::mxfp8;
   return isa == Isa::amx_bf16 && e4m3;
@@ -411,7 +411,7 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 : static_cast<std::size_t>(panels.group());
   if (dtype == DType::f32 || group > most_fixed_group) return {};
   const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
-  const bool vnni = isa >= Isa::avx512 && features().avx512_vnni && !dot;
+  const bool has_vnni = isa >= Isa::avx512 && features().avx512_vnni, vnni = has_vnni && !dot;
   static const FixedKernels none;
   const FixedKernels& kernels = isa == Isa::avx2 ? avx2::fixed_kernels
                                 : vnni           ? avx512_vnni::fixed_kernels
@@ -441,8 +441,10 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
       return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{},
                      of_pairs(amx_bf16::sparse_pairs));
     case Format::dense3:
-      return product(vnni && vbmi ? avx512_vbmi::fixed_dense3 : FixedFormat{},
-                     bytes ? amx_int8::dense3_tiles : FixedTiles{});
+      if (has_vnni && vbmi) {
+        return product(avx512_vbmi::fixed_dense3, bytes ? amx_int8::dense3_tiles : FixedTiles{});
+      }
+      return product(isa >= Isa::avx2 ? avx2::fixed_dense3 : FixedFormat{});
     default:
       break;
   }

@@ -78,23 +78,19 @@ inline double plain_weight(const PackedMatrix& m, std::int64_t n, std::int64_t k
       return ((k % 2 == 0 ? pair & 15 : pair >> 4) - zero) * plain_float(m.scales, at);
     }
     case Format::dense3: {
-      // The numbers in hexadecimal bf16, as docs/formats.md lists them.
+      // The numbers times 32, as docs/formats.md lists them.
       static const int table[64] = {
-          0xc02c, 0xbfe5, 0xc02b, 0xbff4, 0xc051, 0xbfea, 0xc023, 0xbff2, 0xbfc5, 0xbf76, 0xbfaf,
-          0xbf57, 0xbfab, 0xbf63, 0xbfb4, 0xbf7f, 0xbf5e, 0xbedc, 0xbf4f, 0xbeb0, 0xbf48, 0xbec1,
-          0xbf50, 0xbedb, 0xbebc, 0xbca1, 0xbec8, 0x3ca1, 0xbec1, 0x3c2e, 0xbeb9, 0x3bcc, 0x3d42,
-          0x3ec0, 0xbc78, 0x3ebc, 0xbc96, 0x3ecb, 0x3d09, 0x3edb, 0x3efa, 0x3f53, 0x3ec4, 0x3f40,
-          0x3eb0, 0x3f4d, 0x3ee3, 0x3f6a, 0x3f88, 0x3fb7, 0x3f6a, 0x3fab, 0x3f5c, 0x3fb0, 0x3f7c,
-          0x3fc8, 0x4001, 0x4028, 0x3fee, 0x4052, 0x3fec, 0x4029, 0x3fe7, 0x4030};
+          -86, -57, -86, -61, -105, -59, -82, -61, -49, -31, -44, -27, -43, -28, -45, -32,
+          -28, -14, -26, -11, -25,  -12, -26, -14, -12, -1,  -13, 1,   -12, 0,   -12, 0,
+          2,   12,  0,   12,  -1,   13,  1,   14,  16,  26,  12,  24,  11,  26,  14,  29,
+          34,  46,  29,  43,  28,   44,  32,  50,  64,  84,  60,  106, 59,  85,  58,  87};
       const std::int64_t first = (n * cut(32) + k / 32) * 12, bit = 3 * (k % 32);
       const auto one = [&](std::int64_t b) {
         return b < 0 ? 0 : byte(m.values, first + b / 8) >> (b % 8) & 1;
       };
       int window = 0;
       for (int i = 0; i < 6; ++i) window |= one(bit - 3 + i) << i;
-      const auto bits = static_cast<std::uint16_t>(table[window]);
-      return plain_float(view(&bits, DType::bf16, {1}), 0) *
-             plain_e4m3(byte(m.scales, n * cut(32) + k / 32)) * global;
+      return table[window] / 32.0 * plain_e4m3(byte(m.scales, n * cut(32) + k / 32)) * global;
     }
     case Format::sparse_nvfp4: {
       const int place = byte(m.positions, n * cut(8) + k / 8) >> (k % 8 < 4 ? 0 : 4) & 15;

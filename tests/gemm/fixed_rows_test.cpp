@@ -52,20 +52,24 @@ class FixedRows : public testing::TestWithParam<Case> {
   // Of its codes, and what is added to them.
   double unit() const {
     if (format().format == Format::sparse_nvfp4) return 0.5 / 256;
-    return in_dense3() ? static_cast<double>(cpu_engine::fixed_dense3_unit) : in_e2m1() ? 0.5 : 1;
+    return in_dense3() ? static_cast<double>(dense3_unit) : in_e2m1() ? 0.5 : 1;
   }
   int more() const {
     if (format().format == Format::sparse_nvfp4) return 0;
-    return in_e2m1() ? 12 : format().format == Format::int8 ? 128 : 1;
+    return in_e2m1() ? 12 : format().format == Format::int8 || in_dense3() ? 128 : 1;
   }
   bool in_e2m1() const {
     return format().format == Format::nvfp4 || format().format == Format::mxfp4;
   }
   bool in_dense3() const { return format().format == Format::dense3; }
+  bool in_bytes() const {
+    const cpu_engine::Features& cpu = cpu_engine::features();
+    return in_dense3() && isa() >= Isa::avx512 && cpu.avx512_vnni && cpu.avx512_vbmi;
+  }
   // The i-th number of a row of `size`.
   int number(const std::vector<char>& bytes, std::size_t size, std::size_t i) const {
     const char* const numbers = bytes.data() + cpu_engine::fixed_numbers_at(size, product().group);
-    if (in_dense3()) {
+    if (in_bytes()) {
       const std::size_t at = i / 32 * 64 + i % 32;
       return 256 * static_cast<signed char>(numbers[at]) +
              static_cast<signed char>(numbers[at + 32]);
@@ -76,7 +80,7 @@ class FixedRows : public testing::TestWithParam<Case> {
   }
   // Where the i-th number of a row stands.
   std::size_t place(std::size_t i) const {
-    if (format().format != Format::int8) return i;
+    if (format().format != Format::int8 && !in_dense3()) return i;
     return i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
   }
 
@@ -156,12 +160,7 @@ TEST_P(FixedRows, MoveNoFurtherThanTheySay) {
             ASSERT_LE(std::fabs(means - row[i]), moves[i]) << "k " << k << ", number " << i;
           }
         }
-        if (in_dense3()) {
-          EXPECT_EQ(256 * (block.start >> 16) + static_cast<std::int16_t>(block.start & 0xffff),
-                    sum);
-        } else {
-          EXPECT_EQ(-more() * sum, block.start);
-        }
+        EXPECT_EQ(-more() * sum, block.start);
       }
     }
   }
@@ -313,8 +312,9 @@ TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
       EXPECT_EQ(fixes_rows(isa, {format}, DType::f16), isa == Isa::avx2 || vnni);
     }
     EXPECT_EQ(fixes_rows(isa, {Format::sparse_nvfp4}, DType::f16), vnni);
-    EXPECT_EQ(fixes_rows(isa, {Format::dense3}, DType::f16),
-              vnni && cpu_engine::features().avx512_vbmi);
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      EXPECT_EQ(fixes_rows(isa, {Format::dense3}, dtype), isa >= Isa::avx2);
+    }
     EXPECT_EQ(fixes_rows(isa, {Format::mxfp4}, DType::bf16),
               isa == Isa::avx2 || (vnni && isa != Isa::avx512_bf16));
   }
