@@ -1,5 +1,5 @@
-// The 64 numbers of dense3's code book (dense3.hpp), for files that are compiled for one instruction
-// set as well: nothing of the standard library.
+// The 64 numbers of dense3's code book (dense3.hpp), for files that are compiled for one
+// instruction set as well: nothing of the standard library.
 #pragma once
 
 namespace shunt {

@@ -51,7 +51,8 @@ struct FixedFormat {
   // False: it holds an infinity or a NaN, and `to` nothing of use.
   bool (*row)(const float* from, std::size_t k, std::size_t group, void* to) = nullptr;
   // Of such rows; `group` is theirs. sums[r][c] = fma(f32(sum of a block) * unit, scale,
-  // sums[r][c]), one block after the other; the sum is rounded once when it becomes f32. Columns are cut as PackedKernels' are.
+  // sums[r][c]), one block after the other; the sum is rounded once when it becomes f32. Columns
+  // are cut as PackedKernels' are.
   PackedKernel multiply = nullptr;
 };
 struct FixedKernels {

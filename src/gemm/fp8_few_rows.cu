@@ -25,7 +25,9 @@
 //
 // With tiles of up to 16 rows two blocks share a multiprocessor, half of the shared memory each:
 // one goes on while the other ends a tile, and of a layer's second product weights are on their way
-// before the first one has ended. Registers go from those that multiply to those that round.
+// before the first one has ended. Rows are rounded two pairs at a time there, and registers do not
+// go from warp to warp: otherwise sums came out wrong now and then while a shared expert's products
+// ran on another stream, why is open (docs/notes/cuda-fp8.md). So a layer runs nothing beside it.
 //
 // Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
 // H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
@@ -45,6 +47,10 @@ namespace shunt::cuda_engine {
 
 namespace {
 
+// How rows come. To be rounded: from 32 bits; from 16, in whole pieces of eight numbers at
+// multiples of 16 bytes, unweighted; from 16 bits or fp8 anywhere. Or fp8 that is copied.
+enum class Rows { wide, narrow, anywhere, pieces };
+
 template <int tokens_>
 struct FewTile {
   static constexpr int tokens = tokens_;
@@ -52,8 +58,8 @@ struct FewTile {
   static constexpr int step = 128;  // along k
   static constexpr int threads = 416;
   // Pairs of rows that a warp has in registers at once, of 16 or of 32 bits.
-  static constexpr int pairs = tokens <= 16 ? 4 : 8;
-  static constexpr int wide_pairs = 4;
+  static constexpr int pairs = tokens <= 16 ? 2 : 8;
+  static constexpr int wide_pairs = tokens <= 16 ? 2 : 4;
   static constexpr int weight_bytes = rows * step, stage_bytes = weight_bytes + tokens * step;
   static constexpr int scales = 4 + tokens;  // floats of a stage: weights', tokens'
   static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
@@ -72,9 +78,10 @@ struct FewTile {
 
 #if defined(SHUNT_SM_90A)
 
-// Eight numbers of a row as they lie in memory: f32, or 16 bits or fp8.
-template <bool wide>
+// Eight numbers of a row as they lie in memory.
+template <Rows rows>
 struct Eight {
+  static constexpr bool wide = rows == Rows::wide;
   std::uint32_t word[wide ? 8 : 4];
 
   // Numbers k .. k + 7 of the row at `row`; zeros past `end`.
@@ -84,6 +91,11 @@ struct Eight {
 #pragma unroll
     for (int i = 0; i < words; ++i) word[i] = 0;
     if (k >= end) return;
+    if constexpr (rows == Rows::narrow) {
+      const uint4 a = __ldg(reinterpret_cast<const uint4*>(row + 2 * k));
+      word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
+      return;
+    }
     if (aligned && k + 8 <= end) {
       if (!wide && fp8) {
         const uint2 a = __ldg(reinterpret_cast<const uint2*>(row + k));
@@ -132,9 +144,6 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 }
 
 #endif
-
-// How rows come: to be rounded, from 32 or 16 bits (fp8 that lies anywhere too), or copied.
-enum class Rows { wide, narrow, pieces };
 
 template <class S, Rows rows>
 __global__ void __launch_bounds__(S::threads, S::together)
@@ -226,7 +235,6 @@ __global__ void __launch_bounds__(S::threads, S::together)
                S::stages * S::weight_bytes, lane);
     if (split > 1) cluster_wait();
   } else if (rows == Rows::pieces && warp < 4) {
-    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 16 part .. 16 part + 15 of rows line + 4 c of a step, and the scale of row `lane`.
     const int line = lane / 8, part = lane % 8;
     const std::uint32_t ring =
@@ -276,14 +284,13 @@ __global__ void __launch_bounds__(S::threads, S::together)
     }
     if (split > 1) cluster_wait();
   } else if (warp < 4) {
-    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 8 part .. 8 part + 7 of rows 2 c + half of a step.
     constexpr int pairs = wide ? S::wide_pairs : S::pairs, chunks = S::tokens / 2 / pairs;
     const int half = lane / 16, part = lane % 16;
     const std::uint32_t ring = shared_address(stages) + S::weight_bytes +
                                static_cast<std::uint32_t>(half * 128 + part % 2 * 8);
     const std::uint32_t piece = static_cast<std::uint32_t>(part / 2 ^ half) * 16;
-    const bool fp8 = !wide && args.source_dtype == DType::f8_e4m3;
+    const bool fp8 = rows == Rows::anywhere && args.source_dtype == DType::f8_e4m3;
     const bool bf16 = args.source_dtype == DType::bf16, scaled = fp8 && args.block_scales;
     int number = 0;  // of this block's steps, all tiles: the tile's first
     for (; more; number += end - begin, go_on()) {
@@ -297,16 +304,16 @@ __global__ void __launch_bounds__(S::threads, S::together)
         weight[h] = 1;
         if (token >= at.count) continue;
         std::int64_t row = at.row + token;
-        if (args.row_weight != nullptr) weight[h] = args.row_weight[row];
+        if (rows != Rows::narrow && args.row_weight != nullptr) weight[h] = args.row_weight[row];
         if (walk.permutation != nullptr) {
           const std::int32_t pair = walk.permutation[row];
           row = pair < 0 ? -1 : pair / args.slots;
         }
         if (row < args.source_rows) source[h] = static_cast<int>(row);
       }
-      Eight<wide> now[pairs] = {}, later[pairs] = {};
+      Eight<rows> now[pairs] = {}, later[pairs] = {};
       float given_now[pairs] = {}, given_later[pairs] = {};  // scales of rows that are fp8
-      const auto load = [&](Eight<wide>(&eights)[pairs], float(&given)[pairs], int i, int chunk) {
+      const auto load = [&](Eight<rows>(&eights)[pairs], float(&given)[pairs], int i, int chunk) {
 #pragma unroll
         for (int c = 0; c < pairs; ++c) {
           const int token = 2 * (chunk * pairs + c);
@@ -349,6 +356,14 @@ __global__ void __launch_bounds__(S::threads, S::together)
                 q[c][0] = now[first + c].word[0], q[c][1] = now[first + c].word[1];
                 scale[c] = given_now[first + c];
               }
+            } else if constexpr (rows == Rows::narrow) {
+              std::uint32_t x[n][4];
+#pragma unroll
+              for (int c = 0; c < n; ++c) {
+#pragma unroll
+                for (int w = 0; w < 4; ++w) x[c][w] = now[first + c].word[w];
+              }
+              bf16 ? quantise<true, n>(x, q, scale) : quantise<false, n>(x, q, scale);
             } else {
               float x[n][8];
 #pragma unroll
@@ -382,7 +397,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
           if (left <= 2) {
             move.template operator()<0, 1>();
           } else {
-            move.template operator()<0, 4>();
+            move.template operator()<0, (pairs < 4 ? pairs : 4)>();
             if constexpr (pairs > 4) {
               if (left > 8) move.template operator()<4, 4>();
             }
@@ -401,7 +416,6 @@ __global__ void __launch_bounds__(S::threads, S::together)
     }
     if (split > 1) cluster_wait();
   } else {
-    if constexpr (S::together == 2) fewer_registers<56>();
     if (rows == Rows::pieces && !args.block_scales) {  // these warps alone read them
       for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
     }
@@ -525,9 +539,12 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChai
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
-         : args.pieces                   ? few_rows<S, Rows::pieces>
-                                         : few_rows<S, Rows::narrow>,
+         args.source_dtype == DType::f32       ? few_rows<S, Rows::wide>
+         : args.pieces                         ? few_rows<S, Rows::pieces>
+         : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
+         : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
+             ? few_rows<S, Rows::narrow>
+             : few_rows<S, Rows::anywhere>,
          args, chain, plan.split);
   return true;
 }
