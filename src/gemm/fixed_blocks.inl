@@ -14,9 +14,9 @@ SHUNT_INLINE std::uint32_t largest_bits(const float* from, std::size_t begin, st
   }
   return largest;
 }
-// Of that largest one, -111 at least; 255: it is no number.
-SHUNT_INLINE std::uint32_t block_exponent(const float* from, std::size_t begin, std::size_t end) {
-  const std::uint32_t exponent = largest_bits(from, begin, end) >> 23;
+// Of the largest one, -111 at least; 255: it is no number.
+SHUNT_INLINE std::uint32_t block_exponent(std::uint32_t largest) {
+  const std::uint32_t exponent = largest >> 23;
   return exponent < 16 ? 16 : exponent;
 }
 // To nearest even, for less than 2^22.
@@ -52,7 +52,7 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
       reinterpret_cast<std::int16_t*>(static_cast<char*>(to) + fixed_numbers_at(k, group));
   for (std::size_t begin = 0; begin < k; begin += group, ++block) {
     const std::size_t end = begin + group < padded ? begin + group : padded;
-    const std::uint32_t exponent = block_exponent(from, begin, end);
+    const std::uint32_t exponent = block_exponent(largest_bits(from, begin, end));
     if (exponent == 255) return false;
     const float factor = power_of_bits(268 - less - exponent);
     std::int32_t sum = 0;
@@ -65,28 +65,6 @@ bool fix_row(const float* from, std::size_t k, std::size_t group, void* to) {
   }
   if constexpr (Codes::of_bytes) {
     for (std::size_t i = 0; i < padded; i += 4) swap_middle(numbers + i);
-  }
-  return true;
-}
-
-// In two bytes a number.
-SHUNT_INLINE bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
-  auto* block = static_cast<FixedBlock*>(to);
-  auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
-  for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
-    const std::uint32_t exponent = block_exponent(from, begin, begin + group);
-    if (exponent == 255) return false;
-    const float factor = power_of_bits(268 - fixed_dense3_less - exponent);
-    std::int32_t sum = 0;
-    for (std::size_t i = 0; i < group; ++i) {
-      const std::int32_t n = nearest(from[begin + i] * factor);
-      const std::int32_t upper = (n + 128) >> 8, lower = n - 256 * upper;
-      numbers[i] = static_cast<signed char>(upper);
-      numbers[group + i] = static_cast<signed char>(lower);
-      sum += n;
-    }
-    *block = {power_of_bits(exponent - 14 + fixed_dense3_less) * dense3_unit,
-              -fixed_dense3_more * sum};
   }
   return true;
 }

@@ -39,6 +39,32 @@ SHUNT_INLINE __m512i whole(__m512i upper, __m512i lower) {
   return _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
 }
 
+// In two bytes a number, 32 at a time.
+bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
+  auto* block = static_cast<FixedBlock*>(to);
+  auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
+  for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
+    const __m512 x[2] = {_mm512_loadu_ps(from + begin), _mm512_loadu_ps(from + begin + 16)};
+    const __m512i size = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(x[0])),
+                                          _mm512_castps_si512(_mm512_abs_ps(x[1])));
+    const std::uint32_t exponent = block_exponent(_mm512_reduce_max_epu32(size));
+    if (exponent == 255) return false;
+    const __m512 factor = _mm512_set1_ps(power_of_bits(268 - fixed_dense3_less - exponent));
+    __m512i sum = _mm512_setzero_si512();
+    SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
+      const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(x[h], factor));
+      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
+      auto* const at = reinterpret_cast<__m128i*>(numbers + std::ptrdiff_t{16} * h);
+      _mm_storeu_si128(at, _mm512_cvtepi32_epi8(upper));
+      _mm_storeu_si128(at + 2, _mm512_cvtepi32_epi8(n));  // what is left, with its sign
+      sum = _mm512_add_epi32(sum, n);
+    }
+    *block = {power_of_bits(exponent - 14 + fixed_dense3_less) * dense3_unit,
+              -fixed_dense3_more * _mm512_reduce_add_epi32(sum)};
+  }
+  return true;
+}
+
 struct Dense3Fixed : ByGroups<Dense3Fixed> {
   static constexpr std::size_t group = 32, code_bytes = 768;
   static constexpr int most_rows = 6;
