@@ -55,6 +55,20 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, unsigned p
 __device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// An arrival does not wait for loads of shared memory before it, only what uses their values does.
+// Stores that it allows queue behind them; a bulk copy does not, and overwrites what they are still
+// to read (docs/notes/cuda-fp8.md). So where a bulk copy follows, an address that needs `loaded`,
+// the bits of what was loaded last: loads of a warp are answered in order. `zero`: unknown_zero().
+__device__ __forceinline__ std::uint32_t once_loaded(std::uint32_t address, std::uint32_t loaded,
+                                                     std::uint32_t zero) {
+  return address + (loaded & zero);
+}
+// 0, which the compiler cannot know: of a grid with one block along z.
+__device__ __forceinline__ std::uint32_t unknown_zero() {
+  std::uint32_t zero;
+  asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(zero));
+  return zero;
+}
 
 // ---- bulk copies --------------------------------------------------------------------------------
 

@@ -25,9 +25,7 @@
 //
 // With tiles of up to 16 rows two blocks share a multiprocessor, half of the shared memory each:
 // one goes on while the other ends a tile, and of a layer's second product weights are on their way
-// before the first one has ended. Rows are rounded two pairs at a time there, and registers do not
-// go from warp to warp: otherwise sums came out wrong now and then while a shared expert's products
-// ran on another stream, why is open (docs/notes/cuda-fp8.md). So a layer runs nothing beside it.
+// before the first one has ended. Registers go from those that multiply to those that round.
 //
 // Bytes: weights of the groups hit; in flight 150 to 190 KB a multiprocessor. Time predicted on an
 // H200: 4 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 41 us, N5120 K1024 23, G128 M1 N2048 K5120 302,
@@ -58,8 +56,8 @@ struct FewTile {
   static constexpr int step = 128;  // along k
   static constexpr int threads = 416;
   // Pairs of rows that a warp has in registers at once, of 16 or of 32 bits.
-  static constexpr int pairs = tokens <= 16 ? 2 : 8;
-  static constexpr int wide_pairs = tokens <= 16 ? 2 : 4;
+  static constexpr int pairs = tokens <= 16 ? 4 : 8;
+  static constexpr int wide_pairs = 4;
   static constexpr int weight_bytes = rows * step, stage_bytes = weight_bytes + tokens * step;
   static constexpr int scales = 4 + tokens;  // floats of a stage: weights', tokens'
   static constexpr int pitch = rows + 4;     // floats from one token's sums to the next
@@ -235,6 +233,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
                S::stages * S::weight_bytes, lane);
     if (split > 1) cluster_wait();
   } else if (rows == Rows::pieces && warp < 4) {
+    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 16 part .. 16 part + 15 of rows line + 4 c of a step, and the scale of row `lane`.
     const int line = lane / 8, part = lane % 8;
     const std::uint32_t ring =
@@ -284,6 +283,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     }
     if (split > 1) cluster_wait();
   } else if (warp < 4) {
+    if constexpr (S::together == 2) more_registers<104>();
     // Numbers 8 part .. 8 part + 7 of rows 2 c + half of a step.
     constexpr int pairs = wide ? S::wide_pairs : S::pairs, chunks = S::tokens / 2 / pairs;
     const int half = lane / 16, part = lane % 16;
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
           if (left <= 2) {
             move.template operator()<0, 1>();
           } else {
-            move.template operator()<0, (pairs < 4 ? pairs : 4)>();
+            move.template operator()<0, 4>();
             if constexpr (pairs > 4) {
               if (left > 8) move.template operator()<4, 4>();
             }
@@ -416,6 +416,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     }
     if (split > 1) cluster_wait();
   } else {
+    if constexpr (S::together == 2) fewer_registers<56>();
     if (rows == Rows::pieces && !args.block_scales) {  // these warps alone read them
       for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
     }
@@ -427,6 +428,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     const std::uint32_t base = shared_address(stages);
     const std::uint32_t a_base = base + static_cast<std::uint32_t>(group * 64 * 128);
     const std::uint32_t b_base = base + S::weight_bytes;
+    const std::uint32_t zero = unknown_zero();
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
     const bool direct = split == 1 && args.block_scales && ends_in_registers(args.finish);
@@ -455,7 +457,11 @@ __global__ void __launch_bounds__(S::threads, S::together)
         }
         wgmma_wait<0>();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&empty[stage]);
+        std::uint32_t loaded = __float_as_uint(gate) | __float_as_uint(up);
+#pragma unroll
+        for (const float2& two : token) loaded |= __float_as_uint(two.x);
+        const std::uint32_t read = once_loaded(shared_address(&empty[stage]), loaded, zero);
+        if (lane == 0) arrive_at(read);
 #pragma unroll
         for (int j = 0; j < S::tokens / 8; ++j) {
           sum_of[4 * j] = __fmaf_rn(d[4 * j], __fmul_rn(token[j].x, gate), sum_of[4 * j]);

@@ -329,6 +329,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         shared_address(ring) +
         static_cast<std::uint32_t>(lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16);
     const unsigned char* const weights = ring + S::token_bytes;
+    const std::uint32_t zero = unknown_zero();
     const std::uint32_t filled_at = shared_address(filled), free_at = shared_address(free);
     const Finish& f = args.finish;
     WarpEnd<S> finish{.f = f,
@@ -356,9 +357,10 @@ __global__ void __launch_bounds__(S::threads, 1)
           wait_at(filled_at + barrier, place.parity);
           const int offset = place.stage * S::stage_bytes;
           const unsigned char* const tile_at = weights + offset;
-          sum.template add<some>(tile_at, tile_at, tile_at,
-                                 tokens_at + static_cast<std::uint32_t>(offset), block, lane);
-          arrive_at(free_at + barrier);
+          const std::uint32_t loaded =
+              sum.template add<some>(tile_at, tile_at, tile_at,
+                                     tokens_at + static_cast<std::uint32_t>(offset), block, lane);
+          arrive_at(once_loaded(free_at + barrier, loaded, zero));
           place.next();
         }
       };

@@ -66,14 +66,22 @@ struct WarpSums {
   }
   // One step, of the first `some` times eight tokens. `tokens`: this lane's address for ldmatrix of
   // the first eight tokens' first 32 of k. `positions_of`, `scales`: where the tile would begin for
-  // these parts of it.
+  // these parts of it. Returns bits that need all that was loaded: for once_loaded().
   template <int some = eights>
-  __device__ __forceinline__ void add(const unsigned char* tile, const unsigned char* positions_of,
-                                      const unsigned char* scales, std::uint32_t tokens, int block,
-                                      int lane) {
+  __device__ __forceinline__ std::uint32_t add(const unsigned char* tile,
+                                               const unsigned char* positions_of,
+                                               const unsigned char* scales, std::uint32_t tokens,
+                                               int block, int lane) {
+    std::uint32_t loaded = 0;
     L mine[blocks];
 #pragma unroll
-    for (int i = 0; i < blocks; ++i) mine[i].load_scales(scales, block + i, lane);
+    for (int i = 0; i < blocks; ++i) {
+      mine[i].load_scales(scales, block + i, lane);
+      if constexpr (L::scaled_sums) {
+#pragma unroll
+        for (int w = 0; w < L::scale_words; w += 4) loaded |= mine[i].scales[w];
+      }
+    }
     const auto token_words = [&](std::uint32_t(&b)[4], int eight, int part) {
       ldmatrix_x4(b, S::words_at(tokens, eight, part));
     };
@@ -87,6 +95,7 @@ struct WarpSums {
       for (int i = 0; i < blocks; ++i) {
         mine[i].template decode<false>(tile, block + i, pair, lane, a[i]);
         if constexpr (L::sparse) positions[i] = L::positions(positions_of, block + i, pair, lane);
+        if (pair == L::pairs - 1) loaded |= a[i][0] | (L::sparse ? positions[i] : 0);
       }
 #pragma unroll
       for (int j = 0; j < some; ++j) {
@@ -123,8 +132,10 @@ struct WarpSums {
             }
           }
         }
+        if (pair == L::pairs - 1) loaded |= b[0];
       }
     }
+    return loaded;
   }
 };
 

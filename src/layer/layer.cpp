@@ -77,8 +77,6 @@ bool Layer::Impl::routes_and_orders_at_once(std::int64_t tokens) const {
 
 SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
   if (spec.shared.intermediate == 0 || !on_gpu()) return {};
-  // Other kernels beside fp8's products of few rows are not trusted: docs/notes/cuda-fp8.md.
-  if (in_fp8(options.rows)) return {};
   const bool whole_k = options.batch_invariant;
   return plan_shared(context.device(), tokens,
                      mlp_us(context, shared.gate_up, tokens, whole_k) +
@@ -208,9 +206,7 @@ std::string Layer::explain(std::int64_t tokens) const {
         : plan.beside    ? fmt::format("on a stream of its own beside routing, which hides about "
                                           "{:.0f} of its {:.0f} us; ",
                                        plan.hidden, plan.us)
-        : in_fp8(impl_->options.rows)
-            ? "after the experts: nothing runs beside their products in fp8; "
-            : "after the experts: a fork would cost more than it hides; ",
+                         : "after the experts: a fork would cost more than it hides; ",
         mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, {.whole_k = whole_k}));
   }
   const bool added_up = !rounded && !whole_k && adds_up(spec, tokens) &&

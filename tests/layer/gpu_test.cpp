@@ -157,8 +157,8 @@ TEST_P(LayerOnGpu, FewTokensGiveWhatThoseThatAreOrderedGive) {
 
 #if SHUNT_CUDA_BUILT
 // The shared expert's products run beside the experts', on the same multiprocessors, at no fixed
-// time; in fp8 they did so until that gave other bits, in one call of ten, at these sizes of
-// DeepSeek-V2-Lite.
+// time: what waits too little shows. In fp8, at these sizes of DeepSeek-V2-Lite, one call of ten
+// had other bits while warps arrived at a barrier before they had the scales that it guards.
 TEST(SharedExpertBeside, LeavesTheBitsAlone) {
   if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
   constexpr std::int64_t hidden = 2048, intermediate = 1408, calls = 6, rounds = 60;
