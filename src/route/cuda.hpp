@@ -90,6 +90,10 @@ struct WholeOperands {
 // below.
 bool router_one(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
                 const OrderCall* ordered);
+// Two to eight tokens and up to 256 columns, by the rules of token_rows.cuh, with the bits of
+// router_few(); returns false, and does nothing, for others. `plan`: parts that meet in memory.
+bool router_flat(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,
+                 const RouterPlan& plan, const OrderCall* ordered);
 // Up to 16 columns of up to 256 numbers by the usual rule; returns false, and does nothing, for
 // others. The bits are those of router_few().
 bool router_rows(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const WholeOperands& operands,

@@ -7,8 +7,8 @@
 // (m: columns), x is B (n: tokens); of a chunk, lane 4 g + q holds k = 8 q .. 8 q + 7 of rows g and
 // g + 8 of A and of row g of B: 16 bytes each, which are the registers of two k16 products. Both
 // operands permute k alike, so that the sum is over the same products. All loads of a batch of
-// chunks are on their way before the first product. Rows past T or C are those of the last one:
-// what comes of them is dropped.
+// chunks are on their way before the first product (router_slices.cuh). Rows past T or C are those
+// of the last one: what comes of them is dropped.
 //
 // Then, each sum in a fixed order:
 //   warps     in shared memory, warp 0 first;                             __syncthreads
@@ -24,13 +24,13 @@
 //             whole rows (one column tile, one group), they never leave shared memory.
 // and route_shared_rows with all warps. Who is last does not show in the bits. Where the ids are
 // sorted too, the last of the blocks that routed does it (order/sort_tail.cuh). One token of up
-// to 256 columns goes to router_one.cu, few columns by the usual rule to router_rows.cu.
+// to 256 columns goes to router_one.cu, up to eight by the rules of most models to router_flat.cu,
+// few columns by the usual rule to router_rows.cu.
 //
 // Bytes: W once a token tile, x once a column tile. Time predicted on an H200: 1.0 us launch, 0.8
 // us for the first load, bytes / 5 TB/s, 0.2 for the warps, 0.6 for a cluster, 1.0 for the meeting
 // in memory, 0.8 for routing: 1024 x 64 x 512 3.3 us. Measured: 5.4 (docs/notes/cuda-route.md).
 #include "cuda/launch.hpp"
-#include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
 #include "order/order_cuda.hpp"
 #include "order/sort_tail.cuh"
@@ -38,6 +38,7 @@
 #include "route/fast_shared_rows.cuh"
 #include "route/plain_shared_rows.cuh"
 #include "route/router_meeting.cuh"
+#include "route/router_slices.cuh"
 
 namespace shunt::routing {
 
@@ -45,7 +46,7 @@ namespace {
 
 using cuda_engine::cluster_barrier;
 
-constexpr int warps = 8;
+constexpr int warps = slice_warps;
 constexpr int threads = 32 * warps;
 constexpr int most_groups = 16;
 constexpr int most_ranks = 8;
@@ -60,90 +61,6 @@ struct Operands {
   std::uint32_t* tickets = nullptr;  // [ranks]
   bool ordered = false;              // ids are sorted at the end
 };
-
-template <int NT, int MT>
-struct Tile {
-  static constexpr int tokens = 8 * NT;
-  static constexpr int columns = 16 * MT;
-  static constexpr int stride = columns + 4;  // floats of a token's sums: no bank twice
-  static constexpr int floats = tokens * stride;
-  // Chunks on their way at once, as many as registers hold.
-  static constexpr int batch = MT == 1 ? (NT == 1 ? 6 : 4) : NT == 4 ? 4 : 2;
-  static constexpr int blocks = NT * MT <= 4 ? 2 : 1;  // of a multiprocessor
-};
-
-__device__ __forceinline__ void add(float4& sum, const float4& v) {
-  sum.x += v.x;
-  sum.y += v.y;
-  sum.z += v.z;
-  sum.w += v.w;
-}
-
-template <class T, int NT, int MT>
-__device__ __forceinline__ void multiply(const uint4 (&a)[MT][2], const uint4 (&b)[NT],
-                                         float (&sums)[MT][NT][4]) {
-#pragma unroll
-  for (int m = 0; m < MT; ++m) {
-    const std::uint32_t first[4] = {a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y};
-    const std::uint32_t second[4] = {a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w};
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      cuda_engine::mma_16816(T{}, sums[m][n], first, b[n].x, b[n].y);
-      cuda_engine::mma_16816(T{}, sums[m][n], second, b[n].z, b[n].w);
-    }
-  }
-}
-
-// A warp's chunks [begin, end) of its block's tokens and columns.
-template <int NT, int MT>
-__device__ __forceinline__ void multiply_slice(const WholeOperands& o, std::int64_t first_token,
-                                               int tokens, int first_column, int columns, int begin,
-                                               int end, int lane, float (&sums)[MT][NT][4]) {
-  const int g = lane >> 2, q = lane & 3;
-  const std::uint16_t* w[MT][2];
-  const std::uint16_t* x[NT];
-#pragma unroll
-  for (int m = 0; m < MT; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_column + min(m * 16 + half * 8 + g, columns - 1);
-      w[m][half] = static_cast<const std::uint16_t*>(o.w) + row * o.w_stride + 8 * q;
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const std::int64_t row = first_token + min(n * 8 + g, tokens - 1);
-    x[n] = static_cast<const std::uint16_t*>(o.x) + row * o.x_stride + 8 * q;
-  }
-  constexpr int batch = Tile<NT, MT>::batch;
-  for (int at = begin; at < end; at += batch) {
-    uint4 a[batch][MT][2], b[batch][NT];
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      if (at + i >= end) continue;
-      const int h = (at + i) * 32;
-      const bool there = h + 8 * q < o.hidden;
-#pragma unroll
-      for (int m = 0; m < MT; ++m) {
-        a[i][m][0] = load_where(w[m][0] + h, there);
-        a[i][m][1] = load_where(w[m][1] + h, there);
-      }
-#pragma unroll
-      for (int n = 0; n < NT; ++n) b[i][n] = load_where(x[n] + h, there);
-    }
-    if (o.bf16) {
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        if (at + i < end) multiply<__nv_bfloat16, NT, MT>(a[i], b[i], sums);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        if (at + i < end) multiply<__half, NT, MT>(a[i], b[i], sums);
-      }
-    }
-  }
-}
 
 template <int NT, int MT>
 __global__ void __launch_bounds__(threads, (Tile<NT, MT>::blocks))
@@ -386,7 +303,10 @@ void router_few(const cuda_engine::Gpu& gpu, DeviceRoute r, const WholeOperands&
     o.partial = workspace;
     o.tickets = gpu.tickets + cuda_engine::router_tickets;
   }
-  if (o.meeting != nullptr && router_one(gpu, r, operands, ordered)) return;
+  if (o.meeting != nullptr &&
+      (router_one(gpu, r, operands, ordered) || router_flat(gpu, r, operands, plan, ordered))) {
+    return;
+  }
   if (whole_rows && ordered == nullptr && router_rows(gpu, r, operands, plan)) return;
   if (plan.columns == 64) return launch_few<1, 4>(gpu, r, o, ordered);
   if (plan.rows == 8) return launch_few<1, 1>(gpu, r, o, ordered);

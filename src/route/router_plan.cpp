@@ -12,7 +12,9 @@ constexpr int few_warps = 8;
 constexpr int meeting_tokens = 128;
 constexpr int most_groups = 16;
 constexpr int rank_choices[] = {1, 2, 3, 4, 8};  // of router_many.cu
-constexpr int flat_tokens = 4;  // up to here parts meet in memory, and no cluster is waited for
+// Up to here parts meet in memory, and no cluster is waited for; of so many columns further, where
+// each token has a block that routes it.
+constexpr int flat_tokens = 4, more_flat_tokens = 8, more_flat_columns = 256;
 
 // The largest power of two up to `most` (at least 1).
 int power_of_two(int most) {
@@ -49,7 +51,7 @@ RouterPlan plan_few(const cuda_engine::Gpu& gpu, int tokens, int columns, int hi
   const int tiles = (columns + p.columns - 1) / p.columns;
   const int steps = (hidden + 31) / 32;
   const int most = std::max(1, std::min({gpu.multiprocessors / tiles, steps / few_warps, 16}));
-  if (tokens <= flat_tokens) {
+  if (tokens <= flat_tokens || (tokens <= more_flat_tokens && columns <= more_flat_columns)) {
     p.parts = most;
   } else {
     p.parts = power_of_two(most);

@@ -239,9 +239,12 @@ routing::Rule resolve(const RouteSpec& spec) {
   rule.soft_cap = spec.soft_cap;
   rule.twice_jitter = 2 * spec.jitter;
   // Divided by their own sum, shares of all experts are those of the selected: the sum over all of
-  // them cancels.
-  if (rule.weigh == Weigh::softmax_of_all && rule.renormalize && rule.epsilon == 0 &&
-      !rule.scores_rank && rule.shared_count == 0 && !spec.hashed) {
+  // them cancels. The k best have k / E of it at least, to which less than 2^-25 of it adds
+  // nothing.
+  const bool vanishes =
+      rule.epsilon * static_cast<float>(rule.experts) < 0x1p-26F * static_cast<float>(rule.top_k);
+  if (rule.weigh == Weigh::softmax_of_all && rule.renormalize && vanishes && !rule.scores_rank &&
+      rule.shared_count == 0 && !spec.hashed) {
     rule.weigh = Weigh::softmax_of_selected;
     rule.renormalize = false;
   }

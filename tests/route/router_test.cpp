@@ -138,6 +138,37 @@ TEST(Router, EveryRule) {
   }
 }
 
+// Two to eight tokens have a block each, where only ids and weights are asked for; else they do
+// not.
+TEST(Router, FewTokensHaveTheSameBitsByBlocksOfTheirOwn) {
+  const Context context = engine();
+  unsigned seed = 90;
+  for (const int tokens : {2, 5, 8}) {
+    for (const auto& [experts, groups, keep] :
+         {std::array{72, 1, 1}, std::array{128, 1, 1}, std::array{256, 8, 4}}) {
+      for (const NamedRule& rule : rules(experts, 8, groups, keep)) {
+        if (rule.spec.router_bias || rule.spec.soft_cap > 0) continue;
+        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << experts << ", " << rule.name);
+        const Router router(tokens, rule.spec.columns(), 520, bf16, ++seed);
+        RouteCase c = random_case(rule.spec, tokens, seed);
+        RouteInputs in = c.extras();
+        in.hidden = router.inputs().hidden;
+        in.router_weight = router.inputs().router_weight;
+        const std::int32_t valid = tokens - 1;
+        in.valid_tokens = view(&valid, {1});
+        const RouteResult out = run(context, rule.spec, in);
+        RouteResult compact = out;
+        std::fill(compact.ids.begin(), compact.ids.end(), -7);
+        std::fill(compact.weights.begin(), compact.weights.end(), -7.0F);
+        RouteOutputs asked = compact.outputs(rule.spec, tokens);
+        asked.dense = asked.logits = asked.replay = {};
+        route_on(context, rule.spec, in, asked);
+        EXPECT_TRUE(compact == out) << to_json(rule.spec);
+      }
+    }
+  }
+}
+
 // The shorter way of plain rules in every layout of clusters, with rows that it leaves to others:
 // one of NaN, some whose logits all tie, and some past the count.
 TEST(Router, PlainRulesInEveryLayout) {
@@ -151,7 +182,7 @@ TEST(Router, PlainRulesInEveryLayout) {
     SCOPED_TRACE(testing::Message() << tokens << " x " << columns << " x " << width);
     Router router(tokens, columns, width, f16, 9);
     std::fill_n(router.x.begin() + width, width, std::uint16_t{0x7e00});
-    std::fill_n(router.x.begin() + 5 * width, 3 * width, std::uint16_t{0});
+    std::fill_n(router.x.begin() + std::ptrdiff_t{5} * width, 3 * width, std::uint16_t{0});
     for (const int k : {1, 4, 8}) {
       RouteSpec spec = spec_of(columns);
       spec.top_k = k;
@@ -234,7 +265,7 @@ TEST(Router, StridedRowsAndAPoisonedOne) {
     in.router_weight.data = const_cast<std::uint16_t*>(w.data());
     in.hidden.strides[0] = in.router_weight.strides[0] = stride;
     const RouteResult out = run(context, spec, in);
-    for (std::int64_t i = 0; i < tokens * spec.top_k; ++i) {
+    for (std::int64_t i = 0; i < std::int64_t{tokens} * spec.top_k; ++i) {
       if (i / spec.top_k == 1) {
         ASSERT_TRUE(out.ids[at(i)] >= 0 && out.ids[at(i)] < columns);
         continue;

@@ -1,6 +1,7 @@
 // RouteSpec: what is refused and in which words, JSON there and back, and wrong tensors.
 #include <functional>
 
+#include "route/engine.hpp"
 #include "route/route_util.hpp"
 
 namespace shunt::test {
@@ -140,6 +141,22 @@ TEST(RouteSpec, DescribesTheRule) {
             "logits with bias; best 4 of 32 experts; softmax of those");
   for (const NamedRule& rule : rules(12, 3, 2, 1)) {
     EXPECT_EQ(describe(rule.spec).find('\n'), std::string::npos);
+  }
+}
+
+// What is added to the sum counts as nothing where f32 cannot hold it beside the least sum there
+// is.
+TEST(RouteSpec, AnEpsilonThatVanishes) {
+  RouteSpec spec{
+      .experts = 128, .top_k = 8, .score_stage = ScoreStage::before_top_k, .renormalize = true};
+  for (const float epsilon : {0.0F, 1e-20F, 9e-10F}) {
+    spec.renormalize_epsilon = epsilon;
+    EXPECT_EQ(resolve(spec).weigh, routing::Weigh::softmax_of_selected) << epsilon;
+  }
+  for (const float epsilon : {1e-9F, 1e-8F, 1e-3F}) {
+    spec.renormalize_epsilon = epsilon;
+    EXPECT_EQ(resolve(spec).weigh, routing::Weigh::softmax_of_all) << epsilon;
+    EXPECT_EQ(resolve(spec).epsilon, epsilon);
   }
 }
 
