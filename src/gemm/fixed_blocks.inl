@@ -80,8 +80,9 @@ struct FixedPart {
 };
 // Two parts, and what rows they meet, fit the L1.
 constexpr std::size_t fixed_part_bytes = 8192;
-// One row reads a panel once, front to back.
-constexpr std::size_t fixed_row_ahead = 2048;
+// One row reads a panel once, front to back: how far before it lines are fetched to the L1, alone or
+// from the L2, where they come from farther away.
+constexpr std::size_t fixed_row_ahead = 2048, fixed_row_near = 832, fixed_row_far = 8192;
 
 // Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
 // the first tile of rows fetches what lies at its place in the part behind.
@@ -107,10 +108,12 @@ void fixed_multiply(const PackedProduct& p) {
 
 // The tiles of a kernel whose step is a whole group, with a header of e4m3 scales. Kernel has
 // group, code_bytes, columns(), most_rows; Tables, looked up in; fetch_codes<level>(), of a vector
-// of columns; and sums<rows>(), a group's integers as f32.
+// of columns; sums<rows>(), a group's integers as f32; and by_l2 where lines of one row come to the
+// L2 before the L1.
 template <class Kernel>
 struct ByGroups {
   static constexpr std::size_t header_bytes = 64;
+  static constexpr bool by_l2 = false;
   static std::size_t group_bytes(const PackedProduct&) { return header_bytes + Kernel::code_bytes; }
   static const char* codes_at(const PackedProduct& p) { return p.panel; }
 
@@ -129,7 +132,9 @@ struct ByGroups {
     }
     const typename Kernel::Tables tables;
     const char* at = part.at;
-    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
+    constexpr bool far = rows == 1 && Kernel::by_l2;
+    constexpr std::size_t row_ahead = far ? fixed_row_near : fixed_row_ahead;
+    const std::size_t ahead = rows == 1 ? row_ahead : first == 0 ? part.ahead : 0;
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {
       const char* const header = at;
@@ -138,9 +143,11 @@ struct ByGroups {
       // the next one waits in the L2.
       constexpr int level = rows == 1 ? 3 : 2;
       if (column == 0) __builtin_prefetch(header + ahead, 0, level);
+      if (far && column == 0) __builtin_prefetch(header + fixed_row_far, 0, 2);
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
         const std::size_t c = column + lanes(v);
         Kernel::template fetch_codes<level>(at + ahead, c);
+        if constexpr (far) Kernel::template fetch_codes<2>(at + fixed_row_far, c);
         F32 integers[rows];
         Kernel::template sums<rows>(tables, at, c, tile.row, block, x, integers);
         const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);

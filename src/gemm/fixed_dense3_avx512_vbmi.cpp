@@ -68,6 +68,7 @@ bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void*
 struct Dense3Fixed : ByGroups<Dense3Fixed> {
   static constexpr std::size_t group = 32, code_bytes = 768;
   static constexpr int most_rows = 6;
+  static constexpr bool by_l2 = true;
   static constexpr std::size_t columns(int rows) { return rows == 1 ? 64 : 16; }
 
   struct Tables {
