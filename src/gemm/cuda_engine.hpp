@@ -11,6 +11,7 @@
 #include "gemm/cuda_layout.hpp"
 #include "gemm/few_chain.hpp"
 #include "gemm/group_walk.hpp"
+#include "gemm/row_places.hpp"
 #include "shunt/tensor.hpp"
 
 namespace shunt::cuda_engine {
@@ -36,12 +37,13 @@ struct GroupedProduct {
   Tensor rows{};                              // [T, k], rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
   int slots = 1;
-  const float* row_scale = nullptr;  // times row_scale[r]
+  const float* row_scale = nullptr;  // times row_scale[r]: its sums are
 
   Tensor bias{};  // [groups, n], any strides; may be absent
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
                                         .gated = false};
   Tensor out{};  // [R, out columns], rows may be strided
+  RowPlaces places{};
 };
 
 // Of any of the engine's products.
@@ -61,10 +63,16 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& product);
 // One with a chain; with ids in it, of those products that take them.
 void multiply_groups(const Gpu& gpu, const GroupedProduct& product, const FewChain& chain);
 bool takes_pairs(const Gpu& gpu, const GroupedProduct& product);
-// Whether rows that a permutation picks are better gathered beforehand. `other`: they are of
-// another dtype, or to be scaled.
+// Whether the product, whose rows have places, puts them there; else it must have none.
+bool takes_places(const Gpu& gpu, const GroupedProduct& product);
+// Whether rows that a permutation picks are better gathered beforehand.
+struct PickedRows {
+  bool other = false;    // of another dtype
+  bool weighed = false;  // to be scaled
+  bool whole_k = false;
+};
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                    bool other);
+                    const PickedRows& picked);
 // The kernel for `rows` rows that need no conversion, in words; and its predicted time.
 std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                           bool whole_k, bool gathered);

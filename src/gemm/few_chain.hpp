@@ -35,6 +35,7 @@ struct FewChain {
   // Not null: pair p is one of group ids[p], or of none where there is no such group. They stand
   // for offsets and, where the product has one, for the permutation.
   const std::int32_t* ids = nullptr;
+  const float* weights = nullptr;  // with ids, of rows that are weighed: [pairs], as old as ids
   int pairs = 0;
   int tokens = 0;           // of the pairs: no group has more rows
   bool rows_older = false;  // than the grid before this one: what the product reads rows from

@@ -18,10 +18,11 @@
 //   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split; a
 //               barrier of the 8 warps where the cluster is one block
 //   used        they have been read: likewise
-// At a tile's end the sums of all blocks of the cluster are added in the order of k, each block
-// doing its share of the results, and finished as finish.cuh says; in one block, from registers
-// where few_end.cuh can. A result's sum runs over k in an order that the split alone decides. The
-// last cluster barrier: no block leaves while others read its sums.
+// Where rows are weighed, sums are, each block's. At a tile's end the sums of all blocks of the
+// cluster are added in the order of k, each block doing its share of the results, and finished as
+// finish.cuh says; in one block, from registers where few_end.cuh can. A result's sum runs over k
+// in an order that the split alone decides. The last cluster barrier: no block leaves while others
+// read its sums.
 //
 // Bytes: weights of the groups hit; in flight 150 to 200 KB a multiprocessor. Time predicted on an
 // H200: 3 us + bytes / 4.5 TB/s: G16 M8 N2048 K5120 78 us, N5120 K1024 40.5; G128 M1 N2048 K5120
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
     constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
+    const float* const weights_of_rows = walk.weights != nullptr ? walk.weights : args.row_scale;
     const bool direct = split == 1 && args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
                         ends_in_registers(args.finish);
     for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
@@ -233,6 +235,19 @@ __global__ void __launch_bounds__(S::threads, 1)
       wgmma_wait<0>();
       if (begin < end && lane == 0) mbarrier_arrive(&empty[before]);
 
+      if (weights_of_rows != nullptr) {
+#pragma unroll
+        for (int j = 0; j < S::tokens / 8; ++j) {
+          if (8 * j >= at.count) break;
+          const int token = 8 * j + 2 * (lane % 4);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float by = weights_of_rows[at.row + min(token + i, at.count - 1)];
+            d[4 * j + i] = __fmul_rn(d[4 * j + i], by);
+            d[4 * j + 2 + i] = __fmul_rn(d[4 * j + 2 + i], by);
+          }
+        }
+      }
       if (direct) {
         finish_in_registers<S::tokens, bf16>(
             args.finish, at.row, at.count,

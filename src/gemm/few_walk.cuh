@@ -37,9 +37,10 @@ class PairPlanes {
 struct FewWalk {
   GroupWalk groups;
   const std::int32_t* permutation;
+  const float* weights = nullptr;  // of the chain, in the rows' order
   // Of shared memory.
   static __host__ __device__ constexpr int bytes(int groups) {
-    return 4 * (most_chained_pairs + groups + 1);
+    return 4 * (2 * most_chained_pairs + groups + 1);
   }
 
   // By all threads of a block, whole warps, with ids from whoever ran before; ends with a barrier
@@ -51,6 +52,7 @@ struct FewWalk {
     if (chain.ids == nullptr) return;
     auto* const order = static_cast<std::int32_t*>(memory);
     const auto none = static_cast<unsigned>(args.groups);
+    const int groups_end = args.groups + 1;
     const int lane = thread % 32;
     unsigned id = none;
     if (lane < chain.pairs) id = min(none, static_cast<unsigned>(__ldcg(chain.ids + lane)));
@@ -59,7 +61,13 @@ struct FewWalk {
     if (thread < 32) {
       planes.compare(id, same, below);
       const int row = __popc(below) + __popc(same & ((1u << lane) - 1));
-      if (id < none) order[row] = lane;
+      if (id < none) {
+        order[row] = lane;
+        if (chain.weights != nullptr) {
+          reinterpret_cast<float*>(order)[most_chained_pairs + groups_end + row] =
+              __ldcg(chain.weights + lane);
+        }
+      }
       if (chain.inverse != nullptr && blockIdx.x == 0 && lane < chain.pairs) {
         chain.inverse[lane] = id < none ? row : -1;
       }
@@ -72,6 +80,9 @@ struct FewWalk {
     __syncthreads();
     groups.offsets = order + most_chained_pairs;
     if (permutation != nullptr) permutation = order;
+    if (chain.weights != nullptr) {
+      weights = reinterpret_cast<const float*>(order) + most_chained_pairs + groups_end;
+    }
   }
 };
 

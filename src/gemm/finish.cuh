@@ -37,6 +37,35 @@ __device__ __forceinline__ float fast_silu(const cpu_engine::ActivationRule& rul
   return a * ((u < -rule.limit ? -rule.limit : u) + rule.up_offset);
 }
 
+// Two results as 16 bits each, the first in the low half.
+template <bool bf16>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  if constexpr (bf16) {
+    std::uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+  } else {
+    return f32_to_f16(low) | static_cast<std::uint32_t>(f32_to_f16(high)) << 16;
+  }
+}
+
+// Where row `row` of the product goes, and times what.
+struct Place {
+  std::int32_t row;
+  float weight;
+};
+__device__ __forceinline__ Place place_of(const Finish& f, std::int64_t row) {
+  const std::int32_t to = __ldg(f.places.rows + row);
+  return {to, f.places.weights != nullptr ? __ldg(f.places.weights + to) : 1};
+}
+// Two results of 16 bits as combine() makes them of the only row of a token: sums of one product.
+template <bool bf16>
+__device__ __forceinline__ std::uint32_t weighed(std::uint32_t two, float weight) {
+  const auto low = static_cast<std::uint16_t>(two), high = static_cast<std::uint16_t>(two >> 16);
+  return pack<bf16>(__fmaf_rn(weight, bf16 ? bf16_to_f32(low) : f16_to_f32(low), 0.0f),
+                    __fmaf_rn(weight, bf16 ? bf16_to_f32(high) : f16_to_f32(high), 0.0f));
+}
+
 // `count` tokens from row `row` of out, and `span` rows of weights from `first`, 64 or 128: sums
 // lie at sums[token * pitch + row]. By `threads` threads, 32 * thread / 32 of one warp.
 template <int span, class Sum>
@@ -65,18 +94,6 @@ __device__ __forceinline__ void finish_sums(const Finish& f, int group, std::int
   }
 }
 
-// Two results as 16 bits each, the first in the low half.
-template <bool bf16>
-__device__ __forceinline__ std::uint32_t pack(float low, float high) {
-  if constexpr (bf16) {
-    std::uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-  } else {
-    return f32_to_f16(low) | static_cast<std::uint32_t>(f32_to_f16(high)) << 16;
-  }
-}
-
 // The part of shared memory through which a warpgroup's results go out: `count` boxes (1 or 2) of
 // 64 tokens x 64 or, paired, 32 results of 16 bits, swizzled as `map` says, or 32 tokens x 64
 // floats. The warpgroup's first thread has them copied out, while the others write the next box or
@@ -91,8 +108,9 @@ struct Boxes {
 };
 
 // The end of a warpgroup's part of a tile: `blocks` m64 blocks of `floats` / 32 times 64 tokens.
-// `first`: the first one's first row of weights. T: of the operands, and of plain results.
-template <class T, int blocks, int floats>
+// `first`: the first one's first row of weights. T: of the operands, and of plain results. places:
+// plain results have places; the others have none.
+template <class T, int blocks, int floats, bool places = false>
 class TileFinish {
  public:
   __device__ __forceinline__ TileFinish(const Finish& f, int group, int row, int count,
@@ -106,7 +124,7 @@ class TileFinish {
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ __forceinline__ void write(float (&d)[blocks][floats]) const {
-    if (!f_.plain) {
+    if (!places && !f_.plain) {
       through_f32(d);
     } else {
 #pragma unroll
@@ -168,15 +186,50 @@ class TileFinish {
           stmatrix_x4_transposed(box + static_cast<std::uint32_t>(token * 128 + 16 * piece), four);
         }
       }
+      const int tokens = min(64, count_ - 64 * c);
       fence_for_async();
       named_barrier(boxes_.barrier, 128);  // the box is full
-      if (thread_ == 0) {
-        const int tokens = min(64, count_ - 64 * c);
+      if constexpr (places) {
+        to_places<bf16>(first_column, box, row_ + 64 * c, tokens);
+      } else if (thread_ == 0) {
         store_box(boxes_.map, box, static_cast<int>(first_column), 64 - tokens,
                   row_ + 64 * c + tokens);
       }
       __syncwarp();
       if (++boxes_.next == boxes_.count) boxes_.next = 0;
+    }
+  }
+
+  // The box's first lines, each to its place: by 8 lanes, 16 bytes each. Where they go is looked up
+  // for all of a thread's four at once; one line after the other is then copied, for sums fill the
+  // registers.
+  template <bool bf16>
+  __device__ __forceinline__ void to_places(std::int64_t column, std::uint32_t box, int row,
+                                            int tokens) const {
+    const int piece = thread_ % 8;
+    column += 8 * piece;
+    if (column >= f_.out_columns) return;
+    Place place[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      place[i] = place_of(f_, row + min(thread_ / 8 + 16 * i, tokens - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int line = thread_ / 8 + 16 * i;
+      if (line >= tokens) break;
+      std::uint32_t x[4];
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                   : "r"(box + static_cast<std::uint32_t>(line * 128 + (piece ^ line % 8) * 16)));
+      if (f_.places.weights != nullptr) {
+#pragma unroll
+        for (std::uint32_t& two : x) two = weighed<bf16>(two, place[i].weight);
+      }
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
+                       static_cast<std::uint16_t*>(f_.out) + place[i].row * f_.out_stride + column),
+                   "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                   : "memory");
     }
   }
 

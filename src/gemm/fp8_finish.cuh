@@ -16,9 +16,10 @@ constexpr int pitch = 144;  // bytes of a row that is turned
 
 // How a tile ends.
 enum class End {
-  any,      // as `args` says
-  plain16,  // 16 bits, neither bias nor activation, out at multiples of 16 bytes
-  pairs8,   // block scales, SiLU of pairs, no limit or bias, then fp8 at multiples of 16 bytes
+  any,       // as `args` says
+  plain16,   // 16 bits, neither bias nor activation, out at multiples of 16 bytes
+  places16,  // likewise, to the rows' places (RowPlaces)
+  pairs8,    // block scales, SiLU of pairs, no limit or bias, then fp8 at multiples of 16 bytes
 };
 
 #if defined(SHUNT_SM_90A)
@@ -162,6 +163,50 @@ class WarpFinish {
                                      pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
       const int piece = (j + lane_ / 16) ^ (line % 8);
       stmatrix_x4(lines + static_cast<std::uint32_t>(line * 128 + 16 * piece), four);
+    }
+  }
+  // 128 columns of rows in 16 bits to the rows' places, each row times its weight. A box would have
+  // to be copied out by the one warp that is free, which held the slot too long.
+  template <bool bf16>
+  __device__ __forceinline__ void write_places(const float (&acc)[64], const Where& at) const {
+    const int last = at.count - 1, line = lane_ / 8, v = lane_ % 8;
+    std::int64_t to[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      to[n] = place_of(f_, std::int64_t{at.row} + min(line + 4 * n, last)).row * f_.out_stride;
+    }
+    float by[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      by[r] = place_of(f_, std::int64_t{at.row} + min(row_ + 8 * r, last)).weight;
+    }
+    const std::uint32_t turned =
+        shared_address(turn_) + static_cast<std::uint32_t>(lane_ % 16 * pitch + lane_ / 16 * 16);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const float* const d = acc + 32 * h + 4 * j;
+        std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
+                                 pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
+        if (f_.places.weights != nullptr) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) four[i] = weighed<bf16>(four[i], by[i % 2]);
+        }
+        stmatrix_x4(turned + static_cast<std::uint32_t>(16 * j), four);
+      }
+      __syncwarp();
+      const std::int64_t column = at.first + 64 * h + 8 * v;
+      const unsigned char* const from = turn_ + line * pitch + 16 * v;
+      auto* const out = static_cast<std::uint16_t*>(f_.out) + column;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if (line + 4 * n <= last && column < f_.out_columns) {
+          *reinterpret_cast<uint4*>(out + to[n]) =
+              *reinterpret_cast<const uint4*>(from + 4 * n * pitch);
+        }
+      }
+      __syncwarp();
     }
   }
   __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],

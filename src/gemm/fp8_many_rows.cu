@@ -11,7 +11,7 @@
 //   warp 0      one thread orders copies (tokens by a tensor map: what lies behind the group's end
 //               comes as zeros, which are multiplied for less power than another group's rows)
 //   warp 1      the step's scales
-//   warp 2      16 bits as they are: one thread orders the stores of a tile's results
+//   warp 2      16 bits as they are, in order: one thread orders the stores of a tile's results
 //   warp 3      finds tiles ahead of the others
 //   warps 4-11  two warpgroups: 64 tokens each by 128 of the weights, then by the other 128; of 64
 //               tokens and fewer, each by 128 of the weights. Products of a step leave the tensor
@@ -24,10 +24,11 @@
 //   stored      and have been read from there
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
-// shared memory. The two ends of a layer's products have kernels of their own, for their code alone
-// fits the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave
-// from where the last step's operands lay (what that had is freed by warp 2) while products of the
-// next tile run; and pairs that become fp8. The 128 columns of pairs that share a scale are the
+// shared memory. Ends of a layer's products have kernels of their own, for their code alone fits
+// the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave from
+// where the last step's operands lay (what that had is freed by warp 2) while products of the next
+// tile run; the same to the rows' places (row_places.hpp), by the warps that have them; and pairs
+// that become fp8. The 128 columns of pairs that share a scale are the
 // block's; where warpgroups have halves of them, they exchange magnitudes. The last cluster
 // barrier: no block leaves while the other writes into it.
 //
@@ -65,7 +66,7 @@ constexpr int stage_bytes = box * 128;  // 64 tokens' results of 64 columns of 1
 constexpr int slot_bytes = teams * box_bytes8 + halves_most * half_bytes;
 constexpr int slots_most = 4;                                // steps under way
 constexpr int slot_scales = block_tokens + 2 * halves_most;  // floats: tokens', and halves' pairs
-constexpr int places = 4;                                    // tiles that have been found
+constexpr int tiles_ahead = 4;                               // tiles that have been found
 using Tiles = TallFirst<block_tokens>;
 
 // Shared memory: the ring, where warps' results leave, scales, tiles.
@@ -149,9 +150,10 @@ __global__ void __launch_bounds__(threads, 1)
               const __grid_constant__ CUtensorMap results) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ unsigned char shared[];
-  __shared__ std::uint64_t full[slots_most], empty[slots_most], found[places], left[places];
+  __shared__ std::uint64_t full[slots_most], empty[slots_most], found[tiles_ahead],
+      left[tiles_ahead];
   __shared__ std::uint64_t staged, stored;
-  __shared__ int4 found_tile[places];  // group (-1: no more), row, count, column
+  __shared__ int4 found_tile[tiles_ahead];  // group (-1: no more), row, count, column
   __shared__ float met[2][teams][box];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(threads, 1)
       mbarrier_init(&full[s], args.block_scales ? 1 + 32 : 1);
       mbarrier_init(&empty[s], finishers * cluster);
     }
-    for (int t = 0; t < places; ++t) {
+    for (int t = 0; t < tiles_ahead; ++t) {
       mbarrier_init(&found[t], 1);
       mbarrier_init(&left[t], (end == End::plain16 ? 3 : 2) + finishers);
     }
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(threads, 1)
       tile = found_tile[place];
       mbarrier_arrive(&left[place]);
     }
-    if (++place == places) place = 0, place_parity ^= 1;
+    if (++place == tiles_ahead) place = 0, place_parity ^= 1;
     at.group = __shfl_sync(0xffffffffu, tile.x, 0);
     at.row = __shfl_sync(0xffffffffu, tile.y, 0);
     at.count = __shfl_sync(0xffffffffu, tile.z, 0);
@@ -274,7 +276,7 @@ __global__ void __launch_bounds__(threads, 1)
           mbarrier_arrive(&found[place]);
         }
         __syncwarp();
-        if (++place == places) place = 0, place_parity ^= 1, round = true;
+        if (++place == tiles_ahead) place = 0, place_parity ^= 1, round = true;
       }
     } else if (warp == 2) {
       unsigned staged_parity = 0;
@@ -498,6 +500,11 @@ __global__ void __launch_bounds__(threads, 1)
             args.finish.out_dtype == DType::bf16 ? finish.put_16<true>(acc[p], h, to)
                                                  : finish.put_16<false>(acc[p], h, to);
           }
+        } else if constexpr (end == End::places16) {
+          if (where.count > 0) {
+            args.finish.out_dtype == DType::bf16 ? finish.write_places<true>(acc[p], where)
+                                                 : finish.write_places<false>(acc[p], where);
+          }
         } else {
           finish.template activate<end>(acc[p], where);
           if (!fp8) {
@@ -555,7 +562,9 @@ End end_of(const PackedArgs& args, const Tensor& out) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(f.out) % 16 == 0 &&
                        (out.shape[0] == 1 || (f.out_stride > 0 && f.out_stride * bytes % 16 == 0));
   if (f.bias != nullptr || !aligned) return End::any;
-  if (bytes == 2 && !f.paired && !f.activates) return End::plain16;
+  if (bytes == 2 && !f.paired && !f.activates) {
+    return f.places.rows != nullptr ? End::places16 : End::plain16;
+  }
   const bool pairs = f.paired && f.plain && f.rule.limit == INFINITY;
   if (bytes == 1 && pairs && args.block_scales && f.out_columns % 16 == 0) return End::pairs8;
   return End::any;
@@ -573,6 +582,7 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
     return false;
   }
   const End end = end_of(args, p.out);
+  if (args.finish.places.rows != nullptr && end != End::places16) return false;
   if (end == End::plain16 && !map_row_ends(results, p.out.data, true, p.out.shape[0],
                                            p.out.shape[1], p.out.strides[0], 64, box)) {
     return false;
@@ -588,6 +598,8 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
   };
   if (end == End::plain16) {
     start(many_rows<End::plain16>, Room<End::plain16>{});
+  } else if (end == End::places16) {
+    start(many_rows<End::places16>, Room<End::places16>{});
   } else if (end == End::pairs8) {
     start(many_rows<End::pairs8>, Room<End::pairs8>{});
   } else {

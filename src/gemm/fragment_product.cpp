@@ -167,7 +167,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 }
 
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
-  return !p.layout.format.ordered && few_enough(p) &&
+  return !p.layout.format.ordered && p.row_scale == nullptr && few_enough(p) &&
          plan_chained(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 

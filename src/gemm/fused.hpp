@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gemm/few_chain.hpp"
+#include "gemm/row_places.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/gemm.hpp"
 
@@ -24,13 +25,16 @@ struct MlpInput {
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;
-  const float* row_scale =
-      nullptr;                  // row r times row_scale[r], in f32 before rounding; may be null
+  // Row r times row_scale[r], in f32 before rounding, or on a GPU its sums, unless weights are
+  // packed; may be null.
+  const float* row_scale = nullptr;
   const float* bias = nullptr;  // [groups, n] f32, gate's columns before up's; may be null
   // Of rows that are f8_e4m3: f32 [T, ceil(K / 128)], any strides.
   Tensor row_scales{};
   // On a GPU: what kernels for few rows are told beside that.
   cuda_engine::FewChain chain{};
+  // On a GPU, where mlp_takes_places(), of mlp_gemm().
+  cuda_engine::RowPlaces places{};
 };
 
 // out [R, I] of the weights' dtype: act(gate x, up x) (weights paired), or act(up x). With
@@ -46,13 +50,17 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 // activation, else of mlp_gemm().
 bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      const ActivationSpec* activation, const MlpInput& in, const Tensor& out);
+// On a GPU: whether mlp_gemm() puts rows into the places of `in`.
+bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
+                      const Tensor& out);
 // Weights as those that a product reads next.
 cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights& weights);
 // Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
 // beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
-// them where they lie and as they are.
+// them where they lie and as they are. Of rows that are scaled sums may be, unless `whole_k`: then
+// a row is rounded in one way, however many there are.
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        DType source, bool scaled);
+                        DType source, bool scaled, bool whole_k);
 // Where rows of weights that are multiplied in fp8 are rounded, whichever is predicted to be the
 // fastest for both products of an expert.
 enum class Rounding {

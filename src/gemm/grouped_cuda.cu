@@ -125,15 +125,13 @@ struct Chunk {
                  : 0.0f;
     }
   }
-  __device__ void store(char* to, float scale, bool scaled) const {
+  __device__ void store(char* to) const {
     union {
       typename Element::Word words[chunk_numbers<Element>];
       uint4 all;
     };
 #pragma unroll
-    for (int i = 0; i < chunk_numbers<Element>; ++i) {
-      words[i] = Element::word(scaled ? __fmul_rn(x[i], scale) : x[i]);
-    }
+    for (int i = 0; i < chunk_numbers<Element>; ++i) words[i] = Element::word(x[i]);
     *reinterpret_cast<uint4*>(to) = all;
   }
 };
@@ -237,7 +235,7 @@ __device__ __noinline__ float joined(const cpu_engine::ActivationRule& rule, flo
   return activated(rule, gate, up);
 }
 
-// The bias joins, then the activation, then one rounding.
+// A row's weight multiplies its sums, the bias joins, then the activation, then one rounding.
 template <class Element>
 __device__ void write_tile(const Args& args, const TileSearch::Tile& at,
                            const Sums<Element>& sums) {
@@ -252,6 +250,10 @@ __device__ void write_tile(const Args& args, const TileSearch::Tile& at,
     const std::int64_t row = at.row + r;
     const std::int64_t column = first + (args.paired ? c / 16 * 8 + c % 8 : c);
     if (row >= at.end || column >= args.out_columns) return;
+    if (args.row_scale != nullptr) {
+      sum = __fmul_rn(sum, args.row_scale[row]);
+      further = __fmul_rn(further, args.row_scale[row]);
+    }
     float value = biased(sum, column);
     if (args.paired) {
       value = joined(args.rule, value, biased(further, args.out_columns + column));
@@ -287,12 +289,10 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
 
     std::int64_t row_offset[chunks_each], weight_offset[chunks_each];  // in elements
     std::int64_t weight_row[chunks_each];
-    float scale[chunks_each];
 #pragma unroll
     for (int i = 0; i < chunks_each; ++i) {
       const std::int64_t row = at.row + line + i * apart;
       row_offset[i] = nowhere;
-      scale[i] = 1;
       if (row < at.end) {
         std::int64_t from = row;
         if (args.permutation != nullptr) {
@@ -300,7 +300,6 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
           from = pair < 0 ? -1 : pair / args.slots;
         }
         if (from >= 0 && from < args.source_rows) row_offset[i] = from * args.source.row_stride;
-        if (args.row_scale != nullptr) scale[i] = args.row_scale[row];
       }
       const std::int64_t column = at.column * tile + line + i * apart;
       weight_row[i] = column;
@@ -351,10 +350,8 @@ __global__ void __launch_bounds__(threads, blocks_a_multiprocessor)
 #pragma unroll
       for (int i = 0; i < chunks_each; ++i) {
         const int to = at_ring + i * apart * pitch;
-        if constexpr (!direct_rows) {
-          row_chunks[i].store(row_ring[stage] + to, scale[i], args.row_scale != nullptr);
-        }
-        if constexpr (!direct_weights) weight_chunks[i].store(weight_ring[stage] + to, 1, false);
+        if constexpr (!direct_rows) row_chunks[i].store(row_ring[stage] + to);
+        if constexpr (!direct_weights) weight_chunks[i].store(weight_ring[stage] + to);
       }
     };
 
@@ -443,7 +440,7 @@ void multiply_groups(const Gpu& gpu, const GroupedProduct& p) {
   const std::int64_t all = args.tile_columns > most ? most * (down > 0) : down * args.tile_columns;
   if (all == 0) return;
   const auto blocks = static_cast<unsigned>(all < most ? all : most);
-  const bool direct_rows = p.rows.dtype == layout.dtype && p.row_scale == nullptr &&
+  const bool direct_rows = p.rows.dtype == layout.dtype &&
                            aligned(p.rows.data, layout.element_bytes() * p.rows.strides[0]);
   switch (layout.dtype) {
     case DType::bf16:

@@ -75,8 +75,9 @@ ProductSizes sizes_of(const GroupedProduct& p) {
           .group_rows = p.layout.rows(),
           .k = p.layout.k,
           .gathered = p.permutation != nullptr,
-          .in_place = p.row_scale == nullptr && p.layout.k % 8 == 0 &&
-                      readable(p.rows, p.layout.dtype, p.whole_k) && weights_readable(p),
+          .in_place = p.layout.k % 8 == 0 && readable(p.rows, p.layout.dtype, p.whole_k) &&
+                      weights_readable(p),
+          .weighed = p.row_scale != nullptr,
           .whole_k = p.whole_k};
 }
 
@@ -104,6 +105,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
                   .k_bytes = 2 * layout.k,
                   .permutation = p.permutation,
                   .slots = p.slots,
+                  .row_scale = p.row_scale,
                   .early = p.early,
                   .finish = {.paired = layout.paired,
                              .activates = activates,
@@ -113,7 +115,8 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
                              .out = p.out.data,
                              .out_dtype = p.out.dtype,
                              .out_stride = p.out.strides[0],
-                             .out_columns = layout.out_columns()}};
+                             .out_columns = layout.out_columns(),
+                             .places = p.places}};
   if (p.bias) {
     args.finish.bias = p.bias.data;
     args.finish.bias_dtype = p.bias.dtype;
@@ -159,11 +162,20 @@ bool takes_pairs(const Gpu& gpu, const GroupedProduct& p) {
   return few_enough(p) && plan_product(sizes_of(p), figures(gpu)).kernel == ProductPlan::few_rows;
 }
 
+bool takes_places(const Gpu& gpu, const GroupedProduct& p) {
+  return places_fit(p, p.layout.dtype) &&
+         plan_product(sizes_of(p), figures(gpu)).kernel == ProductPlan::many_rows;
+}
+
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                    bool other) {
-  const ProductSizes sizes = sizes_for(layout, groups, rows, false);
+                    const PickedRows& picked) {
+  ProductSizes sizes = sizes_for(layout, groups, rows, false);
+  sizes.weighed = picked.weighed;
+  sizes.whole_k = picked.whole_k;
   const GpuFigures f = figures(gpu);
-  return other ? plan_product(sizes, f).kernel != ProductPlan::portable : gather_first(sizes, f);
+  if (!picked.other) return gather_first(sizes, f);
+  sizes.weighed = false;
+  return plan_product(sizes, f).kernel != ProductPlan::portable;
 }
 
 std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,

@@ -22,6 +22,7 @@ struct Finish {
   void* out = nullptr;
   DType out_dtype = DType::f32;
   std::int64_t out_stride = 0, out_columns = 0;
+  RowPlaces places;  // of results without an activation
 };
 
 // What both kernels know of a product, by value.
@@ -41,6 +42,7 @@ struct HopperArgs {
   std::int64_t source_rows = 0, source_row_bytes = 0, k_bytes = 0;
   const std::int32_t* permutation = nullptr;
   int slots = 1;
+  const float* row_scale = nullptr;  // few_rows: times row_scale[r], of the order
   bool early = false;  // offsets were there before the grid that precedes this one started
   Finish finish;
 };

@@ -27,7 +27,9 @@
 //               that multiplies it, one step later than its products were started
 // All blocks of a cluster walk the same tiles and steps. The tile's end: finish.cuh, by each
 // warpgroup for itself, while copies for the next tile are under way. The last cluster barrier: no
-// block leaves while the other copies into it or arrives at its barriers.
+// block leaves while the other copies into it or arrives at its barriers. Where rows have places
+// (row_places.hpp: a token's only row goes to the layer's output), warps store them there, times
+// their weights, instead of a box in order.
 //
 // Bytes a step and block from L2, for 4.2 MFLOP: 32 KB (128 weights x 256 tokens, together), 40 KB
 // (256 x 128, together), 37 KB (128 x 192, in turn). Time predicted on an H200: the larger of
@@ -50,11 +52,12 @@ namespace {
 
 constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
-template <int blocks_, int tokens_, bool in_turn_, bool gathers_>
+template <int blocks_, int tokens_, bool in_turn_, bool gathers_, bool places_>
 struct ManyTile {
   static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
   static constexpr bool in_turn = in_turn_;
   static constexpr bool gathers = gathers_;  // tokens as a permutation picks them
+  static constexpr bool places = places_;    // results go to the rows' places
   static constexpr int box = 64 / cluster;   // tokens of a copy
   // Where that takes no box less, half of a tile comes by one copy, of so many; 0: never.
   static constexpr int large_box = in_turn && !gathers ? tokens / cluster : 0;
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     if (!S::gathers) prefetch_tensor_map(&tokens);
     if (S::large_box > 0) prefetch_tensor_map(&large_tokens);
-    if (args.finish.plain) prefetch_tensor_map(&out);
+    if (args.finish.plain && !S::places) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], S::gathers ? 3 : 1);
       mbarrier_init(&empty[s], S::multiplying * S::cluster);
@@ -329,7 +332,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       with_width<32, 16, S::tokens>(at.count, with);
       if (S::in_turn) ring.skip(args.steps);
       const std::int64_t first = std::int64_t{S::cluster * at.column + rank} * S::rows + block * 64;
-      TileFinish<T, S::blocks, S::tokens / 2>(args.finish, at.group, at.row, at.count, first, box)
+      TileFinish<T, S::blocks, S::tokens / 2, S::places>(args.finish, at.group, at.row, at.count,
+                                                         first, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();
@@ -353,7 +357,7 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
                                 p.rows.strides[0], S::box)) ||
       (S::large_box > 0 && !map_rows(large_tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
                                      p.rows.strides[0], S::large_box)) ||
-      (args.finish.plain &&
+      (args.finish.plain && !S::places &&
        !map_row_ends(out, p.out.data, p.out.dtype == DType::bf16, p.out.shape[0],
                      args.finish.out_columns, p.out.strides[0], p.layout.paired ? 32 : 64, 64))) {
     return false;
@@ -367,24 +371,32 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
   return true;
 }
 
-template <class T, bool gathers>
+template <class T, bool gathers, bool places>
 bool launch_many_tiles(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                        const HopperArgs& args, bool bf16) {
   switch (plan.tile_tokens) {
     case 256:
-      return launch_many<T, ManyTile<1, 256, false, gathers>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<1, 256, false, gathers, places>>(gpu, plan, product, args,
+                                                                      bf16);
     case 192:
-      return launch_many<T, ManyTile<2, 192, true, gathers>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<2, 192, true, gathers, places>>(gpu, plan, product, args,
+                                                                     bf16);
     default:
-      return launch_many<T, ManyTile<2, 128, false, gathers>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<2, 128, false, gathers, places>>(gpu, plan, product, args,
+                                                                      bf16);
   }
 }
 
 template <class T>
 bool launch_many_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                       const HopperArgs& args, bool bf16) {
-  return args.permutation != nullptr ? launch_many_tiles<T, true>(gpu, plan, product, args, bf16)
-                                     : launch_many_tiles<T, false>(gpu, plan, product, args, bf16);
+  if (args.finish.places.rows != nullptr) {  // of a layer's second product: none picks its rows
+    return args.permutation == nullptr && args.finish.plain &&
+           launch_many_tiles<T, false, true>(gpu, plan, product, args, bf16);
+  }
+  return args.permutation != nullptr
+             ? launch_many_tiles<T, true, false>(gpu, plan, product, args, bf16)
+             : launch_many_tiles<T, false, false>(gpu, plan, product, args, bf16);
 }
 
 }  // namespace

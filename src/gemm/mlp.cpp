@@ -51,6 +51,7 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   p.activation = activation;
   p.out = out;
   if constexpr (requires { p.early; }) p.whole_k = in.whole_k, p.early = in.early;
+  if constexpr (requires { p.places; }) p.places = in.places;
   return p;
 }
 [[maybe_unused]] cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
@@ -142,7 +143,7 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      const ActivationSpec* activation, const MlpInput& in, const Tensor& out) {
   bool takes = false;
   if constexpr (cuda_engine::built) {
-    if (!on_gpu(context) || in.row_scale != nullptr) return false;
+    if (!on_gpu(context)) return false;
     with_product(context, weights,
                  activation != nullptr ? cpu_engine::activation_rule(*activation) : no_activation,
                  in, out, {}, [&](const auto& product) {
@@ -150,6 +151,20 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      takes = cuda_engine::takes_pairs(context.gpu(), product);
                    }
                  });
+  }
+  return takes;
+}
+
+bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
+                      const Tensor& out) {
+  bool takes = false;
+  if constexpr (cuda_engine::built) {
+    if (!on_gpu(context) || in.chain.ids != nullptr) return false;
+    with_product(context, weights, no_activation, in, out, {}, [&](const auto& product) {
+      if constexpr (requires { cuda_engine::takes_places(context.gpu(), product); }) {
+        takes = cuda_engine::takes_places(context.gpu(), product);
+      }
+    });
   }
   return takes;
 }
@@ -191,7 +206,7 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 }
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        DType source, bool scaled) {
+                        DType source, bool scaled, bool whole_k) {
   // The kernels of packed weights read rows wherever they are, but convert them slowly, and share
   // those that lie in order.
   if (decoded(weights)) {
@@ -206,8 +221,9 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
   if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) {
-      return cuda_engine::gathering_pays(context.gpu(), tiles_of(weights), weights.groups, rows,
-                                         source != weights.dtype || scaled);
+      return cuda_engine::gathering_pays(
+          context.gpu(), tiles_of(weights), weights.groups, rows,
+          {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
     }
   }
   return false;

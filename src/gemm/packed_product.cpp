@@ -85,7 +85,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
                  .out = p.out.data,
                  .out_dtype = p.out.dtype,
                  .out_stride = p.out.strides[0],
-                 .out_columns = layout.out_columns()},
+                 .out_columns = layout.out_columns(),
+                 .places = p.places},
       .between = p.between};
   if (p.row_scales) {
     args.row_scales = p.row_scales.as<const float>();
@@ -122,7 +123,13 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
 }
 
 bool takes_pairs(const Gpu& gpu, const PackedProduct& p) {
-  return few_enough(p) && plan_packed(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+  return p.row_scale == nullptr && few_enough(p) &&
+         plan_packed(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+}
+
+bool takes_places(const Gpu& gpu, const PackedProduct& p) {
+  return places_fit(p, p.out.dtype) && !p.bias &&
+         plan_packed(sizes_of(p), figures(gpu)).kernel == PackedPlan::many_rows;
 }
 
 void multiply_packed(const Gpu& gpu, const PackedProduct& p) { multiply_packed(gpu, p, {}); }

@@ -42,6 +42,7 @@ struct PackedProduct {
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
                                         .gated = false};
   Tensor out{};  // [R, out columns] f32 | bf16 | f16 | f8_e4m3, rows may be strided
+  RowPlaces places{};
   // Of an out of f8_e4m3: f32 [R, ceil(out columns / 128)], any strides. Results are rounded to
   // `between` first, then as gather() rounds rows.
   Tensor out_scales{};
@@ -84,6 +85,7 @@ void multiply_packed(const Gpu& gpu, const PackedProduct& product);
 // As multiply_groups() with a chain.
 void multiply_packed(const Gpu& gpu, const PackedProduct& product, const FewChain& chain);
 bool takes_pairs(const Gpu& gpu, const PackedProduct& product);
+bool takes_places(const Gpu& gpu, const PackedProduct& product);
 Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
                        int groups, std::int64_t rows);
 std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,

@@ -60,13 +60,24 @@ inline constexpr int most_pair_threads = 512;
 
 #if defined(SHUNT_SM_90A)
 
-// 16 bytes a lane, whole pieces of `bytes` in all, to shared memory as they lie.
+// 16 bytes of weights, which leave the L2 first: what else is there, code too, the next layer reads
+// again. `to` must be no sum with what ptxas (13.0) knows to be the same in all lanes: of an
+// address that is partly in a uniform register, and a policy, it makes an illegal instruction.
+__device__ __forceinline__ void copy_once_16(std::uint32_t to, const void* from) {
+  // What createpolicy.fractional.L2::evict_first gives for 1.0; made there it is in each lane.
+  constexpr std::uint64_t evict_first = 0x12f0000000000000;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(evict_first)
+               : "memory");
+}
+// 16 bytes a lane, whole pieces of `bytes` in all, to shared memory as they lie: `to` and `from`
+// are the lane's.
 template <int bytes>
 __device__ __forceinline__ void copy_by_lanes(std::uint32_t to, const char* from, int lane) {
 #pragma unroll
   for (int at = 0; at < bytes; at += 512) {
     if (bytes - at >= 512 || 16 * lane < bytes - at) {
-      cp_async_16(to + static_cast<std::uint32_t>(at + 16 * lane), from + at + 16 * lane);
+      copy_once_16(to + static_cast<std::uint32_t>(at), from + at);
     }
   }
 }
@@ -75,15 +86,17 @@ __device__ __forceinline__ void copy_by_lanes(std::uint32_t to, const char* from
 struct StreamedRows {
   unsigned of;
   int row, count;
-  // Where row t of the group lies in the source.
+  // Which pair row t of the group is.
+  __device__ __forceinline__ int pair(int t) const {
+    unsigned left = of;
+#pragma unroll 1
+    for (int i = 0; i < t; ++i) left &= left - 1;
+    return __ffs(static_cast<int>(left)) - 1;
+  }
+  // Where it lies in the source.
   __device__ __forceinline__ const char* source(const PairArgs& args, int t) const {
     auto from = static_cast<unsigned>(row + t);
-    if (args.slots > 0) {
-      unsigned left = of;
-#pragma unroll 1
-      for (int i = 0; i < t; ++i) left &= left - 1;
-      from = static_cast<unsigned>(__ffs(static_cast<int>(left)) - 1) * args.slots_inverse >> 16;
-    }
+    if (args.slots > 0) from = static_cast<unsigned>(pair(t)) * args.slots_inverse >> 16;
     return args.source + from * args.source_row_bytes;
   }
 };
@@ -133,8 +146,9 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 #endif
 
 // P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
-// slot_bytes each; stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
-// summed: it adds up one token's rows; then the product is a second one, early, of rows in place.
+// slot_bytes each; weighs: rows may be weighed, which their sums are; stage(), copy() and
+// multiply(), and value(): the sums as mma.sync leaves them. summed: it adds up one token's rows;
+// then the product is a second one, early, of rows in place.
 template <class P, bool summed>
 __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 : 3)
     pair_stream(const __grid_constant__ PairArgs args) {
@@ -168,9 +182,8 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
   const bool writes = args.inverse != nullptr && blockIdx.x == 0 && warp == 0;
   if (writes && number == 0 && id >= none && lane < args.pairs) args.inverse[lane] = -1;
   float weight = 1;
-  if (summed && args.sum.weights != nullptr && lane < args.pairs) {
-    weight = __ldcg(args.sum.weights + lane);
-  }
+  const float* const weights = summed ? args.sum.weights : P::weighs ? args.weights : nullptr;
+  if (weights != nullptr && lane < args.pairs) weight = __ldcg(weights + lane);
   if (mine == 0 && !summed) {
     if (args.early) {
       wait_for_predecessor();
@@ -200,12 +213,15 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
   const int stagers = summed ? 32 * parts : threads;
   unsigned char* const ring = shared + all_staged_bytes(args) + warp * args.ring_bytes;
   const std::uint32_t ring_at = shared_address(ring);
+  // Where the lane copies to, by products with a 1 that the compiler cannot know: copy_once_16().
+  const std::uint32_t one = 1 + threadIdx.x / 32;
+  const std::uint32_t copied_to = ring_at * one + static_cast<std::uint32_t>(16 * lane);
   P operands(args, group, first, begin, lane);
   if (!args.early && !staged) P::stage(args, rows, staged_at, stager, stagers);
   cp_async_commit();
 #pragma unroll
   for (int i = 0; i < P::depth; ++i) {
-    if (begin + i < end) operands.copy(ring_at + static_cast<std::uint32_t>(i * P::slot_bytes));
+    if (begin + i < end) operands.copy(copied_to + static_cast<std::uint32_t>(i * P::slot_bytes));
     cp_async_commit();
   }
   if (part == 0 && some) operands.load_factors(args, first);
@@ -227,7 +243,7 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
     __syncwarp();
     operands.multiply(ring + slot, ring_at + static_cast<std::uint32_t>(slot), at);
     __syncwarp();
-    if (at + P::depth < end) operands.copy(ring_at + static_cast<std::uint32_t>(slot));
+    if (at + P::depth < end) operands.copy(static_cast<std::uint32_t>(slot) * one + copied_to);
     cp_async_commit();
     slot = slot + P::slot_bytes == P::depth * P::slot_bytes ? 0 : slot + P::slot_bytes;
   }
@@ -270,10 +286,21 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
     return;
   }
   if (!some) return;
+  float by[2] = {1, 1};  // the rows that this lane has sums of
+  if (P::weighs && args.weights != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      by[i] = __shfl_sync(0xffffffffu, weight, rows.pair(min(2 * (lane % 4) + i, rows.count - 1)));
+    }
+  }
   const bool direct = ends_in_registers(f);
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) {
     operands.scale(args, b, d[b]);
+    if (P::weighs && args.weights != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[b][i] = __fmul_rn(d[b][i], by[i % 2]);
+    }
     const int from = first + 16 * b;
     if (!direct) {
       finish_lane(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);

@@ -14,6 +14,7 @@ namespace shunt::cuda_engine {
 struct PairArgs {
   const std::int32_t* ids = nullptr;  // as FewChain
   int pairs = 0, groups = 0;
+  const float* weights = nullptr;  // as FewChain
   std::int32_t* inverse = nullptr;
   int tokens = 0;  // no group has more rows
   // Weights: tiles of 128 rows, `steps` of them along k; scales or factors behind a group's tiles.
@@ -43,6 +44,7 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
   return {.ids = chain.ids,
           .pairs = chain.pairs,
           .groups = args.groups,
+          .weights = chain.weights,
           .inverse = chain.inverse,
           .tokens = chain.tokens,
           .tiles = args.tiles,

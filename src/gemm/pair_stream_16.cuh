@@ -12,6 +12,7 @@ template <class T, int depth_>
 class Stream16 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = 2048;
+  static constexpr bool weighs = true;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
 
 #if defined(SHUNT_SM_90A)
@@ -19,14 +20,15 @@ class Stream16 {
   __device__ __forceinline__ Stream16(const PairArgs& args, int group, int first, int begin,
                                       int lane)
       : from_(args.tiles + group * args.group_bytes +
-              (std::int64_t{first / 128} * args.steps + begin) * tile_bytes + first % 128 * 128),
+              (std::int64_t{first / 128} * args.steps + begin) * tile_bytes + first % 128 * 128 +
+              16 * lane),
         lane_(lane) {}
   __device__ __forceinline__ static void load_factors(const PairArgs&, int) {}
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, int thread, int threads) {
     stage_as_they_are(args, of, shared_address(shared), args.steps * 64, thread, threads);
   }
-  // The next step.
+  // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
     copy_by_lanes<slot_bytes>(slot, from_, lane_);
     from_ += tile_bytes;

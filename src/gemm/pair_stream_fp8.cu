@@ -17,6 +17,7 @@ template <int depth_>
 class StreamFp8 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = rows * 128 + 16;
+  static constexpr bool weighs = false;
   // A row's numbers, 32 in the order of mma.sync's lanes: the q-th of four has 4 q .. and 16 + 4 q
   // .. Its scales follow; then as much as keeps rows apart that are read together.
   static constexpr int pitch(int steps) {
@@ -30,14 +31,14 @@ class StreamFp8 {
       : lane_(lane) {
     const char* const of_group = args.tiles + group * args.group_bytes;
     const std::int64_t tile = std::int64_t{first / 128} * args.steps + begin;
-    from_ = of_group + tile * tile_bytes + first % 128 * 128;
+    from_ = of_group + tile * tile_bytes + first % 128 * 128 + 16 * lane;
     scales_ = of_group + args.scales_at + tile * 16;
   }
   __device__ __forceinline__ static void load_factors(const PairArgs&, int) {}
-  // The next step.
+  // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
     copy_by_lanes<rows * 128>(slot, from_, lane_);
-    if (lane_ == 0) cp_async_16(slot + rows * 128, scales_);
+    if (lane_ == 0) copy_once_16(slot + rows * 128, scales_);
     from_ += tile_bytes;
     scales_ += 16;
   }

@@ -14,6 +14,7 @@ template <class L_, int depth_, int blocks_>
 class StreamFragments {
  public:
   using L = L_;
+  static constexpr bool weighs = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
   static constexpr int code_bytes = blocks * L::pairs * 128 * L::code_words;
   static constexpr int position_bytes = L::sparse ? 256 * blocks : 0;
@@ -39,7 +40,8 @@ class StreamFragments {
   __device__ __forceinline__ StreamFragments(const PairArgs& args, int group, int first, int begin,
                                              int lane)
       : group_(args.tiles + group * args.group_bytes),
-        tile_(group_ + (std::int64_t{first / 128} * args.steps + begin) * L::parts.bytes),
+        tile_(group_ + (std::int64_t{first / 128} * args.steps + begin) * L::parts.bytes +
+              16 * lane),
         lane_(lane),
         block_(first % 128 / 16) {
     sums_.clear();
@@ -54,7 +56,7 @@ class StreamFragments {
                                                unsigned char* shared, int thread, int threads) {
     stage_as_they_are(args, of, shared_address(shared), args.steps * 128, thread, threads);
   }
-  // The next step.
+  // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
     copy_by_lanes<code_bytes>(slot, tile_ + block_ * (code_bytes / blocks), lane_);
     std::uint32_t to = slot + code_bytes;
@@ -69,9 +71,10 @@ class StreamFragments {
     }
     if constexpr (L::groups > 0) {  // 8 to 64 bytes, at multiples of 8
       if (8 * lane_ < zero_bytes) {
+        const int back = 8 * lane_;  // eight bytes a lane
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
-                         to + static_cast<std::uint32_t>(zeros_at + 8 * lane_)),
-                     "l"(tile_ + L::parts.zeros + block_ * (zero_bytes / blocks) + 8 * lane_)
+                         to + static_cast<std::uint32_t>(zeros_at - back)),
+                     "l"(tile_ + L::parts.zeros + block_ * (zero_bytes / blocks) - back)
                      : "memory");
       }
     }
@@ -98,7 +101,7 @@ class StreamFragments {
   }
 
  private:
-  const char *group_, *tile_;
+  const char *group_, *tile_;  // the latter the lane's
   int lane_, block_;
   std::uint32_t tokens_ = 0;
   float factors_[2 * blocks];

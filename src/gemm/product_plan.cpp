@@ -176,18 +176,23 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
                     sizes.group_rows > 0 && sizes.rows < most && sizes.k < most &&
                     sizes.group_rows < most / sizes.groups &&
                     (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
-  if (hopper && fits) {
+  // Rows that a pass weighs, for kernels of many rows, are rounded once more: not the same bits.
+  const bool weighs_sums = !sizes.weighed || !sizes.whole_k;
+  if (hopper && fits && weighs_sums) {
     for (const int split : {1, 2, 4}) {
       for (const int tokens : {8, 16, 32, 64}) {
         if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{4} * split)) continue;
         plans.add(model.few(tokens, split));
       }
     }
-    plans.add(model.many(128, 256, false));
-    plans.add(model.many(256, 128, false));
-    plans.add(model.many(128, 192, true));
+    if (!sizes.weighed) {
+      plans.add(model.many(128, 256, false));
+      plans.add(model.many(256, 128, false));
+      plans.add(model.many(128, 192, true));
+    }
   }
-  if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered) {
+  if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered &&
+      !sizes.weighed) {
     plans.add(model.blackwell());
   }
   plans.add(model.plain());
@@ -203,7 +208,8 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
 }
 
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
-  sizes.gathered = false;
+  const bool weighed = sizes.weighed;
+  sizes.gathered = sizes.weighed = false;
   const ProductPlan after = plan_product(sizes, gpu);
   if (after.kernel == ProductPlan::portable) return false;
   constexpr double surely = 1.01;  // predictions that are closer say nothing
@@ -211,7 +217,10 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
   const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
   const double pass_us = 2 + bytes / (gpu.read_gbps * 1e3);
   sizes.gathered = true;
-  return (after.us + pass_us) * surely < plan_product(sizes, gpu).us;
+  sizes.weighed = weighed;
+  const ProductPlan on_the_way = plan_product(sizes, gpu);
+  return on_the_way.kernel == ProductPlan::portable ||
+         (after.us + pass_us) * surely < on_the_way.us;
 }
 
 std::string describe(const ProductPlan& plan) {

@@ -32,6 +32,8 @@ struct ProductSizes {
   bool gathered = false;
   // Rows and weights can be read in whole pieces of 16 bytes, in the type that they are stored in.
   bool in_place = true;
+  // Each row is weighed: its sums are, by few_rows and by the portable kernel.
+  bool weighed = false;
   // Not to be shared out along k, so that a row's bits are the same for any number of rows.
   bool whole_k = false;
 };
@@ -62,7 +64,7 @@ class ProductPlans {
 // The fastest of candidates().
 ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu);
 // Whether rows of 16 bits that a permutation picks are predicted to be multiplied sooner with a
-// pass that gathers them than by kernels that gather them on the way.
+// pass that gathers them, and weighs them, than by kernels that gather them on the way.
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu);
 // Every plan that can compute it, in a fixed order; the portable one is last.
 ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu);

@@ -201,9 +201,18 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     to_gate_up.chain.tokens = to_down.chain.tokens = static_cast<int>(tokens);
     to_gate_up.chain.rows_older = true;  // routing lies in between
     to_gate_up.chain.inverse = s.inverse;
+    if (scaled) to_gate_up.chain.weights = weights.as<float>();  // instead of row_scale
   }
   to_gate_up.chain.next = mlp_next(context, experts.down);
   bool added_up = false;  // by the experts' second product
+  // Rows that are outputs go there at once. Where a token may have none, a pass clears its own.
+  const cuda_engine::RowPlaces places{
+      .rows = s.permutation, .weights = spec.route.weight_on_input ? nullptr : weights.as<float>()};
+  MlpInput placed_down = to_down;
+  placed_down.places = places;
+  const bool placed = one_row_a_token(spec) && on_gpu() && !residual && y.dtype == rows_dtype() &&
+                      mlp_takes_places(context, experts.down, placed_down, y);
+  const bool all_routed = !routed_before && !valid && !spec.route.hashed;
   const bool at_once = !routed_before && !in_products && routes_and_orders_at_once(tokens);
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
@@ -353,6 +362,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       "down",
       [&] {
         if (way == Rounding::between) round_in_place(context, options.rows, h_16, count);
+        if (placed) return mlp_gemm(context, experts.down, placed_down, y, stage);
         MlpInput rows = to_down;
         if (in_products && adds_up(spec, tokens) && expert_rows.dtype != f32) {
           rows.chain.sum = {.out = y.data,
@@ -386,7 +396,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   clock(
       "combine",
       [&] {
-        if (added_up) return;
+        if (placed && !all_routed) clear_unrouted(context, inverse, valid, y);
+        if (added_up || placed) return;
         const CombineSpec with = combine_spec(spec);
         CombineInputs parts{.rows = expert_rows, .inverse = inverse, .valid_tokens = valid};
         if (with.weighted || with.identity_from >= 0) parts.weights = weights;

@@ -105,7 +105,7 @@ bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
   if (rounding(tokens) != Rounding::on_the_way) return true;
   const DType source = spec.input_norm.enabled || spec.latent > 0 ? DType::f32 : hidden;
   return mlp_wants_gathered(context, experts.gate_up, tokens * spec.route.slots(), source,
-                            spec.route.weight_on_input);
+                            spec.route.weight_on_input, options.batch_invariant);
 }
 
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
@@ -211,9 +211,13 @@ std::string Layer::explain(std::int64_t tokens) const {
   }
   const bool added_up = !rounded && !whole_k && adds_up(spec, tokens) &&
                         orders_in_products(spec, impl_->context.device(), tokens);
+  const bool placed = impl_->on_gpu() && one_row_a_token(spec) && !added_up;
   text +=
       fmt::format("  combine  per token, slots in order of selection, then the shared expert{}\n",
-                  added_up ? "; by down's own blocks where these are small" : "");
+                  added_up ? "; by down's own blocks where these are small"
+                  : placed ? "; down writes a token's only row where its kernel and the output's "
+                             "dtype allow"
+                           : "");
   text += fmt::format(
       "  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,

@@ -129,6 +129,14 @@ void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,
   fail(Status::unsupported, "round_in_place: rows are rounded to fp8 on a GPU only");
 }
 
+void clear_unrouted(const Context& context, const Tensor& inverse, const Tensor& valid,
+                    const Tensor& out) {
+  if constexpr (cuda_engine::built) {
+    return cuda_engine::clear_unrouted(context.gpu(), inverse, valid, out);
+  }
+  fail(Status::unsupported, "clear_unrouted: rows are written to their tokens on a GPU only");
+}
+
 void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights) {
   if constexpr (cuda_engine::built) {

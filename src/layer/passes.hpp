@@ -41,6 +41,11 @@ void finish_rows(const Context& context, const Finish& finish);
 void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,
                     const Tensor& count);
 
+// 16-bit rows t of out [T, W] become 0 where no expert's row was written to them: `inverse` [T] i32
+// (one slot a token) is -1, or t is not below `valid`. On a GPU.
+void clear_unrouted(const Context& context, const Tensor& inverse, const Tensor& valid,
+                    const Tensor& out);
+
 // The first columns of ids and weights [T, from_columns] into those of the outputs given [T, k].
 void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
@@ -53,6 +58,7 @@ void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* log
                  const Tensor& valid);
 void finish_rows(const Gpu& gpu, const Finish& finish);
 void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Tensor& count);
+void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out);
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
 }  // namespace cuda_engine

@@ -238,6 +238,18 @@ __global__ void __launch_bounds__(count)
   }
 }
 
+// A warp a token.
+__global__ void __launch_bounds__(threads)
+    clear_rows(const std::int32_t* inverse, const std::int32_t* valid, std::int64_t rows,
+               std::uint16_t* out, std::int64_t stride, std::int64_t width) {
+  wait_for_predecessor();
+  let_successor_start();
+  const std::int64_t there = valid_rows(valid, rows);
+  const std::int64_t t = std::int64_t{blockIdx.x} * (threads / 32) + threadIdx.x / 32;
+  if (t >= rows || (t < there && inverse[t] >= 0)) return;
+  for (std::int64_t i = threadIdx.x % 32; i < width; i += 32) out[t * stride + i] = 0;
+}
+
 }  // namespace
 
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
@@ -289,6 +301,15 @@ void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
   constexpr int narrow = 128;
   rows.shape[1] <= 8 * narrow ? start(round_rows<narrow>, narrow)
                               : start(round_rows<threads>, threads);
+}
+
+void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out) {
+  const std::int64_t rows = out.shape[0], each = threads / 32;
+  if (rows == 0) return;
+  launch("clear_unrouted", gpu,
+         {.grid = dim3(static_cast<unsigned>((rows + each - 1) / each)), .block = dim3(threads)},
+         clear_rows, inverse.as<const std::int32_t>(), valid.as<const std::int32_t>(), rows,
+         out.as<std::uint16_t>(), out.strides[0], out.shape[1]);
 }
 
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,

@@ -72,13 +72,18 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
 bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens) {
   return device.type == DeviceType::cuda && tokens <= cuda_engine::most_chained_tokens &&
          tokens * spec.route.slots() <= cuda_engine::most_chained_pairs && !spec.route.hashed &&
-         !spec.route.weight_on_input && !spec.input_norm.enabled && spec.latent == 0;
+         !spec.input_norm.enabled && spec.latent == 0;
 }
 
 bool adds_up(const LayerSpec& spec, std::int64_t tokens) {
   return tokens == 1 && spec.route.slots() <= cuda_engine::most_summed_pairs &&
          spec.shared.intermediate == 0 && spec.latent == 0 && spec.zero_experts == 0 &&
          !spec.output_bias && !spec.output_norm.enabled;
+}
+
+bool one_row_a_token(const LayerSpec& spec) {
+  return spec.route.slots() == 1 && spec.shared.intermediate == 0 && spec.latent == 0 &&
+         spec.zero_experts == 0 && !spec.output_bias && !spec.output_norm.enabled;
 }
 
 SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {

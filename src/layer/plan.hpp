@@ -96,6 +96,10 @@ bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t token
 // tokens where it orders them: one token's, which nothing else joins.
 bool adds_up(const LayerSpec& spec, std::int64_t tokens);
 
+// Whether, as far as the spec goes, an expert's row is its token's output, times a weight: on a GPU
+// the experts' second product may then write it there, and nothing is left to combine.
+bool one_row_a_token(const LayerSpec& spec);
+
 // Where the shared expert runs on a GPU. On a stream of its own beside routing and ordering, which
 // leave most of the GPU idle; or after the experts. In the same grouped launch it would be one more
 // group, of all tokens: tiles for an expert's few rows would read its weights T / 8 times.

@@ -81,15 +81,17 @@ struct Expert {
     mirror.fetch();
     return out;
   }
-  // The same by the stages: gathered rows, grouped GEMM to f32, activation.
+  // The same by the stages: gathered rows, grouped GEMM to f32, activation. On a GPU a row's weight
+  // multiplies its sums, before the bias.
   Array staged(const Context& context) const {
     const bool gated = s.activation.gated;
+    const bool weighs_sums = s.scaled && context.device().type == DeviceType::cuda;
     const std::int64_t n = gated ? 2 * s.inner : s.inner;
     Array rows(DType::f32, {12, s.hidden}), sums(DType::f32, {12, n}), out(s.dtype, {12, s.inner});
     for (std::int64_t r = 0; r < 12; ++r) {
       const std::int64_t token =
           s.permuted ? permutation[static_cast<std::size_t>(r)] / s.slots : r;
-      const float factor = s.scaled ? scale[static_cast<std::size_t>(r)] : 1.0F;
+      const float factor = s.scaled && !weighs_sums ? scale[static_cast<std::size_t>(r)] : 1.0F;
       for (std::int64_t i = 0; i < s.hidden; ++i) {
         rows.set(r * s.hidden + i, factor * x.get(token * s.hidden + i));
       }
@@ -106,7 +108,7 @@ struct Expert {
                                .n = n,
                                .k = s.hidden,
                                .dtype = s.dtype,
-                               .bias = s.bias,
+                               .bias = s.bias && !weighs_sums,
                                .prepared = false};
     const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, 12));
     for (std::int64_t i = 0; i < sums.tensor.elements(); ++i) sums.set(i, 0);
@@ -115,9 +117,18 @@ struct Expert {
                  {.rows = mirror.in(rows.tensor),
                   .offsets = mirror.in(view(offsets.data(), {s.groups + 1})),
                   .weights = mirror.in(weights.tensor),
-                  .bias = s.bias ? mirror.in(bias.tensor) : Tensor{}},
+                  .bias = spec.bias ? mirror.in(bias.tensor) : Tensor{}},
                  mirror.out(sums.tensor), workspace);
     mirror.fetch();
+    for (std::int64_t group = 0; weighs_sums && group < s.groups; ++group) {
+      const auto at = static_cast<std::size_t>(group);
+      for (std::int64_t r = offsets[at]; r < offsets[at + 1]; ++r) {
+        for (std::int64_t i = 0; i < n; ++i) {
+          const float weighed = scale[static_cast<std::size_t>(r)] * sums.get(r * n + i);
+          sums.set(r * n + i, s.bias ? weighed + bias.get(group * n + i) : weighed);
+        }
+      }
+    }
     Tensor g = sums.tensor, u = sums.tensor;
     g.shape[1] = u.shape[1] = s.inner;
     if (gated) u.data = u.as<float>() + s.inner;

@@ -213,6 +213,12 @@ inline std::vector<NamedSpec> layer_specs() {
     s.shared = {.intermediate = 40};
     specs.push_back({"Llama4", s});
   }
+  specs.push_back({"OnInput", small_layer({.experts = 6,
+                                           .top_k = 2,
+                                           .score = Score::sigmoid,
+                                           .score_stage = ScoreStage::after_top_k,
+                                           .weight_on_input = true},
+                                          72, 56)});
   {
     LayerSpec s =
         small_layer({.experts = 12, .top_k = 4, .selection_bias = true, .scale = 6.0f}, 40, 24);
