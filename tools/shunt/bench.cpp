@@ -132,6 +132,11 @@ void apply_rule(const BenchOptions& options, RouteSpec& route) {
     route = bench::softmax_of_top(route.experts, route.top_k);
   } else if (options.rule == "biased-sigmoid") {
     route = bench::biased_groups(route.experts, route.top_k, route.groups);
+  } else if (options.rule == "sigmoid-on-input") {
+    route.score = Score::sigmoid;
+    route.score_stage = ScoreStage::after_top_k;
+    route.renormalize = false;
+    route.weight_on_input = true;
   } else if (options.rule == "none") {
     route.score = Score::none;
     route.renormalize = false;
@@ -497,14 +502,18 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_option("--rotate-bytes", options->rotate,
                    "bytes read before any is read again (1G, or 8 x L3; GPU 2 x L2)")
       ->option_text("SIZE");
-  command->add_option("--rule", options->rule, "softmax, top-softmax, biased-sigmoid or none")
+  command
+      ->add_option("--rule", options->rule,
+                   "softmax, top-softmax, biased-sigmoid, sigmoid-on-input or none")
       ->option_text("NAME")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
-            for (const char* rule : {"softmax", "top-softmax", "biased-sigmoid", "none"}) {
+            for (const char* rule :
+                 {"softmax", "top-softmax", "biased-sigmoid", "sigmoid-on-input", "none"}) {
               if (text == rule) return {};
             }
-            return fmt::format("'{}' is not softmax, top-softmax, biased-sigmoid or none", text);
+            return fmt::format(
+                "'{}' is not softmax, top-softmax, biased-sigmoid, sigmoid-on-input or none", text);
           },
           ""));
   command->add_option("--groups", options->groups, "groups of experts, and how many are kept")
