@@ -153,11 +153,14 @@ class Made {
                                              cuda_engine::figures(context_.gpu()));
     return {all.begin(), all.end()};
   }
+  void enqueue(const PackedPlan& plan) const {
+    EXPECT_TRUE(cuda_engine::multiply_as_planned(context_.gpu(), plan, product));
+  }
   // Runs it over a clean out.
   std::vector<std::uint32_t> run(const PackedPlan& plan) {
     clear();
     context_.copy(whole_.data, out_->tensor.data, static_cast<std::size_t>(out_->tensor.bytes()));
-    EXPECT_TRUE(cuda_engine::multiply_as_planned(context_.gpu(), plan, product));
+    enqueue(plan);
     return fetched();
   }
   std::vector<std::uint32_t> fetched() {
@@ -394,9 +397,7 @@ TEST(Fp8Gemm, AGraphFollowsOffsetsUnderEveryPlan) {
     for (const PackedPlan& plan : made.plans()) {
       SCOPED_TRACE(describe(plan));
       const test::Graph graph(stream, [&] {
-        for (int twice = 0; twice < 2; ++twice) {
-          cuda_engine::multiply_as_planned(context.gpu(), plan, made.product);
-        }
+        for (int twice = 0; twice < 2; ++twice) made.enqueue(plan);
       });
       auto* const offsets = const_cast<std::int32_t*>(made.product.offsets);
       const std::vector<std::uint32_t> bits = want.run(plan);
@@ -408,6 +409,58 @@ TEST(Fp8Gemm, AGraphFollowsOffsetsUnderEveryPlan) {
       context.copy(offsets, made.offsets.data(), made.offsets.size() * sizeof(std::int32_t));
     }
   }
+}
+
+// Another stream's kernels on the same multiprocessors slow a block's warps as they come: what one
+// waits too little for shows.
+TEST(Fp8Gemm, AnotherStreamsKernelsLeaveTheBitsAlone) {
+  SHUNT_ON_HOPPER_ONLY();
+  constexpr std::int64_t n = 2816, k = 2048, beside_rows = 48;  // of DeepSeek-V2-Lite
+  constexpr int rounds = 200;
+  const test::Stream stream, other_stream;
+  std::vector<std::int32_t> sizes;
+  for (int g = 0; g < 24; ++g) sizes.push_back(1 + g * 5 % 9);
+  Made made(cuda({.stream = stream.get()}), {.n = n,
+                                             .k = k,
+                                             .sizes = sizes,
+                                             .rows = DType::bf16,
+                                             .paired = true,
+                                             .rule = swiglu,
+                                             .gathered_from = 64});
+
+  const Context other = cuda({.stream = other_stream.get()});
+  const GroupedGemmSpec spec{.groups = 1, .n = n, .k = k, .dtype = DType::bf16};
+  const Array x = test::random_array(DType::bf16, {beside_rows, k}, 5);
+  const Array w = test::random_array(DType::bf16, {1, n, k}, 6);
+  Array y(DType::bf16, {beside_rows, n});
+  const std::vector<std::int32_t> offsets = {0, beside_rows};
+  const Buffer memory = other.allocate(prepared_bytes(other, spec.dtype, 1, n, k));
+  const Buffer workspace = other.allocate(grouped_gemm_workspace_bytes(other, spec, beside_rows));
+  test::Mirror mirror(other);
+  const GroupedGemmInputs in{.rows = mirror.in(x.tensor),
+                             .offsets = mirror.in(view(offsets.data(), {2})),
+                             .prepared = prepare(other, spec.dtype, {w.tensor[0]}, memory)};
+  const Tensor out = mirror.out(y.tensor);
+  grouped_gemm(other, spec, in, out, workspace);
+  mirror.fetch();
+  const std::vector<std::uint32_t> alone = y.data;
+
+  int differ_beside = 0;
+  for (const PackedPlan& plan : made.plans()) {
+    SCOPED_TRACE(describe(plan));
+    const std::vector<std::uint32_t> bits = made.run(plan);
+    made.check();
+    int differ = 0;
+    for (int round = 0; round < rounds; ++round) {
+      for (int i = 0; i < 6; ++i) grouped_gemm(other, spec, in, out, workspace);
+      made.enqueue(plan);
+      differ += made.fetched() != bits;
+      mirror.fetch();
+      differ_beside += y.data != alone;
+    }
+    EXPECT_EQ(differ, 0) << "of " << rounds << " calls";
+  }
+  EXPECT_EQ(differ_beside, 0) << "calls of the other stream";
 }
 
 // The public operation, and the way back.
