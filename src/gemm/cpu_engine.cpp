@@ -422,6 +422,7 @@ class Run {
                           .panel = group + panels.panels_at() + panel * panels.panel_bytes(),
                           .k = static_cast<std::size_t>(panels.k),
                           .group = static_cast<std::size_t>(panels.group()),
+                          .fetch_ahead = features().fetch_ahead,
                           .column = column,
                           .columns = columns,
                           .globals = globals,

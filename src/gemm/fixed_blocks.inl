@@ -80,9 +80,9 @@ struct FixedPart {
 };
 // Two parts, and what rows they meet, fit the L1.
 constexpr std::size_t fixed_part_bytes = 8192;
-// One row reads a panel once, front to back: how far before it lines are fetched to the L1, alone or
-// from the L2, where they come from farther away.
-constexpr std::size_t fixed_row_ahead = 2048, fixed_row_near = 832, fixed_row_far = 8192;
+// One row reads a panel once, front to back, and lines come to the L1 from p.fetch_ahead before it;
+// or to the L2 from `far` before it, and to the L1 from `near`.
+constexpr std::size_t fixed_row_near = 832, fixed_row_far = 8192;
 
 // Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
 // the first tile of rows fetches what lies at its place in the part behind.
@@ -133,7 +133,7 @@ struct ByGroups {
     const typename Kernel::Tables tables;
     const char* at = part.at;
     constexpr bool far = rows == 1 && Kernel::by_l2;
-    constexpr std::size_t row_ahead = far ? fixed_row_near : fixed_row_ahead;
+    const std::size_t row_ahead = far ? fixed_row_near : p.fetch_ahead;
     const std::size_t ahead = rows == 1 ? row_ahead : first == 0 ? part.ahead : 0;
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {

@@ -115,7 +115,7 @@ struct PackedFixed {
       }
     }
     const char* at = part.at;
-    const std::size_t ahead = rows == 1 ? fixed_row_ahead : first == 0 ? part.ahead : 0;
+    const std::size_t ahead = rows == 1 ? p.fetch_ahead : first == 0 ? part.ahead : 0;
     const std::size_t header_size = header_bytes(p);
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += p.group) {

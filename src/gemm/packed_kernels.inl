@@ -224,7 +224,7 @@ struct PackedF32 {
       LastStep<float, rows, Steps::step_k> last;
       for (std::size_t k = begin; k < end; k += Steps::step_k) {
         SHUNT_UNROLL for (int line = 0; line < (Steps::step_bytes + 63) / 64; ++line) {
-          __builtin_prefetch(at + 2048 + std::ptrdiff_t{64} * line, 0, 3);
+          __builtin_prefetch(at + p.fetch_ahead + std::ptrdiff_t{64} * line, 0, 3);
         }
         if (k + Steps::step_k > end) {
           last.take(tile.row, x, end - k);
