@@ -32,6 +32,8 @@ struct Features {
   // vdpbf16ps multiplies more a second than FMA does. By family, not by the flag: Intel's
   // implementations up to Emerald Rapids run it at a quarter of FMA's rate.
   bool fast_bf16_dot = false;
+  // Shifts of vectors take nothing from vdpbf16ps, as products do. By family, as measured.
+  bool shifts_beside_dots = false;
   // How many bytes before they are read packed weights are best fetched to the L1. By family, as
   // measured: more of them are on their way at a time where a core's share of the memory is fast.
   std::size_t fetch_ahead = 2048;

@@ -56,6 +56,17 @@ struct ThreadScratch {
   void* tiles = nullptr;             // the rows of a block beside each other
   std::int64_t* tiles_of = nullptr;  // which block's, and in which order of k
 };
+// What a thread knows of the block that it is at: one for all of the block's panels.
+struct ThreadState : ThreadScratch {
+  const Block* block = nullptr;
+  std::size_t first = 0;  // its first task
+  // Of packed weights: what of a product is the block's, where the group's panels begin, and
+  // whether gate and up have orders of their own.
+  PackedProduct product;
+  float globals[4] = {};
+  const char* panels = nullptr;
+  bool apart = false;
+};
 
 ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelLayout& layout,
                            bool prepared) {
@@ -115,9 +126,6 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
 std::int64_t copies_of(const PanelLayout& layout) {
   return std::max<std::int64_t>(1, packed_panels(layout).orders());
 }
-std::int64_t weight_bytes(const PanelLayout& layout) {
-  return packed(layout) ? packed_panels(layout).group_bytes() : layout.group_bytes();
-}
 
 std::int64_t rows_there(const GroupedProduct& product) {
   std::int64_t rows = 0;
@@ -140,11 +148,17 @@ class Run {
         plan_(plan_product(pool.isa(), product.layout, count_)),
         panels_(static_cast<std::size_t>(product.layout.panels())) {
     if (packed(p_.layout)) {
+      const PackedPanels panels = packed_panels(p_.layout);
+      group_bytes_ = panels.group_bytes();
+      panel_bytes_ = panels.panel_bytes();
       packed_kernel_ =
           packed_kernel(packed_kernels(pool.isa(), plan_.dot), p_.layout.format.format);
       if (plan_.fixed > 0) {
-        fixed_ = fixed_product(pool.isa(), packed_panels(p_.layout), p_.layout.dtype);
+        fixed_ = fixed_product(pool.isa(), panels, p_.layout.dtype);
       }
+    } else {
+      group_bytes_ = p_.layout.group_bytes();
+      panel_bytes_ = p_.layout.panel_bytes();
     }
     choose_operands();
     scratch_ = carve(pool, plan_, p_.layout, p_.groups, count_,
@@ -153,21 +167,22 @@ class Run {
     const std::int64_t whole = static_cast<std::int64_t>(panels_) * blocks_;
     const int most_parts = p_.layout.paired ? 2 : 4;
     while (parts_ < most_parts && whole * parts_ < std::int64_t{8} * pool.threads()) parts_ *= 2;
+    block_tasks_ = panels_ * static_cast<std::size_t>(parts_);
     const double operations = 2.0 * static_cast<double>(count_) * static_cast<double>(p_.layout.n) *
                               static_cast<double>(p_.layout.k);
-    const auto bytes = static_cast<double>(blocks_ * weight_bytes(p_.layout));
+    const auto bytes = static_cast<double>(blocks_ * group_bytes_);
     threaded_ = pool.threads() > 1 && operations / 64 + bytes / 16 > threads_pay_ns;
   }
 
   bool threaded() const { return threaded_; }
   std::size_t conversions() const { return static_cast<std::size_t>(converted_rows_); }
-  std::size_t tasks() const {
-    return static_cast<std::size_t>(blocks_) * panels_ * static_cast<std::size_t>(parts_);
-  }
+  std::size_t tasks() const { return static_cast<std::size_t>(blocks_) * block_tasks_; }
 
-  // Before a thread's first task.
-  void begin(int thread) const {
-    if (plan_.tiles.from > 0) *of_thread(thread).tiles_of = -1;
+  // For a thread's tasks.
+  ThreadState begin(int thread) const {
+    ThreadState s{of_thread(thread)};
+    if (plan_.tiles.from > 0) *s.tiles_of = -1;
+    return s;
   }
 
   // One row of the input as the kernels take it.
@@ -186,26 +201,21 @@ class Run {
     }
   }
 
-  void task(std::size_t number, int thread) const {
-    const auto parts = static_cast<std::size_t>(parts_);
-    const Block& block = scratch_.blocks[number / parts / panels_];
-    const auto panel = static_cast<std::int64_t>(number / parts % panels_);
+  void task(std::size_t number, ThreadState& s) const {
+    if (s.block == nullptr || number - s.first >= block_tasks_) enter(number / block_tasks_, s);
+    const Block& block = *s.block;
+    const auto within = static_cast<std::int64_t>(number - s.first);
+    const std::int64_t panel = parts_ == 1 ? within : within / parts_;
     const int columns = static_cast<int>(panel_columns) / parts_;
-    const int column = static_cast<int>(number % parts) * columns;
+    const int column = static_cast<int>(within - panel * parts_) * columns;
     const std::int64_t out_columns = columns / (p_.layout.paired ? 2 : 1);
     const std::int64_t first =
         panel * p_.layout.panel_out_columns() + column / (p_.layout.paired ? 2 : 1);
     const std::int64_t valid = std::min(out_columns, p_.layout.out_columns() - first);
     if (valid <= 0) return;
 
-    const ThreadScratch s = of_thread(thread);
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      s.rows[r] = operand(block.first + r);
-      s.out[r] =
-          p_.out.as<char>() + (block.first + r) * p_.out.strides[0] * element_bytes(p_.out.dtype);
-    }
     start_sums(block, panel, s.sums);
-    multiply(block, panel, column, columns, s);
+    multiply(panel, column, columns, s);
     activate_.tile(p_.activation, s.sums + column, static_cast<std::size_t>(block.rows), s.out,
                    static_cast<Form>(p_.out.dtype), static_cast<std::size_t>(first),
                    static_cast<std::size_t>(valid));
@@ -222,6 +232,43 @@ class Run {
         Workspace{scratch_.threads + static_cast<std::size_t>(thread) * scratch_.thread_bytes,
                   scratch_.thread_bytes});
     return carve_thread(carver, plan_, p_.layout, prepared());
+  }
+
+  void enter(std::size_t number, ThreadState& s) const {
+    const Block& block = scratch_.blocks[number];
+    s.block = &block;
+    s.first = number * block_tasks_;
+    const std::int64_t stride = p_.out.strides[0] * element_bytes(p_.out.dtype);
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      s.rows[r] = operand(block.first + r);
+      s.out[r] = p_.out.as<char>() + (block.first + r) * stride;
+    }
+    if (packed(p_.layout)) enter_packed(s);
+  }
+  void enter_packed(ThreadState& s) const {
+    const PackedPanels panels = packed_panels(p_.layout);
+    const char* const group = group_data(*s.block);
+    PackedHeader header;
+    std::memcpy(&header, group, sizeof header);
+    for (int i = 0; i < 4; ++i) s.globals[i] = header.global[panels.paired ? i % 2 : 0];
+    s.panels = group + panels.panels_at();
+    s.apart = header.apart != 0;
+    s.product = {.rows = s.rows,
+                 .count = static_cast<std::size_t>(s.block->rows),
+                 .k = static_cast<std::size_t>(panels.k),
+                 .group = static_cast<std::size_t>(panels.group()),
+                 .fetch_ahead = features().fetch_ahead,
+                 .globals = s.globals,
+                 .scale = packed_scale(panels.format.format, header.halves != 0),
+                 .sums = s.sums};
+  }
+  const char* group_data(const Block& block) const {
+    return static_cast<const char*>(p_.prepared) + block.group * group_bytes_;
+  }
+  // The block whose first panel a thread takes behind this one's last; null: none.
+  const Block* next_of(const Block& block) const {
+    const Block* const next = &block + 1;
+    return next < scratch_.blocks + blocks_ ? next : nullptr;
   }
 
   // Rows that are put in the order of their matrix's k (one copy, or gate's and up's where they
@@ -342,15 +389,12 @@ class Run {
     }
   }
 
-  void multiply(const Block& block, std::int64_t panel, int column, int columns,
-                const ThreadScratch& s) const {
+  void multiply(std::int64_t panel, int column, int columns, const ThreadState& s) const {
     const PanelLayout& layout = p_.layout;
-    if (packed(layout)) return multiply_packed(block, panel, column, columns, s);
+    if (packed(layout)) return multiply_packed(panel, column, columns, s);
+    const Block& block = *s.block;
     const bool widen = plan_.widen && block.rows > widen_tiles * kernels_.tile_rows;
-    const char* const data = prepared() ? static_cast<const char*>(p_.prepared) +
-                                              block.group * layout.group_bytes() +
-                                              panel * layout.panel_bytes()
-                                        : nullptr;
+    const char* const data = prepared() ? group_data(block) + panel * panel_bytes_ : nullptr;
     const auto at_column = [&](const void* stretch, DType dtype) {
       const std::int64_t bytes = dtype == DType::f16 ? 2 : 4;
       return static_cast<const char*>(stretch) + column * bytes;
@@ -375,13 +419,14 @@ class Run {
       if (prepared()) {
         stretch = data + layout.chunk_bytes(k);
         if (parts_ == 1) {
-          // Panels, and stretches of them, follow one another.
+          // Panels of a block, and stretches of them, follow one another.
           const std::int64_t bytes = layout.chunk_bytes(depth);
-          const char* const next = static_cast<const char*>(stretch) + bytes;
-          const char* const end =
-              static_cast<const char*>(p_.prepared) + p_.groups * layout.group_bytes();
-          product.ahead = next < end ? next : nullptr;
-          product.ahead_bytes = static_cast<std::size_t>(std::min<std::int64_t>(bytes, end - next));
+          product.ahead = static_cast<const char*>(stretch) + bytes;
+          if (product.ahead == group_data(block) + group_bytes_) {
+            const Block* const next = next_of(block);
+            product.ahead = next != nullptr ? group_data(*next) : nullptr;
+          }
+          product.ahead_bytes = static_cast<std::size_t>(std::min(bytes, panel_bytes_));
         }
       } else {
         const Tensor matrix = p_.matrices[block.group];
@@ -408,27 +453,14 @@ class Run {
     }
   }
 
-  void multiply_packed(const Block& block, std::int64_t panel, int column, int columns,
-                       const ThreadScratch& s) const {
-    const PackedPanels panels = packed_panels(p_.layout);
-    const char* const group =
-        static_cast<const char*>(p_.prepared) + block.group * panels.group_bytes();
-    PackedHeader header;
-    std::memcpy(&header, group, sizeof header);
-    const float globals[4] = {header.global[0], header.global[panels.paired ? 1 : 0],
-                              header.global[0], header.global[panels.paired ? 1 : 0]};
-    PackedProduct product{.rows = s.rows,
-                          .count = static_cast<std::size_t>(block.rows),
-                          .panel = group + panels.panels_at() + panel * panels.panel_bytes(),
-                          .k = static_cast<std::size_t>(panels.k),
-                          .group = static_cast<std::size_t>(panels.group()),
-                          .fetch_ahead = features().fetch_ahead,
-                          .column = column,
-                          .columns = columns,
-                          .globals = globals,
-                          .scale = packed_scale(panels.format.format, header.halves != 0),
-                          .sums = s.sums};
-    if (header.apart == 0) return multiply_rows(block, product, 0, s);
+  void multiply_packed(std::int64_t panel, int column, int columns, const ThreadState& s) const {
+    const Block& block = *s.block;
+    PackedProduct product = s.product;
+    product.panel = s.panels + panel * panel_bytes_;
+    product.column = column;
+    product.columns = columns;
+    if (static_cast<std::size_t>(panel) + 1 == panels_ && parts_ == 1) fetch_next(s);
+    if (!s.apart) return multiply_rows(block, product, 0, s);
     // Gate's columns take rows in gate's order, up's in up's.
     product.columns = column_block;
     for (int which = 0; which < 2; ++which) {
@@ -441,6 +473,15 @@ class Run {
         multiply_rows(block, product, which, s);
       }
     }
+  }
+
+  // What a kernel would have fetched, had the next block's first panel followed.
+  void fetch_next(const ThreadState& s) const {
+    const Block* const next = next_of(*s.block);
+    if (next == nullptr) return;
+    const char* const at = group_data(*next) + (s.panels - group_data(*s.block));
+    const auto bytes = std::min(static_cast<std::size_t>(panel_bytes_), s.product.fetch_ahead);
+    for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
   }
 
   // The product's rows, in the `which` of their orders: in stretches of those that were fixed and
@@ -496,8 +537,10 @@ class Run {
   ProductPlan plan_;
   Scratch scratch_;
   std::size_t panels_;
+  std::int64_t group_bytes_ = 0, panel_bytes_ = 0;  // of prepared weights
   std::int64_t blocks_ = 0;
   int parts_ = 1;
+  std::size_t block_tasks_ = 1;
   std::int64_t converted_rows_ = 0;
   bool in_source_order_ = false;
   bool threaded_ = false;
@@ -575,8 +618,8 @@ void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace worksp
   const Run run(pool, product, workspace);
   if (!run.threaded()) {
     for (std::size_t row = 0; row < run.conversions(); ++row) run.convert(row, 0);
-    run.begin(0);
-    for (std::size_t task = 0; task < run.tasks(); ++task) run.task(task, 0);
+    ThreadState state = run.begin(0);
+    for (std::size_t task = 0; task < run.tasks(); ++task) run.task(task, state);
     return;
   }
   pool.run([&](Team& team) {
@@ -584,8 +627,8 @@ void multiply_groups(Pool& pool, const GroupedProduct& product, Workspace worksp
       team.for_each(run.conversions(), [&](std::size_t row) { run.convert(row, team.index()); });
       team.barrier();
     }
-    run.begin(team.index());
-    team.for_each(run.tasks(), [&](std::size_t task) { run.task(task, team.index()); });
+    ThreadState state = run.begin(team.index());
+    team.for_each(run.tasks(), [&](std::size_t task) { run.task(task, state); });
   });
 }
 

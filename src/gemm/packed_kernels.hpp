@@ -53,8 +53,9 @@ namespace avx512 {
 extern const PackedKernels packed_kernels;
 }
 // Rows in bf16, summed by vdpbf16ps: packed_kernels_avx512_bf16.cpp says how they are rounded.
+// Both have the same bits; Features::shifts_beside_dots says which is faster.
 namespace avx512_bf16 {
-extern const PackedKernels packed_kernels;
+extern const PackedKernels packed_kernels, packed_kernels_by_shifts;
 }
 // By tdpbf16ps: packed_kernels_amx_bf16.cpp.
 namespace amx_bf16 {

@@ -62,16 +62,20 @@ constexpr HalfWords e2m1 = [] {
 }();
 SHUNT_INLINE __m512i load_table(const HalfWords& table) { return _mm512_load_si512(table.at); }
 
-// Half-words `bits` further right. As a product: multipliers lie idle, and shifts share their units
-// with look-ups.
-template <int bits>
-SHUNT_INLINE __m512i half_words_right(__m512i codes) {
-  if constexpr (bits == 0) {
-    return codes;
-  } else {
-    return _mm512_mulhi_epu16(codes, _mm512_set1_epi16(1 << (16 - bits)));
+// Half-words `bits` further right. As products where multipliers lie idle and shifts share their
+// units with look-ups; as shifts where dot products keep the multipliers busy.
+struct ByProducts {
+  template <int bits>
+  SHUNT_INLINE static __m512i right(__m512i codes) {
+    return bits == 0 ? codes : _mm512_mulhi_epu16(codes, _mm512_set1_epi16(1 << (16 - bits) % 16));
   }
-}
+};
+struct ByShifts {
+  template <int bits>
+  SHUNT_INLINE static __m512i right(__m512i codes) {
+    return bits == 0 ? codes : _mm512_srli_epi16(codes, bits);
+  }
+};
 
 struct NoGroup {};
 struct NoTables {};
@@ -117,6 +121,7 @@ struct FourK {
   }
 };
 
+template <class Move>
 struct E2m1Dot : Pairs, OneChain {
   static constexpr int step_k = 8, step_bytes = 256, dots = 4;
   struct Tables {
@@ -131,11 +136,12 @@ struct E2m1Dot : Pairs, OneChain {
   }
   template <int j>
   SHUNT_INLINE static __m512i weight(const Tables& t, const State& s) {
-    return _mm512_permutexvar_epi16(half_words_right<4 * j>(s.v), t.value);
+    return _mm512_permutexvar_epi16(Move::template right<4 * j>(s.v), t.value);
   }
 };
 
 // A code less its zero point, -16 to 15: five bits.
+template <class Move>
 struct Int4Dot : Pairs, OneChain {
   static constexpr int step_k = 8, step_bytes = 256, dots = 4;
   struct Tables {
@@ -161,7 +167,7 @@ struct Int4Dot : Pairs, OneChain {
   }
   template <int j>
   SHUNT_INLINE static __m512i weight(const Tables& t, const State& s) {
-    return _mm512_permutexvar_epi16(half_words_right<8 * (j / 2)>(s.codes[j % 2].v), t.value);
+    return _mm512_permutexvar_epi16(Move::template right<8 * (j / 2)>(s.codes[j % 2].v), t.value);
   }
 };
 
@@ -224,6 +230,7 @@ struct E4m3Dot : Pairs {
 
 // Sixteen k of which eight are kept. A row's four numbers, in every lane, are looked up in by the
 // places of a column's two: bits above the second of an index choose among copies.
+template <class Move>
 struct SparseDot : OneChain {
   static constexpr int step_k = 16, step_bytes = 384, dots = 4;
   struct Tables {
@@ -244,7 +251,7 @@ struct SparseDot : OneChain {
   }
   template <int j>
   SHUNT_INLINE static __m512i weight(const Tables& t, const State& s) {
-    return _mm512_permutexvar_epi16(half_words_right<4 * j>(s.codes.v), t.value);
+    return _mm512_permutexvar_epi16(Move::template right<4 * j>(s.codes.v), t.value);
   }
   template <int j>
   SHUNT_INLINE static __m512i numbers(const Row* row) {
@@ -252,7 +259,7 @@ struct SparseDot : OneChain {
   }
   template <int j>
   SHUNT_INLINE static __m512i factor(__m512i x, const State& s) {
-    return _mm512_permutexvar_epi16(half_words_right<4 * j>(s.places.v), x);
+    return _mm512_permutexvar_epi16(Move::template right<4 * j>(s.places.v), x);
   }
 };
 
@@ -261,6 +268,8 @@ struct SparseDot : OneChain {
 template <class Codes, PackedScale... scales>
 struct PackedDot {
   static constexpr int most_rows = 6;
+  // int4's scales and zero points take 192 bytes.
+  static constexpr int header_lines = ((scales == PackedScale::bf16) || ...) ? 3 : 1;
   // As many columns as leave registers for the tables; with six rows, for the sums of all groups.
   static constexpr int columns(int rows) {
     const bool two_chains = Codes::parts * 16 > Codes::unit_columns;
@@ -291,6 +300,10 @@ struct PackedDot {
     for (std::size_t begin = 0; begin < p.k; begin += p.group) {
       const std::size_t end = begin + p.group < p.k ? begin + p.group : p.k;
       const char* const header = at;
+      // With its codes, all lines of a group.
+      SHUNT_UNROLL for (int line = 0; line < header_lines; ++line) {
+        __builtin_prefetch(header + p.fetch_ahead + std::ptrdiff_t{64} * line, 0, 3);
+      }
       at += header_bytes;
       F32 acc[rows][units][parts];
       typename Codes::Group group[units];
@@ -363,21 +376,26 @@ struct PackedDot {
   }
 };
 
-}  // namespace
-
-const PackedKernels packed_kernels = {
+template <class Move>
+constexpr PackedKernels kernels_moving = {
     .e4m3 = packed_multiply<
         PackedDot<E4m3Dot, PackedScale::column, PackedScale::block, PackedScale::e8m0>>,
     .e2m1 =
         [](const PackedProduct& p) {
-          p.scale == PackedScale::e8m0 ? packed_multiply<PackedDot<E2m1Dot, PackedScale::e8m0>>(p)
-                                       : packed_multiply<PackedDot<E2m1Dot, PackedScale::e4m3>>(p);
+          using Codes = E2m1Dot<Move>;
+          p.scale == PackedScale::e8m0 ? packed_multiply<PackedDot<Codes, PackedScale::e8m0>>(p)
+                                       : packed_multiply<PackedDot<Codes, PackedScale::e4m3>>(p);
         },
     .int8 = packed_multiply<PackedDot<Int8Dot, PackedScale::column>>,
-    .int4 = packed_multiply<PackedDot<Int4Dot, PackedScale::f16, PackedScale::bf16>>,
+    .int4 = packed_multiply<PackedDot<Int4Dot<Move>, PackedScale::f16, PackedScale::bf16>>,
     .dense3 = nullptr,  // its rows become integers
-    .sparse = packed_multiply<PackedDot<SparseDot, PackedScale::e4m3>>,
+    .sparse = packed_multiply<PackedDot<SparseDot<Move>, PackedScale::e4m3>>,
     .tile_rows = 6,
 };
+
+}  // namespace
+
+const PackedKernels packed_kernels = kernels_moving<ByProducts>;
+const PackedKernels packed_kernels_by_shifts = kernels_moving<ByShifts>;
 
 }  // namespace shunt::cpu_engine::avx512_bf16

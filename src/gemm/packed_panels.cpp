@@ -364,7 +364,10 @@ const PackedKernels& packed_kernels([[maybe_unused]] Isa isa, [[maybe_unused]] b
     }();
     return tiles;
   }
-  if (dot) return avx512_bf16::packed_kernels;
+  if (dot) {
+    return features().shifts_beside_dots ? avx512_bf16::packed_kernels_by_shifts
+                                         : avx512_bf16::packed_kernels;
+  }
   if (isa >= Isa::avx512) return avx512::packed_kernels;
   if (isa == Isa::avx2) return avx2::packed_kernels;
 #endif

@@ -12,6 +12,7 @@
 #include "gemm/fused.hpp"
 #include "gemm/gemm_data.hpp"
 #include "gemm/ordered_data.hpp"
+#include "gemm/packed_panels.hpp"
 
 namespace shunt::test {
 namespace {
@@ -281,6 +282,55 @@ TEST_P(PackedCpu, GateAndUpKeepTheirScales) {
       prepare_packed_paired(context, f32, {gate.packed}, {up.packed}, memory);
   expect_swiglu(context, prepared, gate.packed, up.packed);
 }
+
+#if defined(__x86_64__)
+// Which of the two a CPU takes is a matter of speed alone. Panels that end inside a group, and more
+// rows than a register tile has.
+TEST(PackedCpuKernels, ShiftsHaveTheBitsOfProducts) {
+  if (!cpu_engine::supported(cpu_engine::Isa::avx512_bf16)) GTEST_SKIP() << "no vdpbf16ps";
+  const std::int64_t n = 64, k = 84, rows = 9;
+  std::vector<std::uint16_t> numbers(static_cast<std::size_t>(rows * (k + 16)));
+  std::mt19937 random(7);
+  for (std::uint16_t& x : numbers) {
+    x = static_cast<std::uint16_t>(0x3f00 + random() % 256 + random() % 2 * 0x8000);
+  }
+  std::vector<const void*> row;
+  for (std::int64_t r = 0; r < rows; ++r) row.push_back(numbers.data() + r * (k + 16));
+  for (const FormatSpec& spec : formats()) {
+    if (!cpu_engine::packed_dots(cpu_engine::Isa::avx512_bf16, spec.format)) continue;
+    const Packed packed = Packed::of(spec, normal_values(n * k, 3), n, k);
+    const cpu_engine::PackedPanels panels{packed.packed.format, n, k};
+    const Buffer memory = cpu().allocate(static_cast<std::size_t>(panels.group_bytes()));
+    char* const group = static_cast<char*>(memory.data());
+    cpu_engine::write_packed_header(panels, packed.packed, nullptr, group);
+    ASSERT_TRUE(cpu_engine::write_packed_panel(panels, packed.packed, nullptr, 0, group));
+    cpu_engine::PackedHeader header;
+    std::memcpy(&header, group, sizeof header);
+    const float globals[4] = {header.global[0], header.global[0], header.global[0],
+                              header.global[0]};
+    const auto product = [&](const cpu_engine::PackedKernels& kernels, std::size_t count) {
+      std::vector<float> sums(count * 64, 0.25F);
+      cpu_engine::packed_kernel(
+          kernels, spec.format)({.rows = row.data(),
+                                 .count = count,
+                                 .panel = group + panels.panels_at(),
+                                 .k = static_cast<std::size_t>(k),
+                                 .group = static_cast<std::size_t>(panels.group()),
+                                 .globals = globals,
+                                 .scale = cpu_engine::packed_scale(spec.format, header.halves != 0),
+                                 .sums = sums.data()});
+      return sums;
+    };
+    for (std::size_t count = 1; count <= static_cast<std::size_t>(rows); ++count) {
+      const std::vector<float> got =
+          product(cpu_engine::avx512_bf16::packed_kernels_by_shifts, count);
+      EXPECT_EQ(got, product(cpu_engine::avx512_bf16::packed_kernels, count))
+          << to_string(spec) << ", rows " << count;
+      EXPECT_NE(got, std::vector<float>(count * 64, 0.25F));
+    }
+  }
+}
+#endif
 
 TEST(PackedCpuRefusals, ByName) {
   const Context context = cpu({.threads = 1});
