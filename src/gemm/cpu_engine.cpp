@@ -258,7 +258,6 @@ class Run {
                  .k = static_cast<std::size_t>(panels.k),
                  .group = static_cast<std::size_t>(panels.group()),
                  .fetch_ahead = features().fetch_ahead,
-                 .globals = s.globals,
                  .scale = packed_scale(panels.format.format, header.halves != 0),
                  .sums = s.sums};
   }
@@ -459,6 +458,7 @@ class Run {
     product.panel = s.panels + panel * panel_bytes_;
     product.column = column;
     product.columns = columns;
+    product.globals = s.globals;
     if (static_cast<std::size_t>(panel) + 1 == panels_ && parts_ == 1) fetch_next(s);
     if (!s.apart) return multiply_rows(block, product, 0, s);
     // Gate's columns take rows in gate's order, up's in up's.

@@ -67,13 +67,17 @@ SHUNT_INLINE __m512i load_table(const HalfWords& table) { return _mm512_load_si5
 struct ByProducts {
   template <int bits>
   SHUNT_INLINE static __m512i right(__m512i codes) {
-    return bits == 0 ? codes : _mm512_mulhi_epu16(codes, _mm512_set1_epi16(1 << (16 - bits) % 16));
+    if constexpr (bits == 0) {
+      return codes;
+    } else {
+      return _mm512_mulhi_epu16(codes, _mm512_set1_epi16(1 << (16 - bits)));
+    }
   }
 };
 struct ByShifts {
   template <int bits>
   SHUNT_INLINE static __m512i right(__m512i codes) {
-    return bits == 0 ? codes : _mm512_srli_epi16(codes, bits);
+    return _mm512_srli_epi16(codes, bits);
   }
 };
 
