@@ -50,13 +50,17 @@ enum class RowFormat : std::int32_t {
 // "fp8_block"; of a number that is none of the enumeration, the number.
 std::string to_string(RowFormat format);
 
-// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered".
+// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64",
+// "int4:64:ordered", "int4:64:ordered:zeros".
 struct FormatSpec {
   Format format = Format::plain;
   int group = 0;  // int4: along K per scale, 32 | 64 | 128 or a multiple of 16; 0: 32. Others: 0
   // Of prepared weights: int4 of which a matrix has group_of, its k then being in order of groups,
   // and rows being put into that order when they are multiplied. No PackedMatrix says so itself.
   bool ordered = false;
+  // Of prepared weights: int4 of which a matrix has zero points that are not all 8; the others are
+  // kept without any. No PackedMatrix says so itself.
+  bool zeros = false;
   bool operator==(const FormatSpec&) const = default;
 };
 std::string to_string(const FormatSpec& spec);
@@ -66,7 +70,7 @@ FormatSpec resolved(const FormatSpec& spec);
 FormatSpec format_from_string(const std::string& text);
 // All formats that pack() makes, in the order of the enum, int4 once.
 std::vector<FormatSpec> known_formats();
-// Scales included, of a large matrix.
+// Scales included, and zero points as nibbles, of a large matrix.
 double bits_per_weight(const FormatSpec& spec);
 
 // A view of one packed matrix. Every tensor is dense.

@@ -33,7 +33,7 @@ constexpr std::array rows = {
 };
 
 constexpr int default_group = 32;
-constexpr std::string_view ordered_ending = ":ordered";
+constexpr std::string_view ordered_ending = ":ordered", zeros_ending = ":zeros";
 
 const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(format)); }
 
@@ -55,21 +55,26 @@ std::string to_string(RowFormat format) {
 
 std::string to_string(const FormatSpec& spec) {
   const std::string name(row_of(spec.format).name);
-  const std::string_view order = spec.ordered ? ordered_ending : "";
-  return spec.group > 0 ? fmt::format("{}:{}{}", name, spec.group, order)
-                        : fmt::format("{}{}", name, order);
+  const std::string group = spec.group > 0 ? fmt::format(":{}", spec.group) : "";
+  return fmt::format("{}{}{}{}", name, group, spec.ordered ? ordered_ending : "",
+                     spec.zeros ? zeros_ending : "");
 }
 
 FormatSpec format_from_string(const std::string& text) {
   std::string_view all = text;
-  const bool ordered = all.ends_with(ordered_ending);
-  if (ordered) all.remove_suffix(ordered_ending.size());
+  const auto ends_with = [&all](std::string_view ending) {
+    const bool does = all.ends_with(ending);
+    if (does) all.remove_suffix(ending.size());
+    return does;
+  };
+  const bool zeros = ends_with(zeros_ending), ordered = ends_with(ordered_ending);
   const std::size_t colon = all.find(':');
   for (const Row& row : rows) {
     if (row.name != all.substr(0, colon)) continue;
-    FormatSpec spec{.format = row.format, .ordered = ordered};
-    if (ordered && row.format != Format::int4) {
-      fail(Status::invalid_argument, "format is '{}': only int4 can be ordered", text);
+    FormatSpec spec{.format = row.format, .ordered = ordered, .zeros = zeros};
+    if ((ordered || zeros) && row.format != Format::int4) {
+      fail(Status::invalid_argument, "format is '{}': only int4 can be ordered or have zeros",
+           text);
     }
     if (colon == std::string_view::npos) return spec;
     const std::string_view digits = all.substr(colon + 1);
@@ -94,7 +99,7 @@ FormatSpec resolved(const FormatSpec& spec) {
 }
 
 double bits_per_weight(const FormatSpec& spec) {
-  if (spec.format == Format::int4) return 4 + 16.0 / resolved(spec).group;
+  if (spec.format == Format::int4) return 4 + (spec.zeros ? 20.0 : 16.0) / resolved(spec).group;
   return row_of(spec.format).bits;
 }
 

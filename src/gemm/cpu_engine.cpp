@@ -259,6 +259,7 @@ class Run {
                  .group = static_cast<std::size_t>(panels.group()),
                  .fetch_ahead = features().fetch_ahead,
                  .scale = packed_scale(panels.format.format, header.halves != 0),
+                 .zeros = panels.format.zeros,
                  .sums = s.sums};
   }
   const char* group_data(const Block& block) const {

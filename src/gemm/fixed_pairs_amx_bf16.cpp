@@ -105,8 +105,8 @@ struct Int4Pairs {
   static constexpr float more = 1;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   using Extra = __m512i;  // the zero points
-  SHUNT_INLINE static Extra extra(const char* header, std::size_t column) {
-    return _mm512_cvtepu8_epi32(load_bytes(header + 128 + column));
+  SHUNT_INLINE static Extra extra(const char* zeros, std::size_t column) {
+    return _mm512_cvtepu8_epi32(load_bytes(zeros + column));
   }
   SHUNT_INLINE static void step(const char* at, std::size_t column, Extra zero, char* to) {
     const Words words = load_words(at + 4 * column);
@@ -208,7 +208,7 @@ class Pairs {
  private:
   // k in [begin, end), whose groups begin at `at`; returns where the next begin.
   SHUNT_INLINE const char* decode(const char* at, std::size_t begin, std::size_t end) {
-    const std::size_t header_bytes = static_cast<std::size_t>(scale_bytes(p.scale));
+    const std::size_t header_bytes = header_bytes_of(p);
     const std::size_t ahead =
         2 * (chunk_k / p.group * header_bytes + chunk_k / Codes::step_k * Codes::step_bytes);
     std::size_t to = 0;
@@ -218,7 +218,7 @@ class Pairs {
       if (column == 0) __builtin_prefetch(header + ahead, 0, 2);
       typename Codes::Extra extra[blocks];
       SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
-        extra[b] = Codes::extra(header, column + lanes(b));
+        extra[b] = Codes::extra(zero_points(p, header), column + lanes(b));
         store(scale[g][b], scale_of<scales...>(p, header, column + lanes(b)));
       }
       const std::size_t group_end = group + p.group < end ? group + p.group : end;

@@ -94,8 +94,8 @@ struct Int4Tiles {
   static constexpr bool of_bytes = false;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   using Extra = __m512i;  // the zero points, four times each
-  SHUNT_INLINE static Extra extra(const char* header, std::size_t column) {
-    return _mm512_mullo_epi32(_mm512_cvtepu8_epi32(load_bytes(header + 128 + column)),
+  SHUNT_INLINE static Extra extra(const char* zeros, std::size_t column) {
+    return _mm512_mullo_epi32(_mm512_cvtepu8_epi32(load_bytes(zeros + column)),
                               _mm512_set1_epi32(0x01010101));
   }
   SHUNT_INLINE static void step(const char* at, std::size_t column, Extra zero, char* to) {
@@ -144,7 +144,7 @@ class Tiles {
       : p(product),
         rows_at(static_cast<const char*>(product.tiles)),
         column(first),
-        header_bytes(Codes::of_bytes ? 0 : static_cast<std::size_t>(scale_bytes(product.scale))) {}
+        header_bytes(Codes::of_bytes ? 0 : header_bytes_of(product)) {}
 
   void run() {
     const std::size_t chunk = p.group < chunk_k ? chunk_k / p.group * p.group : p.group;
@@ -183,7 +183,7 @@ class Tiles {
       if (!Codes::of_bytes && column == 0) __builtin_prefetch(header + ahead, 0, 2);
       typename Codes::Extra extra[blocks];
       SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
-        extra[b] = Codes::extra(header, column + lanes(b));
+        extra[b] = Codes::extra(zero_points(p, header), column + lanes(b));
         store(scale[g][b], scale_of<scales...>(p, header, column + lanes(b)));
       }
       for (std::size_t k = group; k < group_end; k += Codes::step_k, to += 16 * Codes::step_k) {

@@ -17,8 +17,8 @@ struct Int4Fixed {
   static constexpr float unit = 1;
   static constexpr std::int32_t more = 1;
   using Extra = Whole;  // the zero points
-  SHUNT_INLINE static Extra extra(const char* header, std::size_t column) {
-    return widen_bytes(header + 128 + column);
+  SHUNT_INLINE static Extra extra(const char* zeros, std::size_t column) {
+    return widen_bytes(zeros + column);
   }
   SHUNT_INLINE static Whole start(const Extra& zero, std::int32_t sum) {
     return times(zero, whole(sum));
@@ -89,7 +89,7 @@ struct PackedFixed {
     return lanes(rows == 2 && Codes::of_bytes ? 4 : 2);
   }
   static std::size_t header_bytes(const PackedProduct& p) {
-    return Codes::of_bytes ? 0 : static_cast<std::size_t>(scale_bytes(p.scale));
+    return Codes::of_bytes ? 0 : header_bytes_of(p);
   }
   static std::size_t group_bytes(const PackedProduct& p) {
     return header_bytes(p) + (p.group + Codes::word_k - 1) / Codes::word_k * 256;
@@ -125,9 +125,10 @@ struct PackedFixed {
       if constexpr (!Codes::of_bytes) {
         if (column == 0) fetch(header + ahead);
       }
+      const char* const zeros = zero_points(p, header);
       Whole acc[rows][vectors];
       SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        const auto extra = Codes::extra(header, column + lanes(v));
+        const auto extra = Codes::extra(zeros, column + lanes(v));
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
           acc[r][v] =
               Codes::start(extra, reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->start);

@@ -22,6 +22,7 @@ struct PackedProduct {
   int columns = 64;
   const float* globals = nullptr;  // [4]: the global scale of each 16 columns
   PackedScale scale = PackedScale::column;
+  bool zeros = false;           // int4: zero points stand behind the scales; else all are 8
   float* sums = nullptr;        // [count][64] from the panel's first column: read, added to
   const void* tiles = nullptr;  // the rows beside each other (row_tiles.hpp), where they are many
 };

@@ -34,8 +34,8 @@ struct E2m1Codes : Nibbles {
 };
 struct Int4Codes : Nibbles {
   using Extra = F32;  // the zero points
-  SHUNT_INLINE static Extra extra(const char* at, std::size_t column) {
-    return bytes_to_f32(at + column);
+  SHUNT_INLINE static Extra extra(const char* zeros, std::size_t column) {
+    return bytes_to_f32(zeros + column);
   }
   template <int p>
   struct Pair {
@@ -117,9 +117,9 @@ template <class Codes, int rows, int vectors>
 struct DenseStep {
   static constexpr int step_k = Codes::step_k, step_bytes = Codes::step_bytes;
   typename Codes::Extra extra[vectors];
-  SHUNT_INLINE DenseStep(const char* scales, std::size_t column) {
+  SHUNT_INLINE DenseStep(const PackedProduct& p, const char* header, std::size_t column) {
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-      extra[v] = Codes::extra(scales + 128, column + lanes(v));
+      extra[v] = Codes::extra(zero_points(p, header), column + lanes(v));
     }
   }
   SHUNT_INLINE static std::size_t code_offset() { return 0; }
@@ -150,7 +150,7 @@ struct DenseStep {
 template <int rows, int vectors>
 struct SparseStep {
   static constexpr int step_k = 16, step_bytes = 384;
-  SHUNT_INLINE SparseStep(const char*, int) {}
+  SHUNT_INLINE SparseStep(const PackedProduct&, const char*, std::size_t) {}
   SHUNT_STEP void run(const char* step, std::size_t column, const float* const* row, std::size_t k,
                       F32 (&acc)[rows][vectors]) const {
     Words c[vectors], place[vectors];
@@ -210,13 +210,13 @@ struct PackedF32 {
       }
     }
     const char* at = p.panel;
-    const std::size_t header = static_cast<std::size_t>(scale_bytes(p.scale));
+    const std::size_t header = header_bytes_of(p);
     std::size_t x = 0;  // where in the rows the step begins
     for (std::size_t begin = 0; begin < p.k; begin += p.group) {
       const std::size_t end = begin + p.group < p.k ? begin + p.group : p.k;
       const char* const header_at = at;
       at += header;
-      const Steps step(header_at, column);
+      const Steps step(p, header_at, column);
       F32 acc[rows][vectors];
       SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
         SHUNT_UNROLL for (int v = 0; v < vectors; ++v) acc[r][v] = zero();

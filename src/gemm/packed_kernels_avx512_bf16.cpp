@@ -157,9 +157,9 @@ struct Int4Dot : Pairs, OneChain {
   struct State {
     Words codes[2];  // of even and of odd place in their bytes
   };
-  SHUNT_INLINE static Group group(const char* header, std::size_t column) {
-    const __m512i zeros = _mm512_cvtepu8_epi32(load_bytes(header + 128 + column));
-    return {_mm512_shuffle_epi8(zeros,
+  SHUNT_INLINE static Group group(const char* zeros, std::size_t column) {
+    const __m512i wide = _mm512_cvtepu8_epi32(load_bytes(zeros + column));
+    return {_mm512_shuffle_epi8(wide,
                                 _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000))};
   }
   SHUNT_INLINE static State state(const Tables&, const Group& g, const char* step,
@@ -299,7 +299,7 @@ struct PackedDot {
     }
     const typename Codes::Tables tables;
     const char* at = p.panel;
-    const std::size_t header_bytes = static_cast<std::size_t>(scale_bytes(p.scale));
+    const std::size_t header_bytes = header_bytes_of(p);
     std::size_t x = 0;  // where in the rows the step begins
     for (std::size_t begin = 0; begin < p.k; begin += p.group) {
       const std::size_t end = begin + p.group < p.k ? begin + p.group : p.k;
@@ -312,7 +312,8 @@ struct PackedDot {
       F32 acc[rows][units][parts];
       typename Codes::Group group[units];
       SHUNT_UNROLL for (int u = 0; u < units; ++u) {
-        group[u] = Codes::group(header, column + unit * static_cast<std::size_t>(u));
+        group[u] =
+            Codes::group(zero_points(p, header), column + unit * static_cast<std::size_t>(u));
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
           SHUNT_UNROLL for (int i = 0; i < parts; ++i) acc[r][u][i] = zero();
         }

@@ -100,8 +100,10 @@ class Column {
         }
         finite_ = finite_ && std::isfinite(scale);
         std::memcpy(at + 2 * column_, &half, 2);
-        at[128 + column_] =
-            static_cast<char>(m_.zeros ? m_.zeros.as<const std::uint8_t>()[row_ * groups + g] : 8);
+        if (layout_.format.zeros) {
+          const auto* const zeros = m_.zeros.as<const std::uint8_t>();
+          at[128 + column_] = static_cast<char>(zeros != nullptr ? zeros[row_ * groups + g] : 8);
+        }
         return;
       }
       default: {
@@ -191,7 +193,8 @@ std::int64_t PackedPanels::group() const {
 
 std::int64_t PackedPanels::scale_bytes() const {
   if (one_scale(format.format)) return 256;
-  return format.format == Format::int4 ? 192 : 64;
+  if (format.format == Format::int4) return format.zeros ? 192 : 128;
+  return 64;
 }
 
 std::int64_t PackedPanels::code_bytes(std::int64_t count) const {
@@ -283,7 +286,7 @@ void read_packed_column(const PackedPanels& layout, const char* group_data, std:
       std::uint16_t half = 0;
       std::memcpy(&half, at + 2 * column, 2);
       scale = static_cast<double>(header.halves != 0 ? f16_to_f32(half) : bf16_to_f32(half));
-      zero = byte(at + 128 + column);
+      zero = layout.format.zeros ? byte(at + 128 + column) : 8;
     } else if (f == Format::mxfp4 || f == Format::mxfp8) {
       scale = e8m0_to_f64(byte(at + column));
     } else {

@@ -10,12 +10,11 @@
 //   fp8_block                [4] f32, of 16 columns each, and padding, for 128 of k; codes the same
 //   mxfp8                    [64] e8m0 for 32;          codes the same
 //   int8                     [64] f32 for all of k;     codes [k / 4][64][4]
-//   nvfp4                    [64] e4m3 for 16;          codes [k / 8][64] words of eight nibbles: k
-//   0,
-//                                                       2, 4, 6 from the low end up, then 1, 3, 5,
-//                                                       7
+//   nvfp4                    [64] e4m3 for 16;          codes [k / 8][64] words of eight nibbles,
+//                                                       from the low end up k 0, 2, 4, 6, then 1,
+//                                                       3, 5, 7
 //   mxfp4                    [64] e8m0 for 32;          codes the same
-//   int4                     [64] f16 or bf16, [64] u8 zero points, for a group; codes the same
+//   int4                     [64] f16 or bf16 for a group and, with zeros, [64] u8; codes the same
 //   dense3                   [64] e4m3 for 32;          codes [3][64] words of the group's 96 bits
 //   sparse_nvfp4             [64] e4m3 for 16;          [64] half-words of eight positions, [64]
 //                                                       words of eight nibbles in that order

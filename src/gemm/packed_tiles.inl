@@ -37,10 +37,28 @@ constexpr int scale_bytes(PackedScale scale) {
       return 256;
     case PackedScale::f16:
     case PackedScale::bf16:
-      return 192;  // zero points behind 128
+      return 128;
     default:
       return 64;
   }
+}
+
+// Of scales and zero points.
+SHUNT_INLINE std::size_t header_bytes_of(const PackedProduct& p) {
+  return static_cast<std::size_t>(scale_bytes(p.scale)) + (p.zeros ? 64 : 0);
+}
+
+struct Eights {
+  alignas(64) unsigned char at[64];
+};
+constexpr Eights eights = [] {
+  Eights all{};
+  for (unsigned char& zero : all.at) zero = 8;
+  return all;
+}();
+// int4's zero points of a panel's columns.
+SHUNT_INLINE const char* zero_points(const PackedProduct& p, const char* header) {
+  return p.zeros ? header + 128 : reinterpret_cast<const char*>(eights.at);
 }
 
 // Of the columns from `column` on; `kinds` are those that can be met.

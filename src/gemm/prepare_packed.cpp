@@ -51,13 +51,13 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
       fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
     }
   }
-  if (format.ordered && format.format != Format::int4) {
-    fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered", what,
+  if ((format.ordered || format.zeros) && format.format != Format::int4) {
+    fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered or have zeros", what,
          to_string(format));
   }
   check_prepared_sizes(what, dtype, groups, n, k, paired);
   FormatSpec of_matrix = format;
-  of_matrix.ordered = false;
+  of_matrix.ordered = of_matrix.zeros = false;
   (void)packed_bytes(of_matrix, n, k);
 }
 
@@ -144,10 +144,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   const bool paired = up != nullptr;
   const auto groups = static_cast<int>(gate.size());
   const std::int64_t n = gate[0].n * (paired ? 2 : 1);
-  const auto has_order = [](const PackedMatrix& m) { return static_cast<bool>(m.group_of); };
   FormatSpec format = gate[0].format;
-  format.ordered = std::any_of(gate.begin(), gate.end(), has_order) ||
-                   (paired && std::any_of(up->begin(), up->end(), has_order));
   check_sizes(what, context, dtype, format, groups, n, gate[0].k, paired, rows);
   const auto name = [&](std::size_t g, bool second) {
     return fmt::format("{}: {}[{}]", what, !paired ? "matrices" : second ? "up" : "gate", g);
@@ -157,10 +154,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
     check_matrix(name(g, false), gate[g], gate[0], most_zero);
     if (!paired) continue;
     check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
-    if (on_gpu(context) && format.ordered) {
+    if (on_gpu(context) && (gate[g].group_of || (*up)[g].group_of)) {
       check_one_order(name(g, false), name(g, true), gate[g], (*up)[g]);
     }
   }
+  format = paired ? prepared_format(gate, *up) : prepared_format(gate);
   const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired, dtype, rows);
   check_workspace(what, memory, bytes);
   const PreparedWeights prepared{.dtype = dtype,
@@ -223,6 +221,23 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
 }
 
 }  // namespace
+
+FormatSpec prepared_format(const std::vector<PackedMatrix>& matrices,
+                           const std::vector<PackedMatrix>& up) {
+  if (matrices.empty()) fail(Status::invalid_argument, "prepared_format: no matrices are given");
+  FormatSpec format = matrices[0].format;
+  for (const auto* list : {&matrices, &up}) {
+    for (const PackedMatrix& m : *list) {
+      format.ordered = format.ordered || m.group_of;
+      if (!m.zeros || format.zeros) continue;
+      check_packed("prepared_format: a matrix", m, Device{});
+      const auto* const zeros = m.zeros.as<const std::uint8_t>();
+      format.zeros =
+          std::any_of(zeros, zeros + m.zeros.elements(), [](int zero) { return zero != 8; });
+    }
+  }
+  return format;
+}
 
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
                            int groups, std::int64_t n, std::int64_t k, bool paired,

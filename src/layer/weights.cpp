@@ -365,23 +365,15 @@ void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, b
   }
   const int groups = static_cast<int>(weights.packed_up.size());
   const std::int64_t columns = gated ? 2 * up.n : up.n;
-  const auto prepared = [](const FormatSpec& format,
-                           std::initializer_list<const std::vector<PackedMatrix>*> lists) {
-    FormatSpec result = format;
-    for (const auto* list : lists) {
-      for (const PackedMatrix& m : *list) result.ordered = result.ordered || m.group_of;
-    }
-    return result;
-  };
-  const FormatSpec first_format = prepared(up.format, {&weights.packed_gate, &weights.packed_up});
+  const FormatSpec first_format = prepared_format(weights.packed_up, weights.packed_gate);
   buffers_.push_back(context.allocate(
       shunt::prepared_bytes(context, dtype, first_format, groups, columns, up.k, gated, rows)));
   gate_up = gated ? prepare_packed_paired(context, dtype, weights.packed_gate, weights.packed_up,
                                           buffers_.back(), rows)
                   : prepare_packed(context, dtype, weights.packed_up, buffers_.back(), rows);
-  buffers_.push_back(context.allocate(
-      shunt::prepared_bytes(context, dtype, prepared(second.format, {&weights.packed_down}), groups,
-                            second.n, second.k, false, rows)));
+  buffers_.push_back(
+      context.allocate(shunt::prepared_bytes(context, dtype, prepared_format(weights.packed_down),
+                                             groups, second.n, second.k, false, rows)));
   down = prepare_packed(context, dtype, weights.packed_down, buffers_.back(), rows);
 }
 

@@ -98,6 +98,15 @@ TEST(FormatNames, PrintAndParse) {
   EXPECT_EQ(format_from_string("int4:64"), (FormatSpec{Format::int4, 64}));
   EXPECT_EQ(format_from_string("int4:64:ordered"), (FormatSpec{Format::int4, 64, true}));
   EXPECT_EQ(to_string(FormatSpec{Format::int4, 64, true}), "int4:64:ordered");
+  for (const FormatSpec& spec :
+       {FormatSpec{Format::int4, 64, false, true}, FormatSpec{Format::int4, 0, true, true}}) {
+    EXPECT_EQ(format_from_string(to_string(spec)), spec);
+    EXPECT_NE(message([&] { packed_bytes(resolved(spec), 4, 64); }).find("have zeros"),
+              std::string::npos);
+  }
+  EXPECT_EQ(to_string(FormatSpec{Format::int4, 32, true, true}), "int4:32:ordered:zeros");
+  EXPECT_NE(message([] { format_from_string("mxfp4:zeros"); }).find("only int4"),
+            std::string::npos);
   EXPECT_NE(message([] { format_from_string("nvfp4:ordered"); }).find("only int4"),
             std::string::npos);
   EXPECT_NE(message([] {

@@ -88,7 +88,8 @@ class FixedRows : public testing::TestWithParam<Case> {
   static std::vector<float> multiply(Isa isa, DType dtype, const PackedMatrix& m, const Tensor& x,
                                      std::int64_t rows) {
     const Context context = context_of(isa, 2);
-    const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, m.n, m.k));
+    const Buffer memory =
+        context.allocate(prepared_bytes(context, dtype, prepared_format({m}), 1, m.n, m.k));
     const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
     std::vector<float> out(static_cast<std::size_t>(rows * m.n));
     const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));

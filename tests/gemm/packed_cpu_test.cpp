@@ -473,7 +473,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(PackedCpuInt4, ZeroPointsAndHalves) {
   const Context context = context_of(std::get<0>(GetParam()), 1);
   const DType dtype = std::get<1>(GetParam());
-  const std::int64_t n = 20, k = 72;
+  const std::int64_t n = 20, k = 72, most_rows = 19;
   const Packed p = Packed::of({Format::int4, 32}, normal_values(n * k, 1), n, k);
   std::vector<std::uint8_t> zeros;
   std::vector<std::uint16_t> scales;
@@ -484,20 +484,73 @@ TEST_P(PackedCpuInt4, ZeroPointsAndHalves) {
   PackedMatrix m = p.packed;
   m.zeros = view(zeros.data(), DType::u8, {n, 3});
   m.scales = view(scales.data(), DType::f16, {n, 3});
-  const Buffer memory = context.allocate(prepared_bytes(context, dtype, m.format, 1, n, k));
+  const FormatSpec format = prepared_format({m});
+  EXPECT_TRUE(format.zeros);
+  const Buffer memory = context.allocate(prepared_bytes(context, dtype, format, 1, n, k));
   const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
-  const Array x = random_array(dtype, {1, k}, 3);
-  const Array out(f32, {1, n});
-  const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, 1));
-  mlp_gemm(context, prepared, {.rows = x.tensor}, out.tensor, workspace);
-  for (std::int64_t c = 0; c < n; ++c) {
-    double sum = 0, magnitude = 0;
-    for (std::int64_t i = 0; i < k; ++i) {
-      const double term = plain_weight(m, c, i) * static_cast<double>(x.get(i));
-      sum += term;
-      magnitude += std::fabs(term);
+  EXPECT_EQ(prepared.format, format);
+  const Array x = random_array(dtype, {most_rows, k}, 3);
+  for (const std::int64_t rows : {1, 2, 3, 4, 6, 9, 19}) {
+    const Array out(f32, {rows, n});
+    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+    mlp_gemm(context, prepared, {.rows = x.tensor.rows(0, rows)}, out.tensor, workspace);
+    for (std::int64_t at = 0; at < rows * n; ++at) {
+      double sum = 0, magnitude = 0;
+      for (std::int64_t i = 0; i < k; ++i) {
+        const double term = plain_weight(m, at % n, i) * static_cast<double>(x.get(at / n * k + i));
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      EXPECT_NEAR(static_cast<double>(out.get(at)), sum, sum_bound(k + 4, magnitude))
+          << rows << " rows, " << at;
     }
-    EXPECT_NEAR(static_cast<double>(out.get(c)), sum, sum_bound(k + 4, magnitude));
+  }
+}
+
+// What GPTQ writes for weights without zero points; kept, they would be bytes that say nothing.
+TEST_P(PackedCpuInt4, ZerosOfEightAreNotKept) {
+  const Context context = context_of(std::get<0>(GetParam()), 1);
+  const DType dtype = std::get<1>(GetParam());
+  const std::int64_t n = 70, k = 96;
+  for (const int group : {32, 96}) {
+    const Packed p = Packed::of({Format::int4, group}, normal_values(n * k, 1), n, k);
+    std::vector<std::uint8_t> zeros(static_cast<std::size_t>(n * (k / group)), 8);
+    PackedMatrix eights = p.packed, other = p.packed;
+    eights.zeros = other.zeros =
+        view(static_cast<const void*>(zeros.data()), DType::u8, {n, k / group});
+    EXPECT_FALSE(prepared_format({eights, p.packed}).zeros);
+    const auto product = [&](const PackedMatrix& m, const FormatSpec& format, std::int64_t rows) {
+      const Buffer memory = context.allocate(prepared_bytes(context, dtype, format, 1, n, k));
+      const PreparedWeights prepared = prepare_packed(context, dtype, {m}, memory);
+      EXPECT_EQ(prepared.format, format);
+      const Array x = random_array(dtype, {rows, k}, 3), back(f32, {n, k});
+      unprepare(context, prepared, 0, back.tensor);
+      for (std::int64_t i = 0; i < n * k; ++i) {
+        EXPECT_EQ(back.get(i), static_cast<float>(plain_weight(m, i / k, i % k)));
+      }
+      std::vector<float> out(static_cast<std::size_t>(rows * n));
+      const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+      mlp_gemm(context, prepared, {.rows = x.tensor}, view(out.data(), {rows, n}), workspace);
+      return out;
+    };
+    for (const std::int64_t rows : {1, 2, 3, 5, 19}) {
+      zeros[0] = 8;
+      const std::vector<float> without = product(p.packed, p.packed.format, rows);
+      EXPECT_EQ(product(eights, p.packed.format, rows), without);
+      // One that is not 8: all are kept, and no other column changes a bit.
+      zeros[0] = 7;
+      FormatSpec kept = p.packed.format;
+      kept.zeros = true;
+      EXPECT_EQ(prepared_format({p.packed, other}), kept);
+      EXPECT_EQ(prepared_bytes(context, dtype, kept, 1, n, k) -
+                    prepared_bytes(context, dtype, p.packed.format, 1, n, k),
+                static_cast<std::size_t>(k / group) * 2 * 64);
+      const std::vector<float> with = product(other, kept, rows);
+      for (std::int64_t at = 0; at < rows * n; ++at) {
+        const auto i = static_cast<std::size_t>(at);
+        EXPECT_TRUE(at % n == 0 ? with[i] != without[i] : with[i] == without[i]) << at;
+      }
+    }
   }
 }
 

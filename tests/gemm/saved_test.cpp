@@ -115,11 +115,13 @@ TEST(SavedWeights, DamagedOrdersAreRefused) {
   std::vector<std::int32_t> group_of(96);
   for (std::size_t k = 0; k < group_of.size(); ++k) group_of[k] = static_cast<std::int32_t>(k % 3);
   matrix.group_of = view(group_of.data(), {96});
-  FormatSpec ordered = format;
-  ordered.ordered = true;
+  std::vector<std::uint8_t> zeros(std::size_t{40} * 3, 8);
+  zeros[7] = 3;
+  matrix.zeros = view(static_cast<const void*>(zeros.data()), DType::u8, {40, 3});
+  const FormatSpec ordered = prepared_format({matrix});
   const Buffer memory = context.allocate(prepared_bytes(context, DType::f32, ordered, 1, 40, 96));
   const PreparedWeights given = prepare_packed(context, DType::f32, {matrix}, memory);
-  EXPECT_TRUE(given.format.ordered);
+  EXPECT_TRUE(given.format.ordered && given.format.zeros);
   save_prepared(context, given, path);
   Buffer again;
   const PreparedWeights read = load_prepared(context, path, again);

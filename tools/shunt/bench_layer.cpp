@@ -137,7 +137,7 @@ struct Batch {
 
 void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   LayerOptions options{.dtype = plan.dtype, .format = plan.format};
-  options.format.ordered = false;  // the packed matrices say so
+  options.format.ordered = options.format.zeros = false;  // the packed matrices say so
   const Support support = supports(plan.spec, options, context.device());
   if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
   if (plan.spec.route.hashed) {

@@ -125,7 +125,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
   const LayerSpec& spec = *shape.layer;
   LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
   options.format = shape.format;
-  options.format.ordered = false;  // the packed matrices say so
+  options.format.ordered = options.format.zeros = false;  // the packed matrices say so
   options.rows = shape.rows;
   const bool packed = shape.format != FormatSpec{};
   const double smaller =

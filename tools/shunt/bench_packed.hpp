@@ -10,7 +10,8 @@
 namespace shunt::tool {
 
 // Stays whole where it is moved. Of an ordered format k's groups are shuffled, the same for every
-// matrix of that k, as gate and up of an expert have them.
+// matrix of that k, as gate and up of an expert have them; of one with zeros, zero points are
+// random.
 class BenchMatrix {
  public:
   BenchMatrix(const Context& host, FormatSpec format, const Tensor& plain);
@@ -19,6 +20,7 @@ class BenchMatrix {
  private:
   Buffer memory_;
   std::vector<std::int32_t> group_of_;
+  std::vector<std::uint8_t> zeros_;
   PackedMatrix matrix_;
 };
 
