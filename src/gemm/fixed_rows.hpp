@@ -58,7 +58,8 @@ struct FixedFormat {
 struct FixedKernels {
   FixedFormat nvfp4, mxfp4;
   FixedFormat int4;
-  FixedFormat int8;  // of each four numbers of a row the second and the third change places
+  FixedFormat int8;        // of each four numbers of a row the second and the third change places
+  FixedFormat int8_to_l1;  // the same, its codes fetched to the L1, not to the L2
 };
 namespace avx2 {
 extern const FixedKernels fixed_kernels;

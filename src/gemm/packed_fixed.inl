@@ -75,13 +75,17 @@ struct Int8Fixed {
   }
 };
 
-// Towards the L1; with AVX-512 towards the L2 alone, which is worth a tenth for codes of 8 bits
-// (measured on a Xeon: docs/notes/cpu-packed.md).
-SHUNT_INLINE void fetch(const char* at) { __builtin_prefetch(at, 0, F32::width == 16 ? 2 : 3); }
+// Towards the L1 (3); with AVX-512 towards the L2 alone (2), which is worth a tenth for codes of 8
+// bits on a Xeon, and costs 5 % on Zen 5 (measured: docs/notes/cpu-packed.md).
+constexpr int usual_level = F32::width == 16 ? 2 : 3;
+template <int level>
+SHUNT_INLINE void fetch(const char* at) {
+  __builtin_prefetch(at, 0, level);
+}
 
 // ---- tiles -------------------------------------------------------------------------------------
 
-template <class Codes, PackedScale... scales>
+template <class Codes, int level, PackedScale... scales>
 struct PackedFixed {
   static constexpr int most_rows = F32::width == 16 ? 6 : 4;
   static constexpr std::size_t columns(int rows) {
@@ -123,7 +127,7 @@ struct PackedFixed {
       const char* const header = Codes::of_bytes ? p.panel : at;
       at += header_size;
       if constexpr (!Codes::of_bytes) {
-        if (column == 0) fetch(header + ahead);
+        if (column == 0) fetch<level>(header + ahead);
       }
       const char* const zeros = zero_points(p, header);
       Whole acc[rows][vectors];
@@ -137,7 +141,7 @@ struct PackedFixed {
       at += 4 * column;
       for (std::size_t k = begin; k < end; k += Codes::word_k) {
         SHUNT_UNROLL for (int line = 0; line < wide / 16; ++line) {
-          fetch(at + ahead + std::ptrdiff_t{64} * line);
+          fetch<level>(at + ahead + std::ptrdiff_t{64} * line);
         }
         step(at, tile.row, x, acc);
         at += 256;
@@ -205,13 +209,14 @@ struct PackedFixed {
   }
 };
 
-template <class Codes, PackedScale... scales>
+template <class Codes, int level, PackedScale... scales>
 constexpr FixedFormat fixed_format = {fix_row<Codes>,
-                                      fixed_multiply<PackedFixed<Codes, scales...>>};
+                                      fixed_multiply<PackedFixed<Codes, level, scales...>>};
 
 constexpr FixedKernels all_fixed_kernels = {
-    .nvfp4 = fixed_format<E2m1Fixed, PackedScale::e4m3>,
-    .mxfp4 = fixed_format<E2m1Fixed, PackedScale::e8m0>,
-    .int4 = fixed_format<Int4Fixed, PackedScale::f16, PackedScale::bf16>,
-    .int8 = fixed_format<Int8Fixed, PackedScale::column>,
+    .nvfp4 = fixed_format<E2m1Fixed, usual_level, PackedScale::e4m3>,
+    .mxfp4 = fixed_format<E2m1Fixed, usual_level, PackedScale::e8m0>,
+    .int4 = fixed_format<Int4Fixed, usual_level, PackedScale::f16, PackedScale::bf16>,
+    .int8 = fixed_format<Int8Fixed, usual_level, PackedScale::column>,
+    .int8_to_l1 = fixed_format<Int8Fixed, 3, PackedScale::column>,
 };

@@ -378,7 +378,10 @@ const PackedKernels& packed_kernels([[maybe_unused]] Isa isa, [[maybe_unused]] b
 }
 
 bool packed_dots(Isa isa, Format format) {
-  if (isa == Isa::avx512_bf16) return format != Format::dense3;
+  if (isa == Isa::avx512_bf16) {
+    if (format == Format::int8) return !features().int8_by_words;
+    return format != Format::dense3;
+  }
   const bool e4m3 = format == Format::fp8_tensor || format == Format::fp8_channel ||
                     format == Format::fp8_block || format == Format::mxfp8;
   return isa == Isa::amx_bf16 && e4m3;
@@ -416,7 +419,7 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 ? fixed_byte_group
                                 : static_cast<std::size_t>(panels.group());
   if (dtype == DType::f32 || group > most_fixed_group) return {};
-  const bool dot = isa == Isa::avx512_bf16 && dtype == DType::bf16;
+  const bool dot = dtype == DType::bf16 && packed_dots(isa, panels.format.format);
   const bool has_vnni = isa >= Isa::avx512 && features().avx512_vnni, vnni = has_vnni && !dot;
   static const FixedKernels none;
   const FixedKernels& kernels = isa == Isa::avx2 ? avx2::fixed_kernels
@@ -442,7 +445,8 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
       return product(kernels.int4,
                      group < 64 ? of_pairs(amx_bf16::int4_pairs) : of_bytes(amx_int8::int4_tiles));
     case Format::int8:
-      return product(kernels.int8, of_bytes(amx_int8::int8_tiles));
+      return product(features().int8_by_words ? kernels.int8_to_l1 : kernels.int8,
+                     of_bytes(amx_int8::int8_tiles));
     case Format::sparse_nvfp4:
       return product(vnni ? avx512_vnni::fixed_sparse : FixedFormat{},
                      of_pairs(amx_bf16::sparse_pairs));

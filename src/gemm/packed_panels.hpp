@@ -87,8 +87,8 @@ void read_packed_column(const PackedPanels& layout, const char* group, std::int6
 PackedScale packed_scale(Format format, bool halves);
 // `dot`: of rows in bf16.
 const PackedKernels& packed_kernels(Isa isa, bool dot);
-// Whether a set multiplies rows in bf16 as they are: avx512_bf16 by vdpbf16ps, but for dense3;
-// amx_bf16 e4m3 by tiles.
+// Whether a set multiplies rows in bf16 as they are: avx512_bf16 by vdpbf16ps, but for dense3 and,
+// on some CPUs, int8; amx_bf16 e4m3 by tiles.
 bool packed_dots(Isa isa, Format format);
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 // What multiplies rows of `dtype` as fixed_rows.hpp lays them out; null: they stay floats.
