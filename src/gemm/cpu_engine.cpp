@@ -4,16 +4,12 @@
 #include <cstring>
 
 #include "activate/cpu_engine.hpp"
-#include "core/workspace.hpp"
 #include "cpu/convert.hpp"
-#include "gemm/packed_panels.hpp"
+#include "gemm/cpu_scratch.hpp"
 
 namespace shunt::cpu_engine {
 namespace {
 
-// Rows that pass over a panel before the next panel is read: enough to hide its way from memory,
-// few enough that the sums (64 floats each) stay in the caches.
-constexpr std::int64_t most_block_rows = 192;
 // Of a panel, so much at a time: two of these (the next is being fetched) fit the L2 of every CPU
 // with AVX-512.
 constexpr std::int64_t stretch_bytes = 256 << 10;
@@ -23,39 +19,8 @@ constexpr std::int64_t widen_tiles = 6;
 // than they save.
 constexpr double threads_pay_ns = 4000;
 
-struct Block {
-  std::int32_t group;
-  std::int32_t rows;
-  std::int64_t first;
-};
-
-std::int64_t most_blocks(int groups, std::int64_t rows) {
-  return std::min<std::int64_t>(groups, rows) + rows / most_block_rows;
-}
-
 std::int64_t element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-// Arrays in the workspace; measured when it is null.
-struct Scratch {
-  Block* blocks = nullptr;
-  void* operands = nullptr;        // converted rows
-  std::uint8_t* floats = nullptr;  // of rows to be fixed: 1 where one stayed as it was
-  // A thread's own, `thread_bytes` apart.
-  std::byte* threads = nullptr;
-  std::size_t thread_bytes = 0;
-  std::size_t total = 0;
-};
-struct ThreadScratch {
-  float* sums = nullptr;             // [block rows][64]
-  const void** rows = nullptr;       // [block rows]
-  void** out = nullptr;              // [block rows]
-  float* row = nullptr;              // [k], a row before it is put in order, or fixed
-  float* ordered = nullptr;          // [k], a row put in order before it is fixed
-  void* packed = nullptr;            // a stretch of an unprepared panel
-  float* wide = nullptr;             // a stretch of a widened one
-  void* tiles = nullptr;             // the rows of a block beside each other
-  std::int64_t* tiles_of = nullptr;  // which block's, and in which order of k
-};
 // What a thread knows of the block that it is at: one for all of the block's panels.
 struct ThreadState : ThreadScratch {
   const Block* block = nullptr;
@@ -67,65 +32,6 @@ struct ThreadState : ThreadScratch {
   const char* panels = nullptr;
   bool apart = false;
 };
-
-ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelLayout& layout,
-                           bool prepared) {
-  ThreadScratch s;
-  s.sums = carver.take<float>(plan.block_rows * panel_columns);
-  s.rows = carver.take<const void*>(plan.block_rows);
-  s.out = carver.take<void*>(plan.block_rows);
-  const std::int64_t steps = static_cast<std::int64_t>(fixed_step);
-  const std::int64_t padded = (layout.k + steps - 1) / steps * steps;
-  if (layout.format.ordered || plan.fixed > 0) s.row = carver.take<float>(padded);
-  if (layout.format.ordered && plan.fixed > 0) s.ordered = carver.take<float>(padded);
-  if (!prepared) {
-    s.packed = carver.take_bytes(static_cast<std::size_t>(layout.chunk_bytes(plan.stretch)));
-  }
-  if (plan.widen) s.wide = carver.take<float>(plan.stretch * panel_columns);
-  if (plan.tiles.from > 0) {
-    const auto rows = static_cast<std::size_t>(plan.block_rows);
-    s.tiles = carver.take_bytes((rows + RowTiles::rows - 1) / RowTiles::rows *
-                                plan.tiles.bytes(static_cast<std::size_t>(layout.k), plan.fixed));
-    s.tiles_of = carver.take<std::int64_t>(1);
-  }
-  return s;
-}
-
-bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
-PackedPanels packed_panels(const PanelLayout& layout) {
-  return {layout.format, layout.n, layout.k, layout.paired};
-}
-std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout) {
-  const std::int64_t plain = layout.k * static_cast<std::int64_t>(form_bytes(plan.operand));
-  std::int64_t fixed = 0;
-  if (plan.fixed > 0) {
-    fixed =
-        static_cast<std::int64_t>(fixed_row_bytes(static_cast<std::size_t>(layout.k), plan.fixed));
-  }
-  return (std::max(plain, fixed) + 63) / 64 * 64;
-}
-
-Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layout, int groups,
-              std::int64_t rows, std::int64_t operands, bool prepared, Workspace workspace) {
-  Carver carver = workspace.data == nullptr ? Carver() : Carver(workspace);
-  Carver thread;
-  carve_thread(thread, plan, layout, prepared);
-  Scratch s;
-  s.blocks = carver.take<Block>(most_blocks(groups, rows));
-  s.operands = carver.take_bytes(static_cast<std::size_t>(operands * operand_stride(plan, layout)));
-  if (plan.fixed > 0) s.floats = carver.take<std::uint8_t>(operands);
-  s.thread_bytes = thread.used();
-  s.threads = static_cast<std::byte*>(
-      carver.take_bytes(s.thread_bytes * static_cast<std::size_t>(pool.threads())));
-  s.total = carver.used();
-  return s;
-}
-
-// Copies of each row that are kept, one after the other: an ordered format's are in the order of
-// gate's k and of up's.
-std::int64_t copies_of(const PanelLayout& layout) {
-  return std::max<std::int64_t>(1, packed_panels(layout).orders());
-}
 
 std::int64_t rows_there(const GroupedProduct& product) {
   std::int64_t rows = 0;

@@ -109,17 +109,29 @@ inline double plain_weight(const PackedMatrix& m, std::int64_t n, std::int64_t k
 struct Packed {
   std::vector<float> matrix;
   std::vector<std::uint64_t> memory;
+  std::vector<std::uint8_t> zeros;
   PackedMatrix packed;
 
-  static Packed of(const FormatSpec& spec, std::vector<float> values, std::int64_t n,
-                   std::int64_t k, float global_amax = 0) {
+  // With zeros: as without, then zero points at random.
+  static Packed of(FormatSpec spec, std::vector<float> values, std::int64_t n, std::int64_t k,
+                   float global_amax = 0) {
     Packed p;
+    const bool with_zeros = spec.zeros;
+    spec.zeros = false;
     p.matrix = std::move(values);
     p.memory.resize(packed_bytes(spec, n, k) / 8 + 8);
     auto at = reinterpret_cast<std::uintptr_t>(p.memory.data());
     at = (at + 63) / 64 * 64;
     p.packed = pack(spec, view(p.matrix.data(), {n, k}),
                     {reinterpret_cast<void*>(at), packed_bytes(spec, n, k)}, global_amax);
+    if (with_zeros) {
+      std::mt19937 random(static_cast<unsigned>(n + k));
+      p.zeros.resize(static_cast<std::size_t>(p.packed.scales.elements()));
+      for (std::uint8_t& zero : p.zeros) zero = static_cast<std::uint8_t>(random() % 16);
+      if (!p.zeros.empty()) p.zeros[0] = 3;  // one that is not 8
+      p.packed.zeros =
+          view(static_cast<const void*>(p.zeros.data()), DType::u8, {n, p.packed.scales.shape[1]});
+    }
     return p;
   }
   std::vector<float> values() const {

@@ -21,6 +21,7 @@ std::vector<FormatSpec> formats() {
   std::vector<FormatSpec> list = known_formats();
   list.push_back({Format::int4, 16});
   list.push_back({Format::int4, 128});
+  list.push_back({Format::int4, 32, false, true});
   return list;
 }
 
@@ -299,7 +300,7 @@ TEST(PackedCpuKernels, ShiftsHaveTheBitsOfProducts) {
   for (const FormatSpec& spec : formats()) {
     if (!cpu_engine::packed_dots(cpu_engine::Isa::avx512_bf16, spec.format)) continue;
     const Packed packed = Packed::of(spec, normal_values(n * k, 3), n, k);
-    const cpu_engine::PackedPanels panels{packed.packed.format, n, k};
+    const cpu_engine::PackedPanels panels{prepared_format({packed.packed}), n, k};
     const Buffer memory = cpu().allocate(static_cast<std::size_t>(panels.group_bytes()));
     char* const group = static_cast<char*>(memory.data());
     cpu_engine::write_packed_header(panels, packed.packed, nullptr, group);
@@ -318,6 +319,7 @@ TEST(PackedCpuKernels, ShiftsHaveTheBitsOfProducts) {
                                  .group = static_cast<std::size_t>(panels.group()),
                                  .globals = globals,
                                  .scale = cpu_engine::packed_scale(spec.format, header.halves != 0),
+                                 .zeros = panels.format.zeros,
                                  .sums = sums.data()});
       return sums;
     };
