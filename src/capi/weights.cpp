@@ -220,6 +220,22 @@ shunt_status shunt_prepared_packed_bytes(const shunt_context* context, int32_t d
   });
 }
 
+shunt_status shunt_prepared_format(const shunt_packed_matrix* matrices,
+                                   const shunt_packed_matrix* up, int32_t groups, char* format,
+                                   size_t room) {
+  return run(__func__, [&](const Call& call) {
+    const auto list = to_matrices(call, "matrices", matrices, groups);
+    const auto other =
+        up != nullptr ? to_matrices(call, "up", up, groups) : std::vector<PackedMatrix>{};
+    const std::string text = to_string(shunt::prepared_format(list, other));
+    call.not_null("format", format);
+    if (room <= text.size()) {
+      call.wrong("room is {}: must be {} for {}", room, text.size() + 1, text);
+    }
+    std::memcpy(format, text.c_str(), text.size() + 1);
+  });
+}
+
 shunt_status shunt_prepare_packed(const shunt_context* context, int32_t dtype, int32_t rows,
                                   const shunt_packed_matrix* matrices, int32_t groups, void* memory,
                                   size_t memory_bytes, shunt_prepared_weights* prepared) {

@@ -145,6 +145,48 @@ static void test_paired(const shunt_context* context) {
   shunt_buffer_destroy(memory[1]);
 }
 
+/* Zero points of 8 say nothing, and are not kept; others are. */
+static void test_zeros(const shunt_context* context) {
+  static float plain[N * K], back[N * K], want[N * K];
+  static uint8_t zeros[N * (K / 32)];
+  const shunt_tensor t_plain = shunt_view_2d(plain, SHUNT_F32, N, K);
+  const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, N, K);
+  const shunt_tensor t_want = shunt_view_2d(want, SHUNT_F32, N, K);
+  shunt_packed_matrix packed;
+  shunt_buffer *memory = NULL, *laid_out = NULL;
+  shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  char format[32];
+  size_t bytes = 0, without = 0;
+  int one;
+  fill(plain, N * K, 1);
+  CHECK_OK(shunt_packed_bytes("int4:32", N, K, &bytes));
+  CHECK_OK(shunt_buffer_create(context, bytes, &memory));
+  CHECK_OK(shunt_pack("int4:32", &t_plain, 0, shunt_buffer_data(memory), bytes, &packed));
+  memset(zeros, 8, sizeof zeros);
+  packed.zeros = shunt_view_2d(zeros, SHUNT_U8, N, K / 32);
+  CHECK_OK(shunt_prepared_packed_bytes(context, SHUNT_F32, "int4:32", SHUNT_ROWS_AS_DTYPE, 1, N, K,
+                                       0, &without));
+  for (one = 8; one >= 7; --one) {
+    zeros[3] = (uint8_t)one;
+    CHECK_OK(shunt_prepared_format(&packed, NULL, 1, format, sizeof format));
+    CHECK(strcmp(format, one == 8 ? "int4:32" : "int4:32:zeros") == 0);
+    CHECK_OK(shunt_prepared_packed_bytes(context, SHUNT_F32, format, SHUNT_ROWS_AS_DTYPE, 1, N, K,
+                                         0, &bytes));
+    CHECK(one == 8 ? bytes == without : bytes > without);
+    CHECK_OK(shunt_buffer_create(context, bytes, &laid_out));
+    CHECK_OK(shunt_prepare_packed(context, SHUNT_F32, SHUNT_ROWS_AS_DTYPE, &packed, 1,
+                                  shunt_buffer_data(laid_out), bytes, &prepared));
+    CHECK(strcmp(prepared.format, format) == 0);
+    CHECK_OK(shunt_unprepare(context, &prepared, 0, &t_back));
+    CHECK_OK(shunt_unpack(&packed, &t_want));
+    CHECK(memcmp(back, want, sizeof want) == 0);
+    shunt_buffer_destroy(laid_out);
+  }
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "must be 14 for int4:32:zeros",
+              shunt_prepared_format(&packed, NULL, 1, format, 13));
+  shunt_buffer_destroy(memory);
+}
+
 /* A layer of packed experts gives what one of the same numbers unpacked gives. */
 static void test_layer(const shunt_context* context) {
   enum { EXPERTS = 2, H = 64, I = 32, T = 3 };
@@ -314,6 +356,7 @@ void test_packed(const shunt_context* context) {
   test_format(context, "int4:16", 0.15);
   test_format(context, "fp8_block", 0.05);
   test_paired(context);
+  test_zeros(context);
   test_layer(context);
   test_k_major(context);
   test_refusals(context);
