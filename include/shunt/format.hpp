@@ -50,17 +50,16 @@ enum class RowFormat : std::int32_t {
 // "fp8_block"; of a number that is none of the enumeration, the number.
 std::string to_string(RowFormat format);
 
-// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64",
-// "int4:64:ordered", "int4:64:ordered:zeros".
+// What a matrix is to be packed as. Printed and parsed as "nvfp4", "int4:64", "int4:64:ordered",
+// "int4:64:ordered:zeros".
 struct FormatSpec {
   Format format = Format::plain;
   int group = 0;  // int4: along K per scale, 32 | 64 | 128 or a multiple of 16; 0: 32. Others: 0
-  // Of prepared weights: int4 of which a matrix has group_of, its k then being in order of groups,
-  // and rows being put into that order when they are multiplied. No PackedMatrix says so itself.
-  bool ordered = false;
-  // Of prepared weights: int4 of which a matrix has zero points that are not all 8; the others are
-  // kept without any. No PackedMatrix says so itself.
-  bool zeros = false;
+  // Of prepared weights alone, int4 in a whole: no PackedMatrix says so itself.
+  bool ordered = false;  // one has group_of: k stand in order of groups, and rows are put so too
+  bool zeros = false;    // one has zero points other than 8: without, the CPU keeps none
+  // Without these two: what the matrices of prepared weights are.
+  FormatSpec of_matrix() const { return {format, group}; }
   bool operator==(const FormatSpec&) const = default;
 };
 std::string to_string(const FormatSpec& spec);

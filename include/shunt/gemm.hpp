@@ -48,23 +48,24 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 
 // The same for packed weights: matrices of one format and size, on the host. They stay packed; what
 // changes is the order of bytes. `dtype` is what a kernel decodes them to where it multiplies in
-// 16 bits or f32. Where a matrix has group_of the prepared format is `ordered`, where one has zero
-// points other than 8 it has `zeros`, and so must the one that prepared_bytes is asked for
-// (prepared_format() finds it). Ordered: k are sorted by their groups, of which each must be full
+// 16 bits or f32. prepared_bytes wants the prepared format, prepared_format() of the matrices.
+// Where it is `ordered` k are sorted by their groups, of which each must be full
 // (Error{unsupported}), and every product puts its rows into that order first; gate and up of a
-// matrix must have one order on a GPU.
-// `rows`: with which rows a GPU is to multiply them, as GroupedGemmSpec says; the
-// CPU takes no notice. For nvfp4 the layout is the GPU's own, and is not saved to disk. On a GPU,
-// f16 keeps a block of mxfp4 or mxfp8 exact that is 2^22 smaller than its row's largest, bf16
-// 2^120, and what lies below counts as zero in the end.
-FormatSpec prepared_format(const std::vector<PackedMatrix>& matrices,
-                           const std::vector<PackedMatrix>& up = {});
+// matrix must have one order on a GPU. `rows`: with which rows a GPU is to multiply them, as
+// GroupedGemmSpec says; the CPU takes no notice. For nvfp4 the layout is the GPU's own, and is not
+// saved to disk. On a GPU, f16 keeps a block of mxfp4 or mxfp8 exact that is 2^22 smaller than its
+// row's largest, bf16 2^120, and what lies below counts as zero in the end.
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
                            int groups, std::int64_t n, std::int64_t k, bool paired = false,
                            RowFormat rows = RowFormat::as_dtype);
 PreparedWeights prepare_packed(const Context& context, DType dtype,
                                const std::vector<PackedMatrix>& matrices, Workspace memory,
                                RowFormat rows = RowFormat::as_dtype);
+// The matrices' own format, `ordered` where one has group_of, with `zeros` where one has zero
+// points other than 8. `up`: those that the others are paired with. Throws Error{invalid_argument}
+// for no matrices, and for zero points that do not fit theirs.
+FormatSpec prepared_format(const std::vector<PackedMatrix>& matrices,
+                           const std::vector<PackedMatrix>& up = {});
 // Gate and up keep a global scale each.
 PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
                                       const std::vector<PackedMatrix>& gate,

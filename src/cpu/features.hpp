@@ -34,8 +34,8 @@ struct Features {
   bool fast_bf16_dot = false;
   // Shifts of vectors take nothing from vdpbf16ps, as products do. By family, as measured.
   bool shifts_beside_dots = false;
-  // Words are multiplied as fast as pairs of bf16, and int8 needs no decoding to them. By family,
-  // as measured.
+  // Words are multiplied as fast as pairs of bf16, and int8 needs no decoding to them; its codes
+  // are best fetched to the L1. By family, as measured.
   bool int8_by_words = false;
   // How many bytes before they are read packed weights are best fetched to the L1. By family, as
   // measured: more of them are on their way at a time where a core's share of the memory is fast.

@@ -35,7 +35,7 @@ const FormatRules& rules_of(const char* what, const FormatSpec& spec) {
     fail(Status::invalid_argument, "{}: group is {}: must be {}", what, spec.group,
          grouped ? "a multiple of 16" : "0, only int4 has one");
   }
-  if (spec.ordered || spec.zeros) {
+  if (spec != spec.of_matrix()) {
     fail(Status::invalid_argument,
          "{}: format is {}: only prepared weights are ordered or have zeros", what,
          to_string(spec));

@@ -72,7 +72,7 @@ FormatSpec format_from_string(const std::string& text) {
   for (const Row& row : rows) {
     if (row.name != all.substr(0, colon)) continue;
     FormatSpec spec{.format = row.format, .ordered = ordered, .zeros = zeros};
-    if ((ordered || zeros) && row.format != Format::int4) {
+    if (spec != spec.of_matrix() && row.format != Format::int4) {
       fail(Status::invalid_argument, "format is '{}': only int4 can be ordered or have zeros",
            text);
     }

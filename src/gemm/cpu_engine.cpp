@@ -6,6 +6,7 @@
 #include "activate/cpu_engine.hpp"
 #include "cpu/convert.hpp"
 #include "gemm/cpu_scratch.hpp"
+#include "gemm/packed_panels.hpp"
 
 namespace shunt::cpu_engine {
 namespace {

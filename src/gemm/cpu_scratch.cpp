@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "gemm/packed_panels.hpp"
+
 namespace shunt::cpu_engine {
 namespace {
 

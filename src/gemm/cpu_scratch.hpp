@@ -6,7 +6,6 @@
 
 #include "core/workspace.hpp"
 #include "gemm/cpu_engine.hpp"
-#include "gemm/packed_panels.hpp"
 
 namespace shunt::cpu_engine {
 
@@ -50,10 +49,6 @@ Scratch carve(const Pool& pool, const ProductPlan& plan, const PanelLayout& layo
 ThreadScratch carve_thread(Carver& carver, const ProductPlan& plan, const PanelLayout& layout,
                            bool prepared);
 
-inline bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
-inline PackedPanels packed_panels(const PanelLayout& layout) {
-  return {layout.format, layout.n, layout.k, layout.paired};
-}
 // Bytes from one converted row to the next.
 std::int64_t operand_stride(const ProductPlan& plan, const PanelLayout& layout);
 // Copies of each row that are kept, one after the other: an ordered format's are in the order of

@@ -196,7 +196,7 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
   const bool packed = spec.format != FormatSpec{};
-  if ((spec.format.ordered || spec.format.zeros) && spec.format.format != Format::int4) {
+  if (spec.format != spec.format.of_matrix() && spec.format.format != Format::int4) {
     return refuse("format is {}: only int4 can be ordered or have zeros", to_string(spec.format));
   }
   if (packed && spec.rows == RowFormat::as_dtype && device.type == DeviceType::cpu) {

@@ -71,6 +71,12 @@ struct PackedPanels {
   }
 };
 
+// Of the engine's layout: whether it is of packed weights, and as which panels.
+inline bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
+inline PackedPanels packed_panels(const PanelLayout& layout) {
+  return {layout.format, layout.n, layout.k, layout.paired};
+}
+
 // Whether the header and the orders of a group, which a file may have damaged, can be followed.
 bool can_be_followed(const PackedPanels& layout, const char* group_data);
 // The header of a group and its orders: before its panels.

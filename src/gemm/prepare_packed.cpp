@@ -51,14 +51,12 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
       fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
     }
   }
-  if ((format.ordered || format.zeros) && format.format != Format::int4) {
+  if (format != format.of_matrix() && format.format != Format::int4) {
     fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered or have zeros", what,
          to_string(format));
   }
   check_prepared_sizes(what, dtype, groups, n, k, paired);
-  FormatSpec of_matrix = format;
-  of_matrix.ordered = of_matrix.zeros = false;
-  (void)packed_bytes(of_matrix, n, k);
+  (void)packed_bytes(format.of_matrix(), n, k);
 }
 
 cpu_engine::PackedPanels panels_of(const FormatSpec& format, std::int64_t n, std::int64_t k,

@@ -96,9 +96,7 @@ class Reader {
                            Buffer& memory) const {
     const std::string where = path_ + ": " + name;
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
-    FormatSpec format = read.format;
-    format.ordered = format.zeros = false;  // as the weights had it
-    if (wanted.format != FormatSpec{} && format != wanted.format) {
+    if (wanted.format != FormatSpec{} && read.format.of_matrix() != wanted.format) {
       fail(Status::bad_file, "{}: is in format {}: the layer's options say {}", where,
            to_string(read.format), to_string(wanted.format));
     }

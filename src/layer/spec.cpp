@@ -166,7 +166,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
   const bool packed = options.format != FormatSpec{};
-  if (options.format.ordered || options.format.zeros) {
+  if (options.format != options.format.of_matrix()) {
     return refuse("LayerOptions.format is {}: order and zeros are the packed weights' own",
                   to_string(options.format));
   }

@@ -113,18 +113,17 @@ struct Packed {
   PackedMatrix packed;
 
   // With zeros: as without, then zero points at random.
-  static Packed of(FormatSpec spec, std::vector<float> values, std::int64_t n, std::int64_t k,
-                   float global_amax = 0) {
+  static Packed of(const FormatSpec& prepared, std::vector<float> values, std::int64_t n,
+                   std::int64_t k, float global_amax = 0) {
     Packed p;
-    const bool with_zeros = spec.zeros;
-    spec.zeros = false;
+    const FormatSpec spec = prepared.of_matrix();
     p.matrix = std::move(values);
     p.memory.resize(packed_bytes(spec, n, k) / 8 + 8);
     auto at = reinterpret_cast<std::uintptr_t>(p.memory.data());
     at = (at + 63) / 64 * 64;
     p.packed = pack(spec, view(p.matrix.data(), {n, k}),
                     {reinterpret_cast<void*>(at), packed_bytes(spec, n, k)}, global_amax);
-    if (with_zeros) {
+    if (prepared.zeros) {
       std::mt19937 random(static_cast<unsigned>(n + k));
       p.zeros.resize(static_cast<std::size_t>(p.packed.scales.elements()));
       for (std::uint8_t& zero : p.zeros) zero = static_cast<std::uint8_t>(random() % 16);

@@ -99,7 +99,8 @@ TEST(FormatNames, PrintAndParse) {
   EXPECT_EQ(format_from_string("int4:64:ordered"), (FormatSpec{Format::int4, 64, true}));
   EXPECT_EQ(to_string(FormatSpec{Format::int4, 64, true}), "int4:64:ordered");
   for (const FormatSpec& spec :
-       {FormatSpec{Format::int4, 64, false, true}, FormatSpec{Format::int4, 0, true, true}}) {
+       {FormatSpec{.format = Format::int4, .group = 64, .zeros = true},
+        FormatSpec{.format = Format::int4, .ordered = true, .zeros = true}}) {
     EXPECT_EQ(format_from_string(to_string(spec)), spec);
     EXPECT_NE(message([&] { packed_bytes(resolved(spec), 4, 64); }).find("have zeros"),
               std::string::npos);

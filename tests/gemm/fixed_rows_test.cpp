@@ -23,8 +23,10 @@ using cpu_engine::FixedBlock;
 using cpu_engine::Isa;
 
 const FormatSpec formats[] = {
-    {Format::nvfp4}, {Format::mxfp4},  {Format::int4, 32},     {Format::int4, 128},
-    {Format::int8},  {Format::dense3}, {Format::sparse_nvfp4}, {Format::int4, 32, false, true}};
+    {Format::nvfp4},        {Format::mxfp4},
+    {Format::int4, 32},     {Format::int4, 128},
+    {Format::int8},         {Format::dense3},
+    {Format::sparse_nvfp4}, {.format = Format::int4, .group = 32, .zeros = true}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 

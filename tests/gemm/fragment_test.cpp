@@ -35,7 +35,7 @@ std::vector<FormatSpec> formats() {
     if (cuda_engine::FragmentLayout::holds(spec.format)) list.push_back(spec);
   }
   for (const int group : {16, 64, 128}) list.push_back({Format::int4, group});
-  list.push_back({Format::int4, 32, false, true});
+  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
   return list;
 }
 

@@ -21,7 +21,7 @@ std::vector<FormatSpec> formats() {
   std::vector<FormatSpec> list = known_formats();
   list.push_back({Format::int4, 16});
   list.push_back({Format::int4, 128});
-  list.push_back({Format::int4, 32, false, true});
+  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
   return list;
 }
 

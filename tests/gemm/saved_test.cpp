@@ -118,8 +118,8 @@ TEST(SavedWeights, DamagedOrdersAreRefused) {
   std::vector<std::uint8_t> zeros(std::size_t{40} * 3, 8);
   zeros[7] = 3;
   matrix.zeros = view(static_cast<const void*>(zeros.data()), DType::u8, {40, 3});
-  const FormatSpec ordered = prepared_format({matrix});
-  const Buffer memory = context.allocate(prepared_bytes(context, DType::f32, ordered, 1, 40, 96));
+  const FormatSpec wanted = prepared_format({matrix});
+  const Buffer memory = context.allocate(prepared_bytes(context, DType::f32, wanted, 1, 40, 96));
   const PreparedWeights given = prepare_packed(context, DType::f32, {matrix}, memory);
   EXPECT_TRUE(given.format.ordered && given.format.zeros);
   save_prepared(context, given, path);

@@ -136,8 +136,8 @@ struct Batch {
 }  // namespace
 
 void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
-  LayerOptions options{.dtype = plan.dtype, .format = plan.format};
-  options.format.ordered = options.format.zeros = false;  // the packed matrices say so
+  // What prepared weights are besides, the packed matrices say.
+  const LayerOptions options{.dtype = plan.dtype, .format = plan.format.of_matrix()};
   const Support support = supports(plan.spec, options, context.device());
   if (!support) throw Error(Status::unsupported, "layer: " + support.reason);
   if (plan.spec.route.hashed) {

@@ -124,8 +124,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
                      std::int64_t rotate_bytes) {
   const LayerSpec& spec = *shape.layer;
   LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
-  options.format = shape.format;
-  options.format.ordered = options.format.zeros = false;  // the packed matrices say so
+  options.format = shape.format.of_matrix();  // what is besides, the packed matrices say
   options.rows = shape.rows;
   const bool packed = shape.format != FormatSpec{};
   const double smaller =

@@ -5,23 +5,22 @@
 
 namespace shunt::tool {
 
-BenchMatrix::BenchMatrix(const Context& host, FormatSpec format, const Tensor& plain) {
+BenchMatrix::BenchMatrix(const Context& host, const FormatSpec& format, const Tensor& plain) {
   const std::int64_t n = plain.shape[0], k = plain.shape[1];
-  const bool ordered = format.ordered, zeros = format.zeros;
-  format.ordered = format.zeros = false;
-  memory_ = host.allocate(packed_bytes(format, n, k));
-  matrix_ = pack(format, plain, memory_);
+  memory_ = host.allocate(packed_bytes(format.of_matrix(), n, k));
+  matrix_ = pack(format.of_matrix(), plain, memory_);
   std::mt19937 random(1);
-  if (zeros) {
+  if (format.ordered) {
+    for (std::int32_t i = 0; i < k; ++i) group_of_.push_back(i / matrix_.format.group);
+    std::shuffle(group_of_.begin(), group_of_.end(), random);
+    matrix_.group_of = view(group_of_.data(), {k});
+  }
+  if (format.zeros) {
     zeros_.resize(static_cast<std::size_t>(matrix_.scales.elements()));
     for (std::uint8_t& zero : zeros_) zero = static_cast<std::uint8_t>(random() % 16);
     matrix_.zeros =
         view(static_cast<const void*>(zeros_.data()), DType::u8, {n, matrix_.scales.shape[1]});
   }
-  if (!ordered) return;
-  for (std::int32_t i = 0; i < k; ++i) group_of_.push_back(i / matrix_.format.group);
-  std::shuffle(group_of_.begin(), group_of_.end(), random);
-  matrix_.group_of = view(group_of_.data(), {k});
 }
 
 }  // namespace shunt::tool

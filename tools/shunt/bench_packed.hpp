@@ -14,7 +14,7 @@ namespace shunt::tool {
 // random.
 class BenchMatrix {
  public:
-  BenchMatrix(const Context& host, FormatSpec format, const Tensor& plain);
+  BenchMatrix(const Context& host, const FormatSpec& format, const Tensor& plain);
   const PackedMatrix& matrix() const { return matrix_; }
 
  private:

@@ -495,15 +495,15 @@ SHUNT_API shunt_status shunt_prepare_paired(const shunt_context* context, int32_
                                             int32_t groups, void* memory, size_t memory_bytes,
                                             shunt_prepared_weights* prepared);
 /* The same three for packed weights: matrices of one format and size, on the host. rows: with which
- * rows a GPU is to multiply them; the CPU takes no notice. format: as prepared->format will say,
- * which is that of the matrices but for int4: "int4:64:ordered" where one has group_of,
- * "int4:64:zeros" where one has zero points other than 8, "int4:64:ordered:zeros" with both. */
+ * rows a GPU is to multiply them; the CPU takes no notice. format: of shunt_prepared_format(). */
 SHUNT_API shunt_status shunt_prepared_packed_bytes(const shunt_context* context, int32_t dtype,
                                                    const char* format, int32_t rows, int32_t groups,
                                                    int64_t n, int64_t k, int32_t paired,
                                                    size_t* bytes);
-/* That format. up: NULL, or `groups` matrices that are to be paired with the others; `room`
- * characters of `format` are enough if they are 32. */
+/* What prepared->format will say: the matrices' own format, but of int4 "int4:64:ordered" where one
+ * has group_of, "int4:64:zeros" where one has zero points other than 8, "int4:64:ordered:zeros"
+ * with both. up: NULL, or `groups` matrices that are to be paired with the others. room: characters
+ * of `format`; 32 are enough. */
 SHUNT_API shunt_status shunt_prepared_format(const shunt_packed_matrix* matrices,
                                              const shunt_packed_matrix* up, int32_t groups,
                                              char* format, size_t room);
