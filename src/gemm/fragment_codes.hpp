@@ -17,14 +17,23 @@
 // (value 2^(E - 10) (1 + m / 8), E > 0) and stand for 2^119 or 2^7 times that, so that a weight is
 // decoded to 2^-7 of what it is, exact in either type. Those of mxfp4 and mxfp8 stand relative to
 // the row's largest, whose weights are decoded to 2 and 2^7 times what their codes are worth.
-// int4's are f16 in units of a power of two of the row's. What is left out is in the row's factor
-// or in unscale().
+// int4's are f16 in units of a power of two of the row's. dense3's are e5m3 too, of which byte 0 is
+// zero (no code of its is). What is left out is in the row's factor or in unscale().
+//
+// dense3: a number is chosen by its code and the one before, so that three codes say what a
+// register holds: one look-up among 512 words (book_word). Of 32 of k a lane has of either of its
+// rows four pairs of codes, fields 0 to 3 of row q and 4 to 7 of row q + 8. Its word has the second
+// codes of the pairs, three bits a field, in bits 23:0, and in 31:24 the last byte of the first
+// codes, of which its half has the others. The codes before the pairs are second codes too: those
+// of the lane before, or for the first lane of four those of its last one, a field further; before
+// the first of 32 is 0.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
 #include "core/convert.hpp"
+#include "format/dense3_numbers.hpp"
 #include "gemm/fragment_layout.hpp"
 
 // Products here are offsets in a tile of 16 KB.
@@ -308,6 +317,48 @@ SHUNT_BOTH inline void decode_e4m3(std::uint32_t w0, std::uint32_t w1, std::uint
   for (int i = 0; i < 4 && bf16; ++i) to[i] = times<true>(to[i], 0x7b807b80U);  // 2^120
 }
 
+// ---- dense3 -------------------------------------------------------------------------------------
+
+// Which field register i of two fragments is.
+SHUNT_BOTH constexpr int dense3_field(int i) { return i % 2 * 4 + i / 4 * 2 + i % 4 / 2; }
+
+inline void encode_dense3(const std::uint8_t (&codes)[8][2], std::uint32_t& word,
+                          std::uint16_t& half) {
+  std::uint32_t first = 0, second = 0;
+  for (int i = 0; i < 8; ++i) {
+    first |= std::uint32_t{codes[i][0]} << (3 * dense3_field(i));
+    second |= std::uint32_t{codes[i][1]} << (3 * dense3_field(i));
+  }
+  word = second | first >> 16 << 24;
+  half = static_cast<std::uint16_t>(first);
+}
+
+// The codes before a lane's pairs, from the word of dense3_before(lane).
+SHUNT_BOTH constexpr int dense3_before(int lane) { return lane % 4 == 0 ? lane + 3 : lane - 1; }
+SHUNT_BOTH inline std::uint32_t dense3_codes_before(std::uint32_t word, int lane) {
+  const bool first = lane % 4 == 0;
+  return word << (first ? 3 : 0) & (first ? ~0x7000U : ~0U);
+}
+
+// Eight indices of the book: bits 3 f + 8 .. 3 f of word f % 3 are those of field f.
+SHUNT_BOTH inline void dense3_indices(std::uint32_t before, std::uint32_t own, std::uint32_t half,
+                                      std::uint32_t (&to)[3]) {
+  const std::uint32_t first = bytes_of(half, own, 0x2710U) << 3, second = own << 6;
+  constexpr std::uint32_t fields = 7U | 7U << 9 | 7U << 18;
+  to[0] = chosen<fields << 6>(second, chosen<fields>(before, first));
+  to[1] = chosen<(fields << 9)>(second, chosen<(fields << 3)>(before, first));
+  to[2] = chosen<(fields << 12)>(second, chosen<(fields << 6)>(before, first));
+}
+
+// Of index: the code before in its lowest three bits, then those of the two numbers; these as
+// integers, exact in either type.
+template <bool bf16, class Numbers>
+SHUNT_BOTH inline std::uint32_t book_word(const Numbers& number_of, std::uint32_t index) {
+  const std::uint32_t first = both<bf16>(static_cast<float>(number_of(index & 63))),
+                      second = both<bf16>(static_cast<float>(number_of(index >> 3)));
+  return (first & 0xffffU) | (second & 0xffff0000U);
+}
+
 // ---- scales -------------------------------------------------------------------------------------
 
 // Factors from bytes 0 and 2 of a word (or, `odd`, 1 and 3), one in each half.
@@ -320,6 +371,12 @@ template <bool bf16>
 SHUNT_BOTH inline std::uint32_t power_factors(std::uint32_t word, bool odd) {
   const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : even_bytes(word);
   return two * (bf16 ? 128 : 1024);
+}
+// dense3's: as e5m3_factors, of what counts as it stands (f16: times 2^-5).
+template <bool bf16>
+SHUNT_BOTH inline std::uint32_t dense3_factors(std::uint32_t word, bool odd) {
+  const std::uint32_t two = odd ? bytes_of(word, 0, 0x4341U) : even_bytes(word);
+  return bf16 ? times<true>(two * 16, 0x7a007a00U) : two * 128;  // 2^117
 }
 inline constexpr int least_e5m3 = 8;  // of any block of zeros
 constexpr int most_power(bool bf16) { return bf16 ? 254 : 30; }
@@ -336,6 +393,7 @@ constexpr std::uint8_t e5m3_of(std::uint8_t e4m3) {
 SHUNT_BOTH constexpr float unscale(Codes codes, bool bf16) {
   if (codes == Codes::nvfp4 || codes == Codes::sparse) return 128;
   if (codes == Codes::fp8 || codes == Codes::fp8_block) return bf16 ? 1 : 256;
+  if (codes == Codes::dense3) return bf16 ? 1 : 32;
   return 1;
 }
 

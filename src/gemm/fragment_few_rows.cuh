@@ -36,6 +36,7 @@
 #include "gemm/fetch_next.cuh"
 #include "gemm/few_walk.cuh"
 #include "gemm/finish.cuh"
+#include "gemm/fragment_book.cuh"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_rows.cuh"
 #include "gemm/fragment_teams.hpp"
@@ -65,11 +66,12 @@ struct FewFragments {
   }
   using List = TileList<tokens, 1>;
   static constexpr int stages =  // of a team
-      (most_bytes - 128 - 4 * warps * sum_floats - List::bytes(most_listed_groups)) / stage_bytes /
-      teams;
+      (most_bytes - 128 - L::Book::bytes - 4 * warps * sum_floats -
+       List::bytes(most_listed_groups)) /
+      stage_bytes / teams;
   static constexpr int shared_bytes(int groups, bool pairs) {
-    return 128 + teams * stages * stage_bytes + 4 * warps * sum_floats + List::bytes(groups) +
-           (pairs ? FewWalk::bytes(groups) : 0);
+    return 128 + teams * stages * stage_bytes + L::Book::bytes + 4 * warps * sum_floats +
+           List::bytes(groups) + (pairs ? FewWalk::bytes(groups) : 0);
   }
   static_assert(shared_bytes(most_chained_groups, true) <= most_bytes);
   static_assert(stages >= 2 && team * rows == 128 && (tokens == 8 || tokens == 24));
@@ -217,7 +219,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (128 - shared_address(shared) % 128) % 128;
-  auto* const sums = reinterpret_cast<float*>(stages + S::teams * S::stages * S::stage_bytes);
+  unsigned char* const behind = stages + S::teams * S::stages * S::stage_bytes;
+  auto* const sums = reinterpret_cast<float*>(behind + L::Book::bytes);
   if (thread == 0) {
     for (int s = 0; s < S::teams * S::stages; ++s) {
       mbarrier_init(&full[s], 1 + 32);
@@ -319,6 +322,8 @@ __global__ void __launch_bounds__(S::threads, 1)
     if (split > 1) cluster_wait();
   } else {
     if constexpr (S::tokens > 8) more_registers<104>();
+    // Theirs alone, so that copies need not wait; a barrier of the list's is behind it.
+    const typename L::Book book = write_book<L>(behind, thread - 32 * S::teams, 32 * S::warps);
     list.build(walk.groups, thread - 32 * S::teams, 32 * S::warps, 3);
     named_arrive(2, S::threads);
     const int tiles = list.tiles();
@@ -349,6 +354,7 @@ __global__ void __launch_bounds__(S::threads, 1)
                                      args.tiles + at.group * args.group_bytes + args.factors_at) +
                                  at.column * 128 + block * 16 + lane % S::rows);
       WarpSums<S, S::blocks> sum;
+      sum.book = book;
       sum.clear();
       const auto multiply = [&]<int some>() {
 #pragma unroll 1

@@ -35,6 +35,44 @@ SHUNT_BOTH inline void load_words(const unsigned char* from, std::uint32_t (&to)
 #endif
 }
 
+SHUNT_BOTH inline std::uint32_t load_half(const unsigned char* from) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const std::uint16_t*>(from);
+#else
+  std::uint16_t half = 0;
+  std::memcpy(&half, from, sizeof half);
+  return half;
+#endif
+}
+
+// Where a lane finds dense3's pairs of numbers: 32 copies of each of 512 words beside each other in
+// shared memory, of which a lane takes its own, so that no two meet in one bank. On the host it is
+// worked out. Of other codes nothing.
+template <Codes codes, bool bf16>
+struct Book {
+  static constexpr int bytes = 0;
+};
+template <bool bf16>
+struct Book<Codes::dense3, bf16> {
+  static constexpr int copies = 32;
+  static constexpr int bytes = 512 * 4 * copies;
+  static constexpr int shift = 7;  // of 4 * copies bytes
+#ifdef __CUDA_ARCH__
+  std::uint32_t at = 0, own = 0;  // where it begins, and the lane's own word of each pair's
+  __device__ __forceinline__ std::uint32_t word(std::uint32_t indices, int bit) const {
+    const std::uint32_t index = bit < shift ? indices << (shift - bit) : indices >> (bit - shift);
+    std::uint32_t pair;
+    asm("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(at + ((index & 511U << shift) | own)));
+    return pair;
+  }
+#else
+  static std::uint32_t word(std::uint32_t indices, int bit) {
+    return book_word<bf16>([](std::uint32_t window) { return dense3_numbers[window]; },
+                           indices >> bit & 511);
+  }
+#endif
+};
+
 // 16 rows (`block`) of a tile.
 template <Codes codes_, int groups_, bool bf16_>
 struct Lane {
@@ -44,13 +82,20 @@ struct Lane {
   static constexpr bool sparse = codes == Codes::sparse;
   static constexpr TileParts parts = tile_parts(codes, groups);
   static constexpr int pairs = pairs_of(codes);
-  // Sums that are scaled apart: of so many pairs (0: none; half a pair is a fragment).
-  static constexpr bool scaled_sums = codes == Codes::int4 || codes == Codes::fp8_block;
-  static constexpr int scale_words = codes == Codes::nvfp4 || sparse ? 4
-                                     : mx(codes)                     ? 2
-                                     : codes == Codes::int4          ? groups
-                                     : codes == Codes::fp8_block     ? 2
-                                                                     : 1;
+  // Sums may be scaled apart, of so many fragments. Where weights are decoded once for many rows,
+  // all but fp8_block's take their scales before, rounded.
+  static constexpr bool scaled_sums =
+      codes == Codes::int4 || codes == Codes::fp8_block || codes == Codes::dense3;
+  static constexpr int scaled_fragments = codes == Codes::int4     ? 8 / (groups > 0 ? groups : 1)
+                                          : codes == Codes::dense3 ? 2
+                                                                   : 8;
+  static constexpr int scale_words = codes == Codes::nvfp4 || sparse       ? 4
+                                     : mx(codes) || codes == Codes::dense3 ? 2
+                                     : codes == Codes::int4                ? groups
+                                     : codes == Codes::fp8_block           ? 2
+                                                                           : 1;
+  using Book = cuda_engine::Book<codes, bf16>;
+  Book book;
   std::uint32_t scales[scale_words];
   // Of int4: zero points, nibbles of rows q then q + 8, the even ones' bytes and the odd ones'.
   std::uint32_t zeros[groups == 8 ? 2 : 1][2];
@@ -59,7 +104,8 @@ struct Lane {
     const unsigned char* const from = tile + parts.scales;
     if constexpr (codes == Codes::fp8_block) {
       load_words<2>(from, scales);
-    } else if constexpr (codes == Codes::nvfp4 || sparse || mx(codes) || codes == Codes::int4) {
+    } else if constexpr (codes == Codes::nvfp4 || sparse || mx(codes) || codes == Codes::int4 ||
+                         codes == Codes::dense3) {
       load_words<scale_words>(from + scales_at(block, lane / 4, 2 * scale_words), scales);
     }
     if constexpr (codes == Codes::int4) {
@@ -80,10 +126,13 @@ struct Lane {
     }
   }
 
-  // Scale `group` of int4 or of fp8_block, of row q or q + 8.
+  // Scale `group` of int4, dense3 or fp8_block, of row q or q + 8.
   SHUNT_BOTH float scale(int group, int upper) const {
     if constexpr (codes == Codes::fp8_block) {
       return float_of(scales[upper]);
+    } else if constexpr (codes == Codes::dense3) {
+      const std::uint32_t e5m3 = scales[upper] >> (8 * group) & 0xff;
+      return float_of(e5m3 << 20) * (bf16 ? 0x1p117F : 0x1p112F);
     } else {
       const int half = upper * groups + group;
       return f16_value(scales[half / 2] >> (16 * (half % 2)) & 0xffff);
@@ -91,17 +140,38 @@ struct Lane {
   }
 
   // A lane's part of the codes of fragments 2 pair and 2 pair + 1 of the block.
-  static constexpr int code_words = eight_bits(codes) ? 4 : 2;
+  // dense3: the codes before, its word and its half.
+  static constexpr int code_words = codes == Codes::dense3 ? 3 : eight_bits(codes) ? 4 : 2;
   SHUNT_BOTH static void load_codes(const unsigned char* tile, int block, int pair, int lane,
                                     std::uint32_t (&w)[code_words]) {
-    load_words<code_words>(tile + codes_at(codes, block, pair, lane), w);
+    if constexpr (codes == Codes::dense3) {
+      std::uint32_t one[1];
+      load_words<1>(tile + codes_at(codes, block, pair, dense3_before(lane)), one);
+      w[0] = dense3_codes_before(one[0], lane);
+      load_words<1>(tile + codes_at(codes, block, pair, lane), one);
+      w[1] = one[0];
+      w[2] = load_half(tile + dense3_half_at(block, pair, lane));
+    } else {
+      load_words<code_words>(tile + codes_at(codes, block, pair, lane), w);
+    }
   }
 
-  // The fragments, from load_codes(). `rounded`: int4's times their scales, rounded.
+  // The fragments, from load_codes(). `rounded`: int4's and dense3's times their scales, rounded.
   template <bool rounded>
   SHUNT_BOTH void decode(const std::uint32_t (&w)[code_words], int pair,
                          std::uint32_t (&to)[8]) const {
-    if constexpr (codes == Codes::int8) {
+    if constexpr (codes == Codes::dense3) {
+      std::uint32_t indices[3];
+      dense3_indices(w[0], w[1], w[2], indices);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+      for (int i = 0; i < 8; ++i) {
+        const int field = dense3_field(i);
+        to[i] = book.word(indices[field % 3], 3 * field);
+      }
+      if constexpr (rounded) scale_registers(pair, to);
+    } else if constexpr (codes == Codes::int8) {
       decode_int8<bf16>(w[0], w[1], to);
       decode_int8<bf16>(w[2], w[3], to + 4);
     } else if constexpr (codes == Codes::mxfp8) {
@@ -171,6 +241,8 @@ struct Lane {
     const int upper = i % 2;
     if constexpr (mx(codes)) {
       return twice(power_factors<bf16>(scales[upper], pair % 2 == 1), pair >= 2);
+    } else if constexpr (codes == Codes::dense3) {
+      return twice(dense3_factors<bf16>(scales[upper], pair % 2 == 1), pair >= 2);
     } else {
       const int which = sparse ? (2 * pair + i / 4) * 2 + i % 4 / 2 : 2 * pair + i / 4;
       return twice(e5m3_factors<bf16>(scales[2 * upper + which / 4], which % 2 == 1),

@@ -9,7 +9,7 @@
 //              registers: register r holds row 8 (r % 2) + l / 4, k 8 (r / 2) + 2 (l % 4) in its
 //              low and the next k in its high half
 //   codes      of two fragments along k a lane has 8 bytes together, or 16 of 8-bit codes, lane
-//              after lane
+//              after lane. dense3: a word, lane after lane, then half a word
 //   sparse     the same of the values kept: column c of those is one of k 4 (c / 2) .. + 3. Behind
 //              them the positions as mma.sp takes them, a word a lane for 16 rows and 64 of k:
 //              lanes 4 q and 4 q + 1 have the first 32 of k, the other two the next; the even ones
@@ -29,7 +29,7 @@
 
 namespace shunt::cuda_engine {
 
-enum class Codes : std::int32_t { nvfp4, mxfp4, sparse, int4, int8, fp8, fp8_block, mxfp8 };
+enum class Codes : std::int32_t { nvfp4, mxfp4, sparse, int4, int8, fp8, fp8_block, mxfp8, dense3 };
 
 SHUNT_BOTH constexpr bool eight_bits(Codes codes) {
   return codes == Codes::int8 || codes == Codes::fp8 || codes == Codes::fp8_block ||
@@ -44,10 +44,13 @@ struct TileParts {
 };
 // `groups`: of scales along k of a row of a tile, only of int4: 8, 4, 2 or 1.
 SHUNT_BOTH constexpr TileParts tile_parts(Codes codes, int groups) {
-  const int values = codes == Codes::sparse ? 4096 : eight_bits(codes) ? 16384 : 8192;
+  const int values = codes == Codes::sparse   ? 4096
+                     : codes == Codes::dense3 ? 6144
+                     : eight_bits(codes)      ? 16384
+                                              : 8192;
   TileParts parts{values, values + (codes == Codes::sparse ? 2048 : 0), 0, 0};
   const int scales = codes == Codes::nvfp4 || codes == Codes::sparse ? 1024
-                     : mx(codes)                                     ? 512
+                     : mx(codes) || codes == Codes::dense3           ? 512
                      : codes == Codes::int4                          ? 256 * groups
                      : codes == Codes::fp8_block                     ? 16
                                                                      : 0;
@@ -64,12 +67,6 @@ struct FragmentLayout {
   bool paired = false;
   static constexpr int tile_rows = 128, tile_k = 128;
 
-  // Whether there is one for the format.
-  static constexpr bool holds(Format format) {
-    return format == Format::nvfp4 || format == Format::mxfp4 || format == Format::sparse_nvfp4 ||
-           format == Format::int4 || format == Format::int8 || format == Format::fp8_block ||
-           format == Format::fp8_channel || format == Format::fp8_tensor || format == Format::mxfp8;
-  }
   constexpr Codes codes() const {
     switch (format.format) {
       case Format::nvfp4:
@@ -86,6 +83,8 @@ struct FragmentLayout {
         return Codes::fp8_block;
       case Format::mxfp8:
         return Codes::mxfp8;
+      case Format::dense3:
+        return Codes::dense3;
       default:
         return Codes::fp8;
     }
@@ -132,11 +131,18 @@ SHUNT_BOTH constexpr int column_of(const FragmentPlace& at) {
   return at.fragment * 16 + at.reg / 2 * 8 + at.lane % 4 * 2 + at.half;
 }
 
-// Pairs of fragments of 16 rows of a tile, and the byte offset of a lane's part of one: 8 bytes, or
-// 16 of 8-bit codes.
+// Pairs of fragments of 16 rows of a tile, the bytes of a lane's part of one, and its offset; of
+// dense3 its word's, behind all of which the halves lie.
 SHUNT_BOTH constexpr int pairs_of(Codes codes) { return codes == Codes::sparse ? 2 : 4; }
+SHUNT_BOTH constexpr int lane_bytes(Codes codes) {
+  return codes == Codes::dense3 ? 6 : eight_bits(codes) ? 16 : 8;
+}
 SHUNT_BOTH constexpr int codes_at(Codes codes, int block, int pair, int lane) {
-  return ((block * pairs_of(codes) + pair) * 32 + lane) * (eight_bits(codes) ? 16 : 8);
+  return (block * pairs_of(codes) + pair) * 32 * lane_bytes(codes) +
+         lane * (codes == Codes::dense3 ? 4 : lane_bytes(codes));
+}
+SHUNT_BOTH constexpr int dense3_half_at(int block, int pair, int lane) {
+  return codes_at(Codes::dense3, block, pair, 32) + 2 * lane;
 }
 // Of the word of positions, from where they begin.
 SHUNT_BOTH constexpr int positions_at(int block, int half, int lane) {

@@ -34,6 +34,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/stage_ring.cuh"
 #include "gemm/finish.cuh"
+#include "gemm/fragment_book.cuh"
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_results.hpp"
@@ -59,7 +60,7 @@ struct ManyFragments {
   // Of a tile: where each token comes from, and times what.
   static constexpr int table_bytes = 8 * tokens;
   static constexpr int boxes = tokens >= 192 ? 1 : 2;
-  static constexpr int other_bytes = 1024 + 2 * boxes * 8192 + table_bytes;
+  static constexpr int other_bytes = 1024 + 2 * boxes * 8192 + L::Book::bytes + table_bytes;
 
  private:
   static constexpr int slots_for(int stages) { return (stages + 2) / 2; }
@@ -88,6 +89,7 @@ struct Memory {
   std::uint64_t* full;
   std::uint32_t empty;  // those of the block that this lane tells, where it tells one
   int tells;
+  typename S::L::Book book;
 
   // What all lanes have read: wgmma was waited for since. Predicated inside, for a branch here
   // would have the compiler make every wgmma wait for the one before.
@@ -123,6 +125,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
     const unsigned char* const tile = memory.slots + slot * S::slot_bytes;
     if (++slot == S::slots) slot = 0;
     L mine;
+    mine.book = memory.book;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mbarrier_wait(&memory.full[ring.stage], ring.parity);
@@ -181,7 +184,9 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
   unsigned char* const slots = outgoing + 2 * S::boxes * box_bytes;
-  auto* const sources = reinterpret_cast<int*>(slots + S::slots * S::slot_bytes);
+  unsigned char* const behind = slots + S::slots * S::slot_bytes;
+  const typename L::Book book = write_book<L>(behind, thread, S::threads);
+  auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
     if (args.finish.plain) prefetch_tensor_map(&out);
@@ -280,9 +285,12 @@ __global__ void __launch_bounds__(S::threads, 1)
   } else {
     more_registers<224>();
     const int group = warp / 4 - 1, quarter = warp % 4;
-    const Memory<S> memory{stages, slots, full,
+    const Memory<S> memory{stages,
+                           slots,
+                           full,
                            address_of_rank(empty, static_cast<unsigned>(min(lane, sharing - 1))),
-                           lane < sharing ? 1 : 0};
+                           lane < sharing ? 1 : 0,
+                           book};
     Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
               .count = S::boxes,
               .map = &out,

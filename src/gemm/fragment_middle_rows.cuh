@@ -34,6 +34,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/stage_ring.cuh"
 #include "gemm/finish.cuh"
+#include "gemm/fragment_book.cuh"
 #include "gemm/fragment_lane.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_results.hpp"
@@ -66,7 +67,7 @@ struct MiddleFragments {
   static constexpr int floats = (tokens + 63) / 64 * 32;  // of sums, as TileFinish wants them
   using List = TileList<8, tokens / 8>;
   static constexpr int most_bytes = 227 * 1024 - 256;  // of shared memory, beside the barriers
-  static constexpr int other_bytes = 1024 + wide * boxes * 8192 + 8 * tokens;
+  static constexpr int other_bytes = 1024 + wide * boxes * 8192 + L::Book::bytes + 8 * tokens;
   static constexpr int stages =
       (most_bytes - other_bytes - List::bytes(most_listed_groups)) / stage_bytes;
   static constexpr int shared_bytes(int groups) {
@@ -83,6 +84,7 @@ __device__ __forceinline__ std::uint32_t kept_address(std::uint32_t shared) {
 }
 
 // What a warp knows of the stages: addresses in shared memory of the first one's.
+template <class Book>
 struct StagesOfWarp {
   const unsigned char* weights;  // of the tile of the layout that it has rows of
   std::uint32_t tokens, full;
@@ -91,6 +93,7 @@ struct StagesOfWarp {
   int lane;
   bool silent;  // tells none
   bool mapped;  // tokens come by bulk copies
+  Book book;
 
   // Of copies other than bulk ones.
   __device__ __forceinline__ void fence_copies() const {
@@ -115,8 +118,8 @@ struct StagesOfWarp {
 // several widths. d is 0.
 template <int n, class S>
 __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
-                                               const StagesOfWarp& at, StageRing<S::stages>& ring,
-                                               int steps, int count) {
+                                               const StagesOfWarp<typename S::L::Book>& at,
+                                               StageRing<S::stages>& ring, int steps, int count) {
   using L = typename S::L;
   constexpr bool scaled = L::codes == Codes::fp8_block;
   float part[scaled ? S::blocks : 1][scaled ? S::floats : 1];
@@ -138,7 +141,10 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
     const unsigned char* const tile = at.weights + ring.stage * S::stage_bytes;
     L mine[S::blocks];
 #pragma unroll
-    for (int m = 0; m < S::blocks; ++m) mine[m].load_scales(tile, at.warp + 4 * m, at.lane);
+    for (int m = 0; m < S::blocks; ++m) {
+      mine[m].book = at.book;
+      mine[m].load_scales(tile, at.warp + 4 * m, at.lane);
+    }
     // Where registers allow it all of a step's at once: loads do not pass what is waited for below.
     constexpr bool all = S::tokens == 64 && !eight_bits(L::codes);
     std::uint32_t words[L::pairs][S::blocks][L::code_words];
@@ -216,7 +222,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
-  auto* const sources = reinterpret_cast<int*>(outgoing + S::wide * S::boxes * box_bytes);
+  unsigned char* const behind = outgoing + S::wide * S::boxes * box_bytes;
+  auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
     if (args.finish.plain) prefetch_tensor_map(&out);
@@ -276,6 +283,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     __syncwarp();
   }
   typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
+  const typename L::Book book = write_book<L>(behind, thread, S::threads);
   list.build(args.walk);
   if (sharing > 1) cluster_barrier();  // the other block's barriers are there
   const int tiles = list.tiles();
@@ -347,15 +355,17 @@ __global__ void __launch_bounds__(S::threads, 1)
   } else {
     more_registers<S::most_registers>();
     const int group = warp / 4 - 1, quarter = warp % 4;
-    StagesOfWarp stages_of{.weights = nullptr,
-                           .tokens = shared_address(stages),
-                           .full = kept_address(shared_address(full)),
-                           .empty = kept_address(address_of_rank(
-                               empty, static_cast<unsigned>(min(lane, sharing - 1)))),
-                           .warp = quarter,
-                           .lane = lane,
-                           .silent = lane >= sharing,
-                           .mapped = mapped};
+    StagesOfWarp<typename L::Book> stages_of{
+        .weights = nullptr,
+        .tokens = shared_address(stages),
+        .full = kept_address(shared_address(full)),
+        .empty =
+            kept_address(address_of_rank(empty, static_cast<unsigned>(min(lane, sharing - 1)))),
+        .warp = quarter,
+        .lane = lane,
+        .silent = lane >= sharing,
+        .mapped = mapped,
+        .book = book};
     Boxes box{.memory = outgoing + group * S::boxes * box_bytes,
               .count = S::boxes,
               .map = &out,

@@ -8,8 +8,9 @@
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
 #include "format/codes.hpp"
+#include "format/dense3.hpp"
 #include "gemm/cuda_engine.hpp"
-#include "gemm/fragment_codes.hpp"
+#include "gemm/fragment_lane.hpp"
 #include "gemm/k_order.hpp"
 
 // Products here are offsets in a tile of 16 KB.
@@ -40,6 +41,12 @@ struct Row {
     }
     if (m.format.format == Format::int8) return byte(m.values, m.k, k) ^ 0x80;
     if (m.values.dtype == DType::f8_e4m3) return byte(m.values, m.k, k);
+    if (m.format.format == Format::dense3) {
+      const std::int64_t groups = cut(m.k, dense3_group);
+      const std::uint8_t* const codes = m.values.as<const std::uint8_t>() +
+                                        (row * groups + k / dense3_group) * dense3_group_bytes;
+      return static_cast<std::uint8_t>(dense3_window(codes, k % dense3_group) >> 3);
+    }
     const std::int64_t from = order != nullptr ? order[k] : k;
     const std::uint8_t two = byte(m.values, sparse ? cut(m.k, 4) : cut(m.k, 2), from / 2);
     return static_cast<std::uint8_t>(from % 2 == 0 ? two & 15 : two >> 4);
@@ -57,6 +64,7 @@ struct Row {
         return 16;
       case Format::mxfp4:
       case Format::mxfp8:
+      case Format::dense3:
         return 32;
       default:
         return matrix->format.group;
@@ -106,6 +114,9 @@ RowScale row_scale(const Row& row) {
       break;
     case Format::fp8_block:
       result.factor = m.global_scale;
+      break;
+    case Format::dense3:
+      result.factor = m.global_scale * dense3_unit;
       break;
     case Format::mxfp4:
     case Format::mxfp8: {
@@ -219,6 +230,14 @@ class TileWriter {
       }
     }
     char* const to = tile + codes_at(codes_, block, fragment / 2, lane);
+    if (codes_ == Codes::dense3) {
+      std::uint32_t word = 0;
+      std::uint16_t half = 0;
+      encode_dense3(codes, word, half);
+      put_word(to, word);
+      std::memcpy(tile + dense3_half_at(block, fragment / 2, lane), &half, sizeof half);
+      return;
+    }
     if (eight_bits(codes_)) {
       for (int i = 0; i < 8; ++i) {
         for (int half = 0; half < 2; ++half) {
@@ -263,6 +282,14 @@ class TileWriter {
         finite_ = finite_ && (scale & 0x7f) != 0x7f;
         scales[scales_at(block, q, 8) + 8 * upper + i] = static_cast<char>(
             (scale & 0x7f) == 0 ? least_e5m3 : e5m3_of(static_cast<std::uint8_t>(scale & 0x7f)));
+      }
+    } else if (codes_ == Codes::dense3) {
+      for (int i = 0; i < 4; ++i) {
+        const std::int64_t k = first_ + 32 * i;
+        const std::uint8_t scale = inside(k) ? row.scale_byte(k) : 0;
+        finite_ = finite_ && scale < 0x7f;  // no sign either
+        scales[scales_at(block, q, 4) + 4 * upper + i] =
+            static_cast<char>(scale == 0 ? 0 : e5m3_of(scale));
       }
     } else if (mx(codes_)) {
       for (int i = 0; i < 4; ++i) {
@@ -363,7 +390,13 @@ void read_as(const FragmentLayout& layout, const char* from, std::int64_t row, d
     std::uint32_t regs[8];
     double scale = 1;
     const char* const words = tile + codes_at(codes, at.block, at.fragment / 2, at.lane);
-    if (eight_bits(codes)) {
+    if (codes == Codes::dense3) {
+      Lane<Codes::dense3, 0, bf16> lane;
+      const auto* const bytes = reinterpret_cast<const unsigned char*>(tile);
+      lane.load_scales(bytes, at.block, at.lane);
+      lane.template decode<false>(bytes, at.block, at.fragment / 2, at.lane, regs);
+      scale = static_cast<double>(lane.scale(at.fragment / 2, upper));
+    } else if (eight_bits(codes)) {
       for (int f = 0; f < 2; ++f) {
         const std::uint32_t w0 = word_at(words + 8 * f), w1 = word_at(words + 8 * f + 4);
         codes == Codes::int8    ? decode_int8<bf16>(w0, w1, regs + 4 * f)

@@ -43,6 +43,8 @@ FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& pl
                   : of(fragment_middle_int4_f16, fragment_many_int4_f16);
     case Codes::sparse:
       return of(fragment_middle_sparse, fragment_many_sparse);
+    case Codes::dense3:
+      return of(fragment_middle_dense3, fragment_many_dense3);
     default:
       return of(fragment_middle_wide, fragment_many_wide);
   }
@@ -56,6 +58,8 @@ FragmentPairStream* pair_launcher(const FragmentLayout& layout) {
       return pair_stream_fp4;
     case Codes::int4:
       return pair_stream_int4;
+    case Codes::dense3:
+      return pair_stream_dense3;
     default:
       return pair_stream_wide;
   }
@@ -71,6 +75,8 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
       return bf16 ? fragment_few_int4_bf16 : fragment_few_int4_f16;
     case Codes::sparse:
       return fragment_few_sparse;
+    case Codes::dense3:
+      return fragment_few_dense3;
     default:
       return fragment_few_wide;
   }

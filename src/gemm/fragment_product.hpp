@@ -3,8 +3,8 @@
 //
 // What is computed: sums in f32 of weights exact in the rows' type (nvfp4, sparse_nvfp4, mxfp4 as
 // far as the type reaches, integers, e4m3), times scales in f32 where these are not in the weights.
-// Few rows: int4's scales multiply the sums of their groups. Many rows: each weight is rounded once
-// to the type, or twice where a scale of int4 has more than bf16's eight bits.
+// Few rows: int4's and dense3's scales multiply the sums of their groups. Many rows: each weight is
+// rounded once to the type, or twice where a scale of int4 has more than bf16's eight bits.
 #pragma once
 
 #include <cstdint>
@@ -109,11 +109,12 @@ using FewFragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const Fra
                                const FragmentArgs& args, const FewChain& chain);
 using FragmentLaunch = void(const Gpu& gpu, const PackedPlan& plan, const FragmentLayout& layout,
                             const FragmentArgs& args);
-FewFragmentLaunch fragment_few_fp4_bf16, fragment_few_fp4_f16, fragment_few_sparse,
-    fragment_few_int4_bf16, fragment_few_int4_f16, fragment_few_wide;
-FragmentLaunch fragment_middle_fp4_bf16, fragment_middle_fp4_f16, fragment_middle_sparse,
-    fragment_middle_int4_bf16, fragment_middle_int4_f16, fragment_middle_wide;
-FragmentLaunch fragment_many_fp4_bf16, fragment_many_fp4_f16, fragment_many_sparse,
-    fragment_many_int4_bf16, fragment_many_int4_f16, fragment_many_wide;
+FewFragmentLaunch fragment_few_dense3, fragment_few_fp4_bf16, fragment_few_fp4_f16,
+    fragment_few_sparse, fragment_few_int4_bf16, fragment_few_int4_f16, fragment_few_wide;
+FragmentLaunch fragment_middle_dense3, fragment_middle_fp4_bf16, fragment_middle_fp4_f16,
+    fragment_middle_sparse, fragment_middle_int4_bf16, fragment_middle_int4_f16,
+    fragment_middle_wide;
+FragmentLaunch fragment_many_dense3, fragment_many_fp4_bf16, fragment_many_fp4_f16,
+    fragment_many_sparse, fragment_many_int4_bf16, fragment_many_int4_f16, fragment_many_wide;
 
 }  // namespace shunt::cuda_engine

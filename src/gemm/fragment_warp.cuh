@@ -49,6 +49,7 @@ struct WarpSums {
   // Two blocks are two chains already.
   static constexpr int sets = L::scaled_sums || blocks > 1 ? 1 : 2;
   float sum[sets][blocks][eights][4];
+  typename L::Book book;
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -76,6 +77,7 @@ struct WarpSums {
     L mine[blocks];
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
+      mine[i].book = book;
       mine[i].load_scales(scales, block + i, lane);
       if constexpr (L::scaled_sums) {
 #pragma unroll
@@ -85,8 +87,7 @@ struct WarpSums {
     const auto token_words = [&](std::uint32_t(&b)[4], int eight, int part) {
       ldmatrix_x4(b, S::words_at(tokens, eight, part));
     };
-    // Fragments whose sums have one scale.
-    constexpr int each = L::codes == Codes::int4 ? 8 / L::groups : 8;
+    constexpr int each = L::scaled_fragments;
     float part[L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1][4];
 #pragma unroll
     for (int pair = 0; pair < L::pairs; ++pair) {

@@ -204,13 +204,12 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       return refuse("format is {}: must be plain, or prepared true", to_string(spec.format));
     }
   } else if (packed || spec.rows != RowFormat::as_dtype) {
-    const bool decoded =
-        spec.rows == RowFormat::as_dtype && cuda_engine::FragmentLayout::holds(spec.format.format);
+    const bool decoded = spec.rows == RowFormat::as_dtype;
     if (device.type != DeviceType::cuda || !spec.prepared ||
         !(decoded || cuda_engine::computed(spec.format.format, spec.rows))) {
       return refuse(
           "format is {} with rows {}: must be plain with as_dtype, on the CPU prepared with "
-          "as_dtype, or on a GPU prepared (but dense3) with as_dtype, fp8_block with fp8_block, "
+          "as_dtype, or on a GPU prepared with as_dtype, fp8_block with fp8_block, "
           "fp8_channel or fp8_tensor with fp8_token, nvfp4 or sparse_nvfp4 with nvfp4",
           to_string(spec.format), to_string(spec.rows));
     }

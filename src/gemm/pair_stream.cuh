@@ -45,6 +45,11 @@ __host__ __device__ constexpr int staged_bytes(const PairArgs& args) {
 __host__ __device__ constexpr int all_staged_bytes(const PairArgs& args) {
   return staged_bytes(args) * (args.sum.out != nullptr ? args.sets : 1);
 }
+// Before what its warps have.
+template <class P>
+__host__ __device__ constexpr int front_bytes(const PairArgs& args) {
+  return all_staged_bytes(args) + P::book_bytes;
+}
 // For a warp's slots and its sums.
 template <class P>
 constexpr int warp_bytes(int ring_bytes) {
@@ -53,7 +58,7 @@ constexpr int warp_bytes(int ring_bytes) {
 // A block's: rows, what its warps have, and one token's results.
 template <class P>
 constexpr int block_bytes(const PairArgs& args, int parts) {
-  return all_staged_bytes(args) + parts * args.sets * warp_bytes<P>(args.ring_bytes) +
+  return front_bytes<P>(args) + parts * args.sets * warp_bytes<P>(args.ring_bytes) +
          (args.sum.out != nullptr ? 4 * args.sets * P::rows : 0);
 }
 inline constexpr int most_pair_threads = 512;
@@ -146,8 +151,9 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 #endif
 
 // P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
-// slot_bytes each; weighs: rows may be weighed, which their sums are; stage(), copy() and
-// multiply(), and value(): the sums as mma.sync leaves them. summed: it adds up one token's rows;
+// slot_bytes each; book_bytes: of shared memory, for what write_book() writes, where any; weighs:
+// rows may be weighed, which their sums are; stage(), copy() and multiply(), and value(): the sums
+// as mma.sync leaves them. summed: it adds up one token's rows;
 // then the product is a second one, early, of rows in place.
 template <class P, bool summed>
 __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 : 3)
@@ -211,7 +217,7 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
   unsigned char* const staged_at = shared + (summed ? set * staged_bytes(args) : 0);
   const int stager = summed ? thread - set * 32 * parts : thread;
   const int stagers = summed ? 32 * parts : threads;
-  unsigned char* const ring = shared + all_staged_bytes(args) + warp * args.ring_bytes;
+  unsigned char* const ring = shared + front_bytes<P>(args) + warp * args.ring_bytes;
   const std::uint32_t ring_at = shared_address(ring);
   // Where the lane copies to, by products with a 1 that the compiler cannot know: copy_once_16().
   const std::uint32_t one = 1 + threadIdx.x / 32;
@@ -223,6 +229,9 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
   for (int i = 0; i < P::depth; ++i) {
     if (begin + i < end) operands.copy(copied_to + static_cast<std::uint32_t>(i * P::slot_bytes));
     cp_async_commit();
+  }
+  if constexpr (P::book_bytes > 0) {  // while the first weights are on their way
+    operands.write_book(shared + all_staged_bytes(args), thread, threads);
   }
   if (part == 0 && some) operands.load_factors(args, first);
   if (args.early) {
@@ -250,8 +259,7 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
   float d[P::blocks][4];
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) operands.value(b, d[b]);
-  unsigned char* const behind =
-      shared + all_staged_bytes(args) + parts * args.sets * args.ring_bytes;
+  unsigned char* const behind = shared + front_bytes<P>(args) + parts * args.sets * args.ring_bytes;
   if (parts > 1) {
     auto* const sums = reinterpret_cast<float4*>(behind) + lane;
     const auto at = [&](int w, int b) { return (w * P::blocks + b) * 32; };
@@ -373,7 +381,7 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                                     .most_hit = std::min(args.pairs, args.groups),
                                     .tokens = args.tokens,
                                     .waits = !args.early,
-                                    .row_bytes = staged_bytes(args),
+                                    .row_bytes = staged_bytes(args) + P<deep>::book_bytes,
                                     .warp_bytes = warp_bytes<P<deep>>(deep * slot),
                                     .more_warp_bytes = warp_bytes<P<deep>>(shallow * slot)},
                                    limits, gpu.multiprocessors, gpu.shared_bytes);

@@ -86,7 +86,7 @@ struct PairSizes {
   int most_hit = 1;
   int tokens = 1;
   bool waits = false;  // for the ids, before any weights: a layer's first product
-  int row_bytes = 0;   // a block's, for rows
+  int row_bytes = 0;   // a block's, before those of its warps
   int warp_bytes = 0, more_warp_bytes = 0;  // a warp's, of 16 and of 24 on a multiprocessor
 };
 // Of a block's shared memory, the GPU's own.
@@ -100,6 +100,6 @@ double groups_hit(int groups, int pairs, int tokens);
 using PairStream = bool(const Gpu& gpu, const PairArgs& args);
 PairStream pair_stream_bf16, pair_stream_f16, pair_stream_fp8;
 using FragmentPairStream = bool(const Gpu& gpu, const FragmentLayout& layout, const PairArgs& args);
-FragmentPairStream pair_stream_fp4, pair_stream_int4, pair_stream_wide;
+FragmentPairStream pair_stream_dense3, pair_stream_fp4, pair_stream_int4, pair_stream_wide;
 
 }  // namespace shunt::cuda_engine

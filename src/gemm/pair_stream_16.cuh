@@ -13,6 +13,7 @@ class Stream16 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = 2048;
   static constexpr bool weighs = true;
+  static constexpr int book_bytes = 0;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
 
 #if defined(SHUNT_SM_90A)

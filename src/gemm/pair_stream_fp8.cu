@@ -18,6 +18,7 @@ class StreamFp8 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = rows * 128 + 16;
   static constexpr bool weighs = false;
+  static constexpr int book_bytes = 0;
   // A row's numbers, 32 in the order of mma.sync's lanes: the q-th of four has 4 q .. and 16 + 4 q
   // .. Its scales follow; then as much as keeps rows apart that are read together.
   static constexpr int pitch(int steps) {

@@ -3,6 +3,7 @@
 // scales and zero points as they lie, one behind the other.
 #pragma once
 
+#include "gemm/fragment_book.cuh"
 #include "gemm/fragment_warp.cuh"
 #include "gemm/pair_stream.cuh"
 
@@ -16,7 +17,8 @@ class StreamFragments {
   using L = L_;
   static constexpr bool weighs = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
-  static constexpr int code_bytes = blocks * L::pairs * 128 * L::code_words;
+  static constexpr int book_bytes = L::Book::bytes;
+  static constexpr int code_bytes = blocks * L::pairs * 32 * lane_bytes(L::codes);
   static constexpr int position_bytes = L::sparse ? 256 * blocks : 0;
   static constexpr bool of_tile = L::codes == Codes::fp8_block;  // scales
   static constexpr int scale_bytes = of_tile ? 16
@@ -35,6 +37,9 @@ class StreamFragments {
   // As WarpSums wants them.
   static __device__ __forceinline__ std::uint32_t words_at(std::uint32_t first, int, int part) {
     return first + static_cast<std::uint32_t>(64 * part);
+  }
+  __device__ __forceinline__ void write_book(unsigned char* to, int thread, int threads) {
+    sums_.book = cuda_engine::write_book<L>(to, thread, threads);
   }
   // From step `begin` of rows `first` .. of the group's weights on.
   __device__ __forceinline__ StreamFragments(const PairArgs& args, int group, int first, int begin,

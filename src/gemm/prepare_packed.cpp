@@ -40,16 +40,8 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
       require(cuda_engine::fp4_support(context.gpu().compute, format.format), what);
     }
   }
-  if (on_gpu(context) && rows == RowFormat::as_dtype) {
-    if (!cuda_engine::FragmentLayout::holds(format.format)) {
-      fail(Status::unsupported,
-           "{}: format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8, mxfp8 or one of fp8 "
-           "on a GPU",
-           what, to_string(format));
-    }
-    if (dtype == DType::f32) {
-      fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
-    }
+  if (on_gpu(context) && rows == RowFormat::as_dtype && dtype == DType::f32) {
+    fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
   }
   if (format != format.of_matrix() && format.format != Format::int4) {
     fail(Status::invalid_argument, "{}: format is {}: only int4 can be ordered or have zeros", what,
@@ -169,9 +161,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                                  .bytes = bytes,
                                  .format = format,
                                  .rows = on_gpu(context) ? rows : RowFormat::as_dtype};
+  const bool dense3 = format.format == Format::dense3 && on_gpu(context);
   const auto refuse_group = [&](std::size_t g) {
-    fail(Status::invalid_argument, "{}{} holds a NaN or an infinite scale: must be finite",
-         name(g, false), paired ? ", or its up," : "");
+    fail(Status::invalid_argument, "{}{} holds a NaN or an infinite scale{}: must be finite{}",
+         name(g, false), paired ? ", or its up," : "", dense3 ? " or a negative one" : "",
+         dense3 ? ", and of dense3 not negative" : "");
   };
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && rows == RowFormat::as_dtype) {

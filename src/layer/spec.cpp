@@ -7,7 +7,6 @@
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "cuda/runtime.hpp"
-#include "gemm/fragment_layout.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
@@ -182,12 +181,6 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
                     to_string(options.format));
     }
     if (device.type == DeviceType::cuda) {
-      if (!cuda_engine::FragmentLayout::holds(options.format.format)) {
-        return refuse(
-            "LayerOptions.format is {}: must be nvfp4, mxfp4, sparse_nvfp4, int4, int8, mxfp8 or "
-            "one of fp8 on a GPU",
-            to_string(options.format));
-      }
       if (options.dtype == DType::f32) {
         return refuse("LayerOptions.dtype is f32 and format {}: must be bf16 or f16 on a GPU",
                       to_string(options.format));

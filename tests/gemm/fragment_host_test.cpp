@@ -39,6 +39,7 @@ TEST(FragmentLayout, EveryValueOfATileHasItsPlace) {
   EXPECT_EQ(tile_parts(Codes::sparse, 0).bytes, 128 * 128 * 7 / 16);
   EXPECT_EQ(tile_parts(Codes::mxfp4, 0).bytes, 128 * 128 * 17 / 32);
   EXPECT_EQ(tile_parts(Codes::mxfp8, 0).bytes, 128 * 128 * 33 / 32);
+  EXPECT_EQ(tile_parts(Codes::dense3, 0).bytes, 128 * 128 * 13 / 32);
   for (const int groups : {1, 2, 4, 8}) EXPECT_EQ(tile_parts(Codes::int4, groups).bytes % 16, 0);
 }
 
@@ -139,8 +140,8 @@ std::vector<double> decoded(const FragmentLayout& layout, const char* group, boo
               int column = 2 * (lane % 4) + (reg >= 2 ? 8 : 0) + i % 2;
               double value =
                   static_cast<double>(half_value<L::bf16>(regs[i / 2] >> (16 * (i % 2))));
-              if (L::scaled_sums && !(rounded && L::codes == Codes::int4)) {
-                const int g = L::codes == Codes::int4 ? fragment * L::groups / 8 : 0;
+              if (L::scaled_sums && !(rounded && L::codes != Codes::fp8_block)) {
+                const int g = fragment / L::scaled_fragments;
                 value *= static_cast<double>(mine.scale(g, reg % 2));
               }
               if (L::sparse) {
@@ -179,6 +180,8 @@ std::vector<double> decoded(const FragmentLayout& layout, const char* group, boo
       return decoded<Lane<Codes::mxfp4, 0, bf16>>(layout, group, rounded);
     case Codes::sparse:
       return decoded<Lane<Codes::sparse, 0, bf16>>(layout, group, rounded);
+    case Codes::dense3:
+      return decoded<Lane<Codes::dense3, 0, bf16>>(layout, group, rounded);
     case Codes::int4:
       with_int4_lane<bf16>(layout, go);
       return w;
@@ -204,7 +207,10 @@ void check(const PackedMatrix& gate, const PackedMatrix* up, double loss = 0, do
                                           : decoded<false>(layout, bytes.data(), rounded);
       // The f16 scale's eleven bits to bf16's eight, then the product; f16: the product alone,
       // whose smallest step is 2^-24 where the row's largest is 2^10 or more.
-      const bool inexact = rounded && gate.format.format == Format::int4;
+      // dense3: eleven bits to bf16's eight; exact in f16.
+      const bool inexact =
+          rounded && (gate.format.format == Format::int4 ||
+                      (gate.format.format == Format::dense3 && dtype == DType::bf16));
       const double most = loss + (inexact ? (dtype == DType::bf16 ? 0x1.01p-7 : 0x1p-11) : 0);
       std::vector<double> back(static_cast<std::size_t>(gate.k));
       for (std::int64_t row = 0; row < layout.row_tiles() * 128; ++row) {
@@ -220,7 +226,12 @@ void check(const PackedMatrix& gate, const PackedMatrix* up, double loss = 0, do
         for (std::int64_t k = 0; k < layout.steps() * 128; ++k) {
           const bool there = source >= 0 && k < gate.k;
           const double want = there ? plain_weight(from, source % gate.n, k) : 0;
-          if (!there && source >= 0 && gate.format.format == Format::sparse_nvfp4) continue;
+          // Past the end of k these may have any weight: rows have zeros there.
+          const Format format = gate.format.format;
+          if (!there && source >= 0 &&
+              (format == Format::sparse_nvfp4 || format == Format::dense3)) {
+            continue;
+          }
           ASSERT_NEAR(w[k], want,
                       most * std::abs(want) + (of_row + (inexact ? 0x1p-33 : 0)) * largest)
               << "row " << row << " (" << source << "), k " << k << (rounded ? ", rounded" : "");
@@ -234,16 +245,13 @@ void check(const PackedMatrix& gate, const PackedMatrix* up, double loss = 0, do
 }
 
 std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list;
-  for (const FormatSpec& spec : known_formats()) {
-    if (FragmentLayout::holds(spec.format)) list.push_back(spec);
-  }
+  std::vector<FormatSpec> list = known_formats();
   for (const int group : {16, 48, 64, 128, 256}) list.push_back({Format::int4, group});
   return list;
 }
 
 TEST(FragmentPrepare, LanesDecodeWhatTheFormatsSay) {
-  EXPECT_EQ(formats().size(), 14U);
+  EXPECT_EQ(formats().size(), 15U);
   for (const FormatSpec& spec : formats()) {
     for (const auto& [n, k] :
          {std::pair<std::int64_t, std::int64_t>{1, 1}, {130, 129}, {24, 400}, {72, 16}, {9, 259}}) {
@@ -271,6 +279,15 @@ TEST(FragmentPrepare, ScalesOfEveryKind) {
       p.packed.global_scale = global;
       check(p.packed, nullptr);
     }
+  }
+  // dense3's are positive, or zero.
+  Packed three = Packed::of({Format::dense3}, normal_values(n * k, 3), n, k);
+  for (std::int64_t i = 0; i < three.packed.scales.elements(); ++i) {
+    bytes_of(three.packed.scales)[i] = static_cast<std::uint8_t>(random() % 127);
+  }
+  for (const float global : {1.0F, 0x1p-100F, 3e34F, -0.3F, 0.0F}) {
+    three.packed.global_scale = global;
+    check(three.packed, nullptr);
   }
   // Powers of two: exact as far as a dtype reaches, else little of a row's largest is lost.
   // mxfp8's codes span 2^17 more.
@@ -325,6 +342,13 @@ TEST(FragmentPrepare, WhatIsNotFiniteIsRefused) {
         bytes_of(p.packed.scales)[0] = p.packed.scales.dtype == DType::f8_e8m0 ? 255 : 0x7f;
       }
       EXPECT_TRUE(refused(p.packed));
+    }
+    if (spec.format == Format::dense3) {  // whose scales have no sign there
+      Packed q = Packed::of(spec, normal_values(n * k, 3), n, k);
+      bytes_of(q.packed.scales)[1] |= 0x80;
+      EXPECT_TRUE(refused(q.packed));
+      bytes_of(q.packed.scales)[1] = 0;
+      EXPECT_FALSE(refused(q.packed));
     }
     if (p.packed.values.dtype == DType::f8_e4m3) {
       Packed q = Packed::of(spec, normal_values(n * k, 3), n, k);

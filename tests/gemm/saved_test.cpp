@@ -71,7 +71,8 @@ TEST(SavedWeights, PackedOnesComeBackAsTheyWere) {
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";
   const Array source = random_array(DType::f32, {2, 40, 96}, 32);
-  for (const char* name : {"fp8_block", "fp8_channel", "nvfp4", "int4:32", "sparse_nvfp4"}) {
+  for (const char* name :
+       {"fp8_block", "fp8_channel", "nvfp4", "int4:32", "sparse_nvfp4", "dense3"}) {
     const FormatSpec format = format_from_string(name);
     std::vector<Buffer> memory;
     std::vector<PackedMatrix> matrices;

@@ -18,10 +18,7 @@ using testing::RandomLayer;
 using testing::small_layer;
 
 std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list;
-  for (const FormatSpec& spec : known_formats()) {
-    if (cuda_engine::FragmentLayout::holds(spec.format)) list.push_back(spec);
-  }
+  std::vector<FormatSpec> list = known_formats();
   list.push_back({Format::int4, 128});
   return list;
 }
@@ -29,7 +26,6 @@ std::vector<FormatSpec> formats() {
 TEST(LayerPackedOnAGpu, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
   const Device gpu{DeviceType::cuda, 0};
-  EXPECT_FALSE(supports(spec, {.dtype = DType::bf16, .format = {Format::dense3}}, gpu));
   EXPECT_FALSE(supports(spec, {.dtype = DType::f32, .format = {Format::nvfp4}}, gpu));
   EXPECT_FALSE(
       supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}, .in_place = true}, gpu));

@@ -69,7 +69,7 @@ TEST(SavedLayer, PackedExpertsStayPacked) {
   if (test::on_gpu()) {
     all.push_back({.format = {Format::fp8_block}, .rows = RowFormat::fp8_block});
   } else {
-    for (const char* name : {"fp8_block", "nvfp4", "int4:64", "sparse_nvfp4"}) {
+    for (const char* name : {"fp8_block", "nvfp4", "int4:64", "sparse_nvfp4", "dense3"}) {
       all.push_back({.format = format_from_string(name)});
     }
   }
