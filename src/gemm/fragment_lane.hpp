@@ -161,15 +161,7 @@ struct Lane {
   SHUNT_BOTH void decode(const std::uint32_t (&w)[code_words], int pair,
                          std::uint32_t (&to)[8]) const {
     if constexpr (codes == Codes::dense3) {
-      std::uint32_t indices[3];
-      dense3_indices(w[0], w[1], w[2], indices);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-      for (int i = 0; i < 8; ++i) {
-        const int field = dense3_field(i);
-        to[i] = book.word(indices[field % 3], 3 * field);
-      }
+      look_up(w, to);
       if constexpr (rounded) scale_registers(pair, to);
     } else if constexpr (codes == Codes::int8) {
       decode_int8<bf16>(w[0], w[1], to);
@@ -216,6 +208,27 @@ struct Lane {
     std::uint32_t w[code_words];
     load_codes(tile, block, pair, lane, w);
     decode<rounded>(w, pair, to);
+  }
+
+  // dense3: the fragments before their scales, as soon as there are codes; and with them.
+  static constexpr bool looks_up = codes == Codes::dense3;
+  SHUNT_BOTH void look_up(const std::uint32_t (&w)[code_words], std::uint32_t (&to)[8]) const {
+    std::uint32_t indices[3];
+    dense3_indices(w[0], w[1], w[2], indices);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 8; ++i) {
+      const int field = dense3_field(i);
+      to[i] = book.word(indices[field % 3], 3 * field);
+    }
+  }
+  SHUNT_BOTH void round_scaled(const std::uint32_t (&numbers)[8], int pair,
+                               std::uint32_t (&to)[8]) const {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 8; ++i) to[i] = times<bf16>(numbers[i], factor(pair, i));
   }
 
   // Of rows q (low half) and q + 8, 32 of k: for the threads of mma.sp that `half` selects.

@@ -146,15 +146,17 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
       mine[m].load_scales(tile, at.warp + 4 * m, at.lane);
     }
     // Where registers allow it all of a step's at once: loads do not pass what is waited for below.
-    constexpr bool all = S::tokens == 64 && !eight_bits(L::codes);
-    std::uint32_t words[L::pairs][S::blocks][L::code_words];
+    // What is looked up is a turn early too, and its codes one more.
+    constexpr int turns = L::pairs * S::blocks;
+    constexpr bool early = L::looks_up && S::tokens < 160;
+    constexpr int ahead = S::tokens == 64 && !eight_bits(L::codes) ? turns : early ? 2 : 0;
+    std::uint32_t words[turns][L::code_words], numbers[2][early ? 8 : 1];
+    const auto load_codes = [&](int turn) {
+      L::load_codes(tile, at.warp + 4 * (turn % S::blocks), turn / S::blocks, at.lane, words[turn]);
+    };
 #pragma unroll
-    for (int pair = 0; pair < (all ? L::pairs : 0); ++pair) {
-#pragma unroll
-      for (int m = 0; m < S::blocks; ++m) {
-        L::load_codes(tile, at.warp + 4 * m, pair, at.lane, words[pair][m]);
-      }
-    }
+    for (int turn = 0; turn < ahead; ++turn) load_codes(turn);
+    if constexpr (early) mine[0].look_up(words[0], numbers[0]);
     const std::uint32_t tokens = at.tokens + stage * S::stage_bytes;
 #pragma unroll
     for (int pair = 0; pair < L::pairs; ++pair) {
@@ -164,11 +166,19 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
 #pragma unroll
       for (int m = 0; m < S::blocks; ++m) {
         const int turn = pair * S::blocks + m;
-        if (!all) L::load_codes(tile, at.warp + 4 * m, pair, at.lane, words[pair][m]);
+        if (turn + ahead < turns) load_codes(turn + ahead);
+        if constexpr (early) {
+          const int next = turn + 1;
+          if (next < turns) mine[next % S::blocks].look_up(words[next], numbers[next % 2]);
+        }
         wgmma_wait<1>();  // what reads these registers is over
         if (turn == 1) at.free(before, first);
         std::uint32_t(&now)[8] = a[turn % 2];
-        mine[m].template decode<true>(words[pair][m], pair, now);
+        if constexpr (early) {
+          mine[m].round_scaled(numbers[turn % 2], pair, now);
+        } else {
+          mine[m].template decode<true>(words[turn], pair, now);
+        }
         auto& sums = either<scaled>(part, d)[m];
         std::uint32_t positions = 0;
         if constexpr (L::sparse) positions = L::positions(tile, at.warp + 4 * m, pair, at.lane);

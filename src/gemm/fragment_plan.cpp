@@ -27,11 +27,16 @@ constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 // blocks.
 constexpr double few_launch_us = 6, eight_clocks = 120, few_end_clocks = 300;
 constexpr double share_us = 1.5, cluster_us = 3;
+// What dense3's numbers take more: of few rows, a step and eight tokens; of tiles of 256 rows of
+// weights and of 128, a step.
+constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
+constexpr double middle_look_up_clocks = 850, many_look_up_clocks = 500;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
 
   double tile_bytes() const { return 128 * 128 * sizes.bits / 8; }
+  double looked_up(double clocks) const { return sizes.looked_up ? clocks : 0; }
 
   // Tiles of `tokens` rows that a group makes, where groups are drawn: the chances that it has more
   // rows than one, two, .. of them.
@@ -69,9 +74,11 @@ struct Model : PackedModel {
     // A tile multiplies as many eights of tokens as it has.
     const double eights = std::clamp((mean / down + 4) / 8, 1.0, tokens / 8.0);
     // With all teams at work, and a team alone, whose few stages memory has to fill.
-    const double clocks = tokens == 8 ? 550 : 590, team_clocks = tokens == 8 ? 900 : 1280;
+    const double clocks = (tokens == 8 ? 550 : 590) + looked_up(few_look_up_clocks),
+                 more_clocks = eight_clocks + looked_up(eight_look_up_clocks),
+                 team_clocks = tokens == 8 ? 900 : 1280;
     const double step = std::max((tile_bytes() + tokens * 256) / few_bytes_a_clock,
-                                 (clocks + eight_clocks * (eights - 1)) * (sizes.sparse ? 0.8 : 1));
+                                 (clocks + more_clocks * (eights - 1)) * (sizes.sparse ? 0.8 : 1));
     // A block's tiles, and those of a team one after the other.
     const double most = most_of(tiles / clusters);
     const double turns = std::ceil(tiles * share / (few_teams * clusters));
@@ -102,12 +109,13 @@ struct Model : PackedModel {
                          : tokens == 160 ? width_of_tile(160, 112, 16)
                          : sizes.sparse  ? width_of_tile(128, 80, 16)
                                          : width_of_tile(128, 96, 32);
-    const double products = (middle_clocks + middle_token_clocks * width) *
-                            (tokens == 160 ? one_loop : 1) *
-                            (shared                ? shared_steps
-                             : sizes.rows_in_place ? 1
-                                                   : gathered_steps) *
-                            (sizes.sparse ? 0.8 : 1);
+    const double products =
+        (middle_clocks + looked_up(middle_look_up_clocks) + middle_token_clocks * width) *
+        (tokens == 160 ? one_loop : 1) *
+        (shared                ? shared_steps
+         : sizes.rows_in_place ? 1
+                               : gathered_steps) *
+        (sizes.sparse ? 0.8 : 1);
     const double bytes = 2 * tile_bytes() + rows * (shared ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);
     const double each =
@@ -125,7 +133,9 @@ struct Model : PackedModel {
     const double tiles = static_cast<double>(hit * columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     const double width = width_of_tile(tokens, 128, 32);
-    const double products = (many_clocks + many_token_clocks * width) * (sizes.sparse ? 0.8 : 1);
+    const double products =
+        (many_clocks + looked_up(many_look_up_clocks) + many_token_clocks * width) *
+        (sizes.sparse ? 0.8 : 1);
     // Rows that lie in order are shared by two blocks.
     const double bytes = tile_bytes() + width * (sizes.rows_in_place ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);

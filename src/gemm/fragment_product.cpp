@@ -25,7 +25,8 @@ PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t row
           .group_rows = layout.rows(),
           .k = layout.k,
           .bits = bits_per_weight(layout.format),
-          .sparse = layout.codes() == Codes::sparse};
+          .sparse = layout.codes() == Codes::sparse,
+          .looked_up = layout.codes() == Codes::dense3};
 }
 
 FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& plan) {
