@@ -28,15 +28,16 @@ constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 constexpr double few_launch_us = 6, eight_clocks = 120, few_end_clocks = 300;
 constexpr double share_us = 1.5, cluster_us = 3;
 // What dense3's numbers take more: of few rows, a step and eight tokens; of tiles of 256 rows of
-// weights and of 128, a step.
+// weights and of 128, a step, and a part of it where tokens are not mapped.
 constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
-constexpr double middle_look_up_clocks = 850, many_look_up_clocks = 500;
+constexpr double middle_look_up_clocks = 850, one_loop_look_up = 0.05, gathered_look_up = 0.13;
+constexpr double many_look_up_clocks = 500, many_gathered_look_up = 0.35;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
 
   double tile_bytes() const { return 128 * 128 * sizes.bits / 8; }
-  double looked_up(double clocks) const { return sizes.looked_up ? clocks : 0; }
+  double looked_up(double more) const { return sizes.looked_up ? more : 0; }
 
   // Tiles of `tokens` rows that a group makes, where groups are drawn: the chances that it has more
   // rows than one, two, .. of them.
@@ -111,10 +112,10 @@ struct Model : PackedModel {
                                          : width_of_tile(128, 96, 32);
     const double products =
         (middle_clocks + looked_up(middle_look_up_clocks) + middle_token_clocks * width) *
-        (tokens == 160 ? one_loop : 1) *
+        (tokens == 160 ? one_loop + looked_up(one_loop_look_up) : 1) *
         (shared                ? shared_steps
          : sizes.rows_in_place ? 1
-                               : gathered_steps) *
+                               : gathered_steps + looked_up(gathered_look_up)) *
         (sizes.sparse ? 0.8 : 1);
     const double bytes = 2 * tile_bytes() + rows * (shared ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);
@@ -135,7 +136,7 @@ struct Model : PackedModel {
     const double width = width_of_tile(tokens, 128, 32);
     const double products =
         (many_clocks + looked_up(many_look_up_clocks) + many_token_clocks * width) *
-        (sizes.sparse ? 0.8 : 1);
+        (sizes.rows_in_place ? 1 : 1 + looked_up(many_gathered_look_up)) * (sizes.sparse ? 0.8 : 1);
     // Rows that lie in order are shared by two blocks.
     const double bytes = tile_bytes() + width * (sizes.rows_in_place ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);

