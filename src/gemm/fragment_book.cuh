@@ -23,11 +23,21 @@ SHUNT_BOTH constexpr std::uint32_t dense3_four() {
   return four;
 }
 
-// Written by all `threads` of the block, which a barrier must follow, to Book::bytes at `memory`.
+// Where a lane finds it. Before threads part: what is the same in all lanes else costs an addition
+// a look-up.
 template <class L>
-__device__ __forceinline__ typename L::Book write_book(unsigned char* memory, int thread,
-                                                       int threads) {
+__device__ __forceinline__ typename L::Book book_at(unsigned char* memory, int lane) {
   typename L::Book book;
+  if constexpr (L::Book::bytes > 0) {
+    book.at = shared_address(memory);
+    book.own = static_cast<std::uint32_t>(4 * lane);
+  }
+  return book;
+}
+
+// Written by all `threads`, which a barrier must follow, to Book::bytes at `memory`.
+template <class L>
+__device__ __forceinline__ void write_book(unsigned char* memory, int thread, int threads) {
   if constexpr (L::Book::bytes > 0) {
     constexpr int copies = L::Book::copies;
     const int lane = thread % 32;
@@ -53,10 +63,8 @@ __device__ __forceinline__ typename L::Book write_book(unsigned char* memory, in
         words[index * copies + (i + lane) % copies] = word;
       }
     }
-    book.at = shared_address(memory);
-    book.own = static_cast<std::uint32_t>(4 * lane);
+    __syncwarp();  // else loops behind lose their uniform registers
   }
-  return book;
 }
 
 }  // namespace

@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (128 - shared_address(shared) % 128) % 128;
   unsigned char* const behind = stages + S::teams * S::stages * S::stage_bytes;
+  const typename L::Book book = book_at<L>(behind, lane);
   auto* const sums = reinterpret_cast<float*>(behind + L::Book::bytes);
   if (thread == 0) {
     for (int s = 0; s < S::teams * S::stages; ++s) {
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   } else {
     if constexpr (S::tokens > 8) more_registers<104>();
     // Theirs alone, so that copies need not wait; a barrier of the list's is behind it.
-    const typename L::Book book = write_book<L>(behind, thread - 32 * S::teams, 32 * S::warps);
+    write_book<L>(behind, thread - 32 * S::teams, 32 * S::warps);
     list.build(walk.groups, thread - 32 * S::teams, 32 * S::warps, 3);
     named_arrive(2, S::threads);
     const int tiles = list.tiles();

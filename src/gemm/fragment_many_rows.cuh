@@ -136,6 +136,12 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
 #pragma unroll
       for (int p = 0; p < each; ++p) {
         const int pair = half * each + p;
+        std::uint32_t numbers[8];
+        if constexpr (L::looks_up) {
+          std::uint32_t words[L::code_words];
+          L::load_codes(tile, block, pair, lane, words);
+          mine.look_up(words, numbers);
+        }
         wgmma_wait<1>();  // what reads these registers is over
         if (p == each - 1) {
           // The last stage but each: all of it has been read.
@@ -143,7 +149,11 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
           if (i > 0 || half >= behind) memory.free(ring.before(behind));
         }
         std::uint32_t(&now)[8] = a[pair % 2];
-        mine.template decode<true>(tile, block, pair, lane, now);
+        if constexpr (L::looks_up) {
+          mine.round_scaled(numbers, pair, now);
+        } else {
+          mine.template decode<true>(tile, block, pair, lane, now);
+        }
         auto& sums = either<scaled>(part, d);
         std::uint32_t positions = 0;
         if constexpr (L::sparse) positions = L::positions(tile, block, pair, lane);
@@ -185,7 +195,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
   unsigned char* const slots = outgoing + 2 * S::boxes * box_bytes;
   unsigned char* const behind = slots + S::slots * S::slot_bytes;
-  const typename L::Book book = write_book<L>(behind, thread, S::threads);
+  const typename L::Book book = book_at<L>(behind, lane);
+  write_book<L>(behind, thread, S::threads);
   auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {

@@ -148,7 +148,7 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
     // Where registers allow it all of a step's at once: loads do not pass what is waited for below.
     // What is looked up is a turn early too, and its codes one more.
     constexpr int turns = L::pairs * S::blocks;
-    constexpr bool early = L::looks_up && S::tokens < 160;
+    constexpr bool early = L::looks_up && S::tokens <= 128;
     constexpr int ahead = S::tokens == 64 && !eight_bits(L::codes) ? turns : early ? 2 : 0;
     std::uint32_t words[turns][L::code_words], numbers[2][early ? 8 : 1];
     const auto load_codes = [&](int turn) {
@@ -233,6 +233,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const outgoing = stages + S::stages * S::stage_bytes;
   unsigned char* const behind = outgoing + S::wide * S::boxes * box_bytes;
+  const typename L::Book book = book_at<L>(behind, lane);
   auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
@@ -293,7 +294,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     __syncwarp();
   }
   typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
-  const typename L::Book book = write_book<L>(behind, thread, S::threads);
+  write_book<L>(behind, thread, S::threads);
   list.build(args.walk);
   if (sharing > 1) cluster_barrier();  // the other block's barriers are there
   const int tiles = list.tiles();

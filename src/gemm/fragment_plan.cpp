@@ -28,10 +28,10 @@ constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 constexpr double few_launch_us = 6, eight_clocks = 120, few_end_clocks = 300;
 constexpr double share_us = 1.5, cluster_us = 3;
 // What dense3's numbers take more: of few rows, a step and eight tokens; of tiles of 256 rows of
-// weights and of 128, a step, and a part of it where tokens are not mapped.
+// weights and of 128, a step.
 constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
-constexpr double middle_look_up_clocks = 850, one_loop_look_up = 0.05, gathered_look_up = 0.13;
-constexpr double many_look_up_clocks = 500, many_gathered_look_up = 0.35;
+constexpr double middle_look_up_clocks = 850, one_loop_look_up = 0.05;
+constexpr double many_look_up_clocks = 500;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
@@ -115,7 +115,7 @@ struct Model : PackedModel {
         (tokens == 160 ? one_loop + looked_up(one_loop_look_up) : 1) *
         (shared                ? shared_steps
          : sizes.rows_in_place ? 1
-                               : gathered_steps + looked_up(gathered_look_up)) *
+                               : gathered_steps) *
         (sizes.sparse ? 0.8 : 1);
     const double bytes = 2 * tile_bytes() + rows * (shared ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);
@@ -136,7 +136,7 @@ struct Model : PackedModel {
     const double width = width_of_tile(tokens, 128, 32);
     const double products =
         (many_clocks + looked_up(many_look_up_clocks) + many_token_clocks * width) *
-        (sizes.rows_in_place ? 1 : 1 + looked_up(many_gathered_look_up)) * (sizes.sparse ? 0.8 : 1);
+        (sizes.sparse ? 0.8 : 1);
     // Rows that lie in order are shared by two blocks.
     const double bytes = tile_bytes() + width * (sizes.rows_in_place ? 128 : 256);
     const double step = std::max(products, bytes / many_bytes_a_clock);

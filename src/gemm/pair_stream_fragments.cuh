@@ -39,7 +39,8 @@ class StreamFragments {
     return first + static_cast<std::uint32_t>(64 * part);
   }
   __device__ __forceinline__ void write_book(unsigned char* to, int thread, int threads) {
-    sums_.book = cuda_engine::write_book<L>(to, thread, threads);
+    sums_.book = book_at<L>(to, lane_);
+    cuda_engine::write_book<L>(to, thread, threads);
   }
   // From step `begin` of rows `first` .. of the group's weights on.
   __device__ __forceinline__ StreamFragments(const PairArgs& args, int group, int first, int begin,

@@ -146,7 +146,7 @@ TEST(PairSum, EqualsCombine) {
                         {{Format::sparse_nvfp4}, as_dtype, DType::bf16, 2048, 768, 8},
                         {{Format::int4, 128}, as_dtype, DType::f16, 2048, 768, 8},
                         {{Format::dense3}, as_dtype, DType::bf16, 2048, 768, 2},
-                        {{Format::dense3}, as_dtype, DType::f16, 720, 2880},
+                        {{Format::dense3}, as_dtype, DType::f16, 720, 2880, 0},
                         {{Format::int8}},
                         {{Format::mxfp8}},
                         {{Format::fp8_block}},
