@@ -30,8 +30,8 @@ constexpr double share_us = 1.5, cluster_us = 3;
 // What dense3's numbers take more: of few rows, a step and eight tokens; of tiles of 256 rows of
 // weights and of 128, a step.
 constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
-constexpr double middle_look_up_clocks = 850, one_loop_look_up = 0.05;
-constexpr double many_look_up_clocks = 500;
+constexpr double middle_look_up_clocks = 320, one_loop_look_up = 0.05;
+constexpr double many_look_up_clocks = 350;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
