@@ -81,8 +81,9 @@ class Context {
 };
 
 // The CPU engine. Its instruction set is the best that the CPU reports (the environment variable
-// SHUNT_ISA names a lesser one), never the outcome of a timing. Throws Error when threads < 0 or
-// > 1024.
+// SHUNT_ISA names a lesser one), and what it is tuned for goes by the CPU's family
+// (SHUNT_CPU_TUNING: common or zen5), never by the outcome of a timing. Throws Error when threads <
+// 0 or > 1024, or when one of these names none.
 Context cpu(CpuOptions options = {});
 
 // The CUDA engine: calls are enqueued on the stream, in order, and return. Nothing on it is

@@ -106,12 +106,7 @@ Features detect() {
   f.fast_bf16_dot = f.avx512_bf16 && f.vendor == "AuthenticAMD" && f.family >= 0x19;
   // AMD family 0x1a (Zen 5), of 43 GB/s a core: Zen 4 and a Xeon of 15 to 17 gain nothing by the
   // distance; Zen 4 shifts where it looks up, and has int8 as fast either way.
-  if (f.vendor == "AuthenticAMD" && f.family >= 0x1a) {
-    f.fetch_ahead = 8192;
-    f.shifts_beside_dots = true;
-    f.int8_by_words = f.avx512_vnni;
-  }
-  return f;
+  return tuned(f, f.vendor == "AuthenticAMD" && f.family >= 0x1a ? Tuning::zen5 : Tuning::common);
 }
 #else
 Features detect() { return {}; }
@@ -131,7 +126,25 @@ int quota_cpus() {
   return std::max(1, static_cast<int>(std::lround(quota / period)));
 }
 
+constexpr const char* tuning_variable = "SHUNT_CPU_TUNING";
+
+const char* wanted_tuning() {
+  const char* wanted = std::getenv(tuning_variable);
+  return wanted == nullptr ? "" : wanted;
+}
+
 }  // namespace
+
+const char* to_string(Tuning tuning) { return tuning == Tuning::zen5 ? "zen5" : "common"; }
+
+Features tuned(Features f, Tuning tuning) {
+  const bool zen5 = tuning == Tuning::zen5;
+  f.tuning = tuning;
+  f.fetch_ahead = zen5 ? 8192 : 2048;
+  f.shifts_beside_dots = zen5;
+  f.int8_by_words = zen5 && f.avx512_vnni;
+  return f;
+}
 
 const char* to_string(Isa isa) {
   switch (isa) {
@@ -164,7 +177,14 @@ std::vector<std::string> Features::flags() const {
 }
 
 const Features& features() {
-  static const Features found = detect();
+  static const Features found = [] {
+    Features f = detect();
+    for (int i = 0; i < tuning_count; ++i) {
+      const auto tuning = static_cast<Tuning>(i);
+      if (std::strcmp(wanted_tuning(), to_string(tuning)) == 0) f = tuned(f, tuning);
+    }
+    return f;
+  }();
   return found;
 }
 
@@ -197,6 +217,10 @@ Isa best_isa() {
 }
 
 Isa selected_isa() {
+  if (*wanted_tuning() != '\0' && std::strcmp(wanted_tuning(), to_string(features().tuning)) != 0) {
+    fail(Status::unsupported, "{} is '{}': must be {} or {}, set before the process starts",
+         tuning_variable, wanted_tuning(), to_string(Tuning::common), to_string(Tuning::zen5));
+  }
   const char* wanted = std::getenv("SHUNT_ISA");
   if (wanted == nullptr || *wanted == '\0') return best_isa();
   std::string have;

@@ -17,6 +17,12 @@ enum class Isa : int {
 inline constexpr int isa_count = 5;
 const char* to_string(Isa isa);
 
+// Which CPUs kernels and distances are chosen as for, where instructions alone do not say what is
+// fast. Not the same bits everywhere: int8 has other kernels.
+enum class Tuning : int { common = 0, zen5 = 1 };
+inline constexpr int tuning_count = 2;
+const char* to_string(Tuning tuning);
+
 struct Features {
   std::string brand;   // "AMD EPYC 9654 96-Core Processor"
   std::string vendor;  // "AuthenticAMD"
@@ -32,25 +38,30 @@ struct Features {
   // vdpbf16ps multiplies more a second than FMA does. By family, not by the flag: Intel's
   // implementations up to Emerald Rapids run it at a quarter of FMA's rate.
   bool fast_bf16_dot = false;
-  // Shifts of vectors take nothing from vdpbf16ps, as products do. By family, as measured.
+  // By family, as measured; the environment variable SHUNT_CPU_TUNING names another one.
+  Tuning tuning = Tuning::common;
+  // By tuning, those that follow. Shifts of vectors take nothing from vdpbf16ps, as products do.
   bool shifts_beside_dots = false;
   // Words are multiplied as fast as pairs of bf16, and int8 needs no decoding to them; its codes
-  // are best fetched to the L1. By family, as measured.
+  // are best fetched to the L1.
   bool int8_by_words = false;
-  // How many bytes before they are read packed weights are best fetched to the L1. By family, as
-  // measured: more of them are on their way at a time where a core's share of the memory is fast.
+  // How many bytes before they are read packed weights are best fetched to the L1: more of them
+  // are on their way at a time where a core's share of the memory is fast.
   std::size_t fetch_ahead = 2048;
 
   std::vector<std::string> flags() const;  // the names of those that are set
 };
 
+// Of this CPU, read once, as is SHUNT_CPU_TUNING; a name that is none is left to selected_isa().
 const Features& features();
+// These, tuned so.
+Features tuned(Features features, Tuning tuning);
 
 bool supported(Isa isa);
 // The best set for this CPU, by features() alone.
 Isa best_isa();
 // best_isa(), or what the environment variable SHUNT_ISA names. Throws Error when that is no name
-// of a set, or a set that this CPU lacks.
+// of a set, or a set that this CPU lacks, and when SHUNT_CPU_TUNING is no name of a tuning.
 Isa selected_isa();
 
 // CPUs that this process may use: its affinity mask, bounded by its control group's quota.

@@ -61,7 +61,7 @@ struct Book<Codes::dense3, bf16> {
   std::uint32_t at = 0, own = 0;  // where it begins, and the lane's own word of each pair's
   __device__ __forceinline__ std::uint32_t word(std::uint32_t indices, int bit) const {
     const std::uint32_t index = bit < shift ? indices << (shift - bit) : indices >> (bit - shift);
-    std::uint32_t pair;
+    std::uint32_t pair;  // not volatile: a book is written once
     asm("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(at + ((index & 511U << shift) | own)));
     return pair;
   }
@@ -210,7 +210,8 @@ struct Lane {
     decode<rounded>(w, pair, to);
   }
 
-  // dense3: the fragments before their scales, as soon as there are codes; and with them.
+  // dense3: the fragments before their scales, as soon as there are codes; and with them (`to` may
+  // be the same).
   static constexpr bool looks_up = codes == Codes::dense3;
   SHUNT_BOTH void look_up(const std::uint32_t (&w)[code_words], std::uint32_t (&to)[8]) const {
     std::uint32_t indices[3];
@@ -244,10 +245,7 @@ struct Lane {
     return lifted<bf16>(zeros[nibble / 8][nibble % 2], nibble % 8 / 2);
   }
   SHUNT_BOTH void scale_registers(int pair, std::uint32_t (&to)[8]) const {
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-    for (int i = 0; i < 8; ++i) to[i] = times<bf16>(to[i], factor(pair, i));
+    round_scaled(to, pair, to);
   }
   // Of register i of a pair, in both halves; where registers share one, the compiler sees it.
   SHUNT_BOTH std::uint32_t factor(int pair, int i) const {

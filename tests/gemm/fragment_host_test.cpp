@@ -422,6 +422,25 @@ TEST(FragmentPlan, FewPairsKeepToFewRows) {
   EXPECT_EQ(plan_chained(sizes(8, 4096, 28672, 4096), h200).kernel, PackedPlan::many_rows);
 }
 
+// dense3: no plan is cheaper for it than for a format of its bits that is decoded by arithmetic.
+TEST(FragmentPlan, LookUpsAreNotFree) {
+  for (const std::int64_t rows : {8, 128, 1024, 8192, 65536}) {
+    PackedSizes plain = sizes(128, rows, 1536, 2048);
+    plain.bits = 3.25;
+    PackedSizes looked_up = plain;
+    looked_up.looked_up = true;
+    const auto a = fragment_candidates(plain, h200), b = fragment_candidates(looked_up, h200);
+    ASSERT_EQ(a.size(), b.size());
+    int dearer = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a.begin()[i].tile_tokens, b.begin()[i].tile_tokens);
+      EXPECT_GE(b.begin()[i].us, a.begin()[i].us);
+      dearer += b.begin()[i].us > a.begin()[i].us ? 1 : 0;
+    }
+    EXPECT_GT(dearer, 0) << rows;
+  }
+}
+
 TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
   for (const int groups : {1, 7, 128, 1024}) {
     for (const std::int64_t rows : {1, 64, 65536}) {

@@ -219,6 +219,8 @@ TEST(Info, SaysWhatThisMachineIs) {
 
 TEST(Info, NamesAnUnknownInstructionSet) {
   expect_failure(shunt({"info"}, {.environment = {{"SHUNT_ISA", "mmx"}}}), 1, "shunt info", "mmx");
+  expect_failure(shunt({"info"}, {.environment = {{"SHUNT_CPU_TUNING", "zen"}}}), 1, "shunt info",
+                 "SHUNT_CPU_TUNING is 'zen': must be common or zen5");
 }
 
 }  // namespace

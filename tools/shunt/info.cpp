@@ -96,10 +96,11 @@ int info(const InfoOptions& options) {
                                 features.family, features.model)});
   table.row({"cores", fmt::format("{} usable, {} threads", cpu_engine::available_cores(),
                                   context.threads())});
-  table.row({"instructions", fmt::format("{} used{}", to_string(used),
+  table.row({"instructions", fmt::format("{} used{}, tuning {}", to_string(used),
                                          best == used ? std::string()
                                                       : fmt::format(" (SHUNT_ISA; this CPU has {})",
-                                                                    to_string(best)))});
+                                                                    to_string(best)),
+                                         to_string(features.tuning))});
   table.fact("flags", fmt::format("{}", fmt::join(features.flags(), " ")), page_width - 14);
   table.row({"memory", fmt::format("{}, {} available", size(static_cast<double>(memory_total())),
                                    size(static_cast<double>(memory_available())))});
