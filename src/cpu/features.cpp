@@ -143,6 +143,7 @@ Features tuned(Features f, Tuning tuning) {
   f.fetch_ahead = zen5 ? 8192 : 2048;
   f.shifts_beside_dots = zen5;
   f.int8_by_words = zen5 && f.avx512_vnni;
+  f.fewer_loads = zen5;
   return f;
 }
 

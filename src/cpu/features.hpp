@@ -45,6 +45,8 @@ struct Features {
   // Words are multiplied as fast as pairs of bf16, and int8 needs no decoding to them; its codes
   // are best fetched to the L1.
   bool int8_by_words = false;
+  // As many loads as products of vectors pass at a time: what saves loads and costs registers pays.
+  bool fewer_loads = false;
   // How many bytes before they are read packed weights are best fetched to the L1: more of them
   // are on their way at a time where a core's share of the memory is fast.
   std::size_t fetch_ahead = 2048;

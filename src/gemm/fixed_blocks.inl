@@ -108,12 +108,14 @@ void fixed_multiply(const PackedProduct& p) {
 
 // The tiles of a kernel whose step is a whole group, with a header of e4m3 scales. Kernel has
 // group, code_bytes, columns(), most_rows; Tables, looked up in; fetch_codes<level>(), of a vector
-// of columns; sums<rows>(), a group's integers as f32; and by_l2 where lines of one row come to the
-// L2 before the L1.
+// of columns; sums<rows>(), a group's integers as f32; by_l2 where lines of one row come to the L2
+// before the L1; and at_once(), of how many vectors of columns shared_sums<rows, vectors>() is to
+// be asked where these are more than one.
 template <class Kernel>
 struct ByGroups {
   static constexpr std::size_t header_bytes = 64;
   static constexpr bool by_l2 = false;
+  static constexpr int at_once(int /*rows*/, int /*vectors*/) { return 1; }
   static std::size_t group_bytes(const PackedProduct&) { return header_bytes + Kernel::code_bytes; }
   static const char* codes_at(const PackedProduct& p) { return p.panel; }
 
@@ -144,16 +146,27 @@ struct ByGroups {
       constexpr int level = rows == 1 ? 3 : 2;
       if (column == 0) __builtin_prefetch(header + ahead, 0, level);
       if (far && column == 0) __builtin_prefetch(header + fixed_row_far, 0, 2);
-      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
-        const std::size_t c = column + lanes(v);
-        Kernel::template fetch_codes<level>(at + ahead, c);
-        if constexpr (far) Kernel::template fetch_codes<2>(at + fixed_row_far, c);
-        F32 integers[rows];
-        Kernel::template sums<rows>(tables, at, c, tile.row, block, x, integers);
-        const F32 scale = scale_of<PackedScale::e4m3>(p, header, c);
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const float unit = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
-          sum[r][v] = fma(mul(integers[r], set1(unit)), scale, sum[r][v]);
+      constexpr int many = Kernel::at_once(rows, vectors);
+      SHUNT_UNROLL for (int v = 0; v < vectors; v += many) {
+        SHUNT_UNROLL for (int i = v; i < v + many; ++i) {
+          const std::size_t c = column + lanes(i);
+          Kernel::template fetch_codes<level>(at + ahead, c);
+          if constexpr (far) Kernel::template fetch_codes<2>(at + fixed_row_far, c);
+        }
+        F32 integers[many][rows];
+        if constexpr (many == 1) {
+          Kernel::template sums<rows>(tables, at, column + lanes(v), tile.row, block, x,
+                                      integers[0]);
+        } else {
+          Kernel::template shared_sums<rows, many>(tables, at, column + lanes(v), tile.row, block,
+                                                   x, integers);
+        }
+        SHUNT_UNROLL for (int i = 0; i < many; ++i) {
+          const F32 scale = scale_of<PackedScale::e4m3>(p, header, column + lanes(v + i));
+          SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+            const float unit = reinterpret_cast<const FixedBlock*>(tile.row[r] + block)->unit;
+            sum[r][v + i] = fma(mul(integers[i][r], set1(unit)), scale, sum[r][v + i]);
+          }
         }
       }
       at += Kernel::code_bytes;

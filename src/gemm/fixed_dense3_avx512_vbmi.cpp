@@ -65,11 +65,18 @@ bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void*
   return true;
 }
 
-struct Dense3Fixed : ByGroups<Dense3Fixed> {
+// `shares`: two to four rows meet 32 columns at once, so that what is loaded of a row serves twice.
+template <bool shares>
+struct Dense3Fixed : ByGroups<Dense3Fixed<shares>> {
   static constexpr std::size_t group = 32, code_bytes = 768;
   static constexpr int most_rows = 6;
   static constexpr bool by_l2 = true;
-  static constexpr std::size_t columns(int rows) { return rows == 1 ? 64 : 16; }
+  static constexpr std::size_t columns(int rows) {
+    return rows == 1 ? 64 : shares && rows <= 4 ? 32 : 16;
+  }
+  static constexpr int at_once(int rows, int vectors) {
+    return shares && rows > 1 && rows <= 4 ? vectors : 1;
+  }
 
   struct Tables {
     __m512i numbers = _mm512_load_si512(dense3_positive.numbers);
@@ -126,10 +133,55 @@ struct Dense3Fixed : ByGroups<Dense3Fixed> {
       to[r] = {_mm512_cvtepi32_ps(whole(upper[r], lower[r]))};
     }
   }
+  // Eight k are decoded while the eight before are multiplied.
+  template <int rows, int vectors>
+  SHUNT_STEP static void shared_sums(const Tables& t, const char* at, std::size_t column,
+                                     const char* const (&row)[rows], std::size_t block,
+                                     std::size_t x, F32 (&to)[vectors][rows]) {
+    static_assert(vectors == 2);
+    const Dense3Bits bits[vectors] = {Dense3Bits(at + 4 * column),
+                                      Dense3Bits(at + 4 * (column + lanes(1)))};
+    __m512i upper[vectors][rows], lower[vectors][rows];
+    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        upper[v][r] = _mm512_setzero_si512();
+        lower[v][r] = start_of(row[r] + block);
+      }
+    }
+    __m512i w[2][vectors][2];
+    const auto decode = [&]<int o>() SHUNT_LAMBDA {
+      SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+        const Dense3Fours fours(_mm512_permutexvar_epi8(bits[v].template windows<o>(0), t.numbers),
+                                _mm512_permutexvar_epi8(bits[v].template windows<o>(1), t.numbers));
+        w[o % 2][v][0] = fours.of[0], w[o % 2][v][1] = fours.of[1];
+      }
+    };
+    decode.template operator()<0>();
+    each<0, 4>([&]<int o>() SHUNT_LAMBDA {
+      if constexpr (o < 3) decode.template operator()<o + 1>();
+      SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
+        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+          const char* const from = row[r] + x + (8 * o + 4 * h);
+          const __m512i x1 = _mm512_set1_epi32(bytes_at<std::int32_t>(from)),
+                        x0 = _mm512_set1_epi32(bytes_at<std::int32_t>(from + 32));
+          SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+            upper[v][r] = _mm512_dpbusd_epi32(upper[v][r], w[o % 2][v][h], x1);
+            lower[v][r] = _mm512_dpbusd_epi32(lower[v][r], w[o % 2][v][h], x0);
+          }
+        }
+      }
+    });
+    SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
+      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
+        to[v][r] = {_mm512_cvtepi32_ps(whole(upper[v][r], lower[v][r]))};
+      }
+    }
+  }
 };
 
 }  // namespace
 
-const FixedFormat fixed_dense3 = {fix_row_to_bytes, fixed_multiply<Dense3Fixed>};
+const FixedFormat fixed_dense3 = {fix_row_to_bytes, fixed_multiply<Dense3Fixed<false>>},
+                  fixed_dense3_shared = {fix_row_to_bytes, fixed_multiply<Dense3Fixed<true>>};
 
 }  // namespace shunt::cpu_engine::avx512_vbmi

@@ -70,7 +70,8 @@ extern const FixedKernels fixed_kernels;
 extern const FixedFormat fixed_sparse;
 }  // namespace avx512_vnni
 namespace avx512_vbmi {
-extern const FixedFormat fixed_dense3;  // rows in bytes
-}
+extern const FixedFormat fixed_dense3;         // rows in bytes
+extern const FixedFormat fixed_dense3_shared;  // the same, with fewer loads (Features::fewer_loads)
+}  // namespace avx512_vbmi
 
 }  // namespace shunt::cpu_engine

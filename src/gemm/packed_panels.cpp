@@ -452,7 +452,9 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                      of_pairs(amx_bf16::sparse_pairs));
     case Format::dense3:
       if (has_vnni && vbmi) {
-        return product(avx512_vbmi::fixed_dense3, bytes ? amx_int8::dense3_tiles : FixedTiles{});
+        return product(
+            features().fewer_loads ? avx512_vbmi::fixed_dense3_shared : avx512_vbmi::fixed_dense3,
+            bytes ? amx_int8::dense3_tiles : FixedTiles{});
       }
       return product(isa >= Isa::avx2 ? avx2::fixed_dense3 : FixedFormat{});
     default:

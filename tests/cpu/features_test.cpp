@@ -67,7 +67,7 @@ TEST(Features, TuningIsWhatFamiliesWereMeasuredToWant) {
   f.avx512_vnni = true;
   const Features common = tuned(f, Tuning::common), zen5 = tuned(common, Tuning::zen5);
   EXPECT_FALSE(common.int8_by_words || common.shifts_beside_dots);
-  EXPECT_TRUE(zen5.int8_by_words && zen5.shifts_beside_dots);
+  EXPECT_TRUE(zen5.int8_by_words && zen5.shifts_beside_dots && zen5.fewer_loads);
   EXPECT_GT(zen5.fetch_ahead, common.fetch_ahead);
   EXPECT_EQ(tuned(zen5, Tuning::common).fetch_ahead, common.fetch_ahead);
   f.avx512_vnni = false;  // which words need
