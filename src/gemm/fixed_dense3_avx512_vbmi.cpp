@@ -74,9 +74,7 @@ struct Dense3Fixed : ByGroups<Dense3Fixed<shares>> {
   static constexpr std::size_t columns(int rows) {
     return rows == 1 ? 64 : shares && rows <= 4 ? 32 : 16;
   }
-  static constexpr int at_once(int rows, int vectors) {
-    return shares && rows > 1 && rows <= 4 ? vectors : 1;
-  }
+  static constexpr int at_once(int rows, int vectors) { return rows > 1 ? vectors : 1; }
 
   struct Tables {
     __m512i numbers = _mm512_load_si512(dense3_positive.numbers);
@@ -92,8 +90,8 @@ struct Dense3Fixed : ByGroups<Dense3Fixed<shares>> {
   SHUNT_STEP static void sums(const Tables& t, const char* at, std::size_t column,
                               const char* const (&row)[rows], std::size_t block, std::size_t x,
                               F32 (&to)[rows]) {
-    const Dense3Bits bits(at + 4 * column);
     if constexpr (rows == 1) {
+      const Dense3Bits bits(at + 4 * column);
       // A column has two chains, of every eight k the first four and the others.
       __m512i upper[2] = {}, lower[2] = {};
       each<0, 4>([&]<int o>() SHUNT_LAMBDA {
@@ -111,36 +109,19 @@ struct Dense3Fixed : ByGroups<Dense3Fixed<shares>> {
                                                    start_of(row[0] + block)))};
       return;
     }
-    __m512i upper[rows], lower[rows];
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      upper[r] = _mm512_setzero_si512();
-      lower[r] = start_of(row[r] + block);
-    }
-    each<0, 4>([&]<int o>() SHUNT_LAMBDA {
-      const Dense3Fours fours(_mm512_permutexvar_epi8(bits.windows<o>(0), t.numbers),
-                              _mm512_permutexvar_epi8(bits.windows<o>(1), t.numbers));
-      SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          const char* const from = row[r] + x + (8 * o + 4 * h);
-          upper[r] = _mm512_dpbusd_epi32(upper[r], fours.of[h],
-                                         _mm512_set1_epi32(bytes_at<std::int32_t>(from)));
-          lower[r] = _mm512_dpbusd_epi32(lower[r], fours.of[h],
-                                         _mm512_set1_epi32(bytes_at<std::int32_t>(from + 32)));
-        }
-      }
-    });
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      to[r] = {_mm512_cvtepi32_ps(whole(upper[r], lower[r]))};
-    }
+    F32 all[1][rows];
+    shared_sums<rows, 1>(t, at, column, row, block, x, all);
+    SHUNT_UNROLL for (int r = 0; r < rows; ++r) to[r] = all[0][r];
   }
-  // Eight k are decoded while the eight before are multiplied.
+  // Of more rows. With two vectors eight k are decoded while the eight before are multiplied.
   template <int rows, int vectors>
   SHUNT_STEP static void shared_sums(const Tables& t, const char* at, std::size_t column,
                                      const char* const (&row)[rows], std::size_t block,
                                      std::size_t x, F32 (&to)[vectors][rows]) {
-    static_assert(vectors == 2);
-    const Dense3Bits bits[vectors] = {Dense3Bits(at + 4 * column),
-                                      Dense3Bits(at + 4 * (column + lanes(1)))};
+    static_assert(vectors <= 2);
+    constexpr int ahead = vectors - 1;
+    const Dense3Bits bits[2] = {Dense3Bits(at + 4 * column),
+                                Dense3Bits(at + 4 * (column + lanes(vectors - 1)))};
     __m512i upper[vectors][rows], lower[vectors][rows];
     SHUNT_UNROLL for (int v = 0; v < vectors; ++v) {
       SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
@@ -156,9 +137,9 @@ struct Dense3Fixed : ByGroups<Dense3Fixed<shares>> {
         w[o % 2][v][0] = fours.of[0], w[o % 2][v][1] = fours.of[1];
       }
     };
-    decode.template operator()<0>();
+    if constexpr (ahead > 0) decode.template operator()<0>();
     each<0, 4>([&]<int o>() SHUNT_LAMBDA {
-      if constexpr (o < 3) decode.template operator()<o + 1>();
+      if constexpr (o + ahead < 4) decode.template operator()<o + ahead>();
       SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
         SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
           const char* const from = row[r] + x + (8 * o + 4 * h);

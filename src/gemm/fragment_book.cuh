@@ -1,4 +1,5 @@
-// dense3's pairs of numbers in shared memory (fragment_lane.hpp).
+// dense3's pairs of numbers in shared memory (fragment_lane.hpp): 64 KB of a block's, which its
+// kernels have less of for what is under way.
 #pragma once
 
 #include <type_traits>
