@@ -25,7 +25,7 @@ constexpr double gathered_steps = 1.02, shared_steps = 0.97;
 constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 // Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of
 // blocks.
-constexpr double few_launch_us = 6, eight_clocks = 120, few_end_clocks = 300;
+constexpr double few_launch_us = 5, eight_clocks = 120, few_end_clocks = 300;
 constexpr double share_us = 1.5, cluster_us = 3;
 // What dense3's numbers take more: of few rows, a step and eight tokens; of tiles of 256 rows of
 // weights and of 128, a step.
@@ -71,7 +71,7 @@ struct Model : PackedModel {
     const auto clusters = static_cast<double>(
         cluster <= 2 ? gpu.multiprocessors / cluster : gpu.multiprocessors / 16 * (16 / cluster));
     const double down = tiles_of_group(tokens);
-    const double tiles = static_cast<double>(hit * columns) * down;
+    const double tiles = hit * static_cast<double>(columns) * down;
     // A tile multiplies as many eights of tokens as it has.
     const double eights = std::clamp((mean / down + 4) / 8, 1.0, tokens / 8.0);
     // With all teams at work, and a team alone, whose few stages memory has to fill.
@@ -87,7 +87,7 @@ struct Model : PackedModel {
     const double team = turns * static_cast<double>(ceil_div(steps, split)) * team_clocks;
     const double products = us(std::max(all, team)), memory = memory_us(down);
     plan.us = few_launch_us + (share > 1 ? share_us * turns : 0) + (cluster > 1 ? cluster_us : 0) +
-              std::max(memory, products) + 0.05 * std::min(memory, products);
+              both(memory, products);
     plan.blocks = static_cast<int>(
         cluster * std::min(static_cast<std::int64_t>(clusters), most_tiles(columns, tokens)));
     return plan;
@@ -104,7 +104,7 @@ struct Model : PackedModel {
     const double down = tiles_of_group(tokens);
     const bool shared = sizes.rows_in_place && blocks_share(columns, steps);
     const std::int64_t wide = ceil_div(columns, 2);
-    const double tiles = static_cast<double>(hit * wide) * down;
+    const double tiles = hit * static_cast<double>(wide) * down;
     const double rows = mean / down;
     const double width = tokens == 64    ? width_of_tile(64, 16, 16)
                          : tokens == 160 ? width_of_tile(160, 112, 16)
@@ -122,7 +122,7 @@ struct Model : PackedModel {
     const double each =
         static_cast<double>(steps) * step + middle_end_clocks + middle_end_token_clocks * rows;
     const double all = us(most_of(tiles / gpu.multiprocessors) * each), memory = memory_us(down);
-    plan.us = many_start_us + std::max(memory, all) + 0.05 * std::min(memory, all);
+    plan.us = many_start_us + both(memory, all);
     plan.blocks =
         static_cast<int>(std::min<std::int64_t>(gpu.multiprocessors, most_tiles(wide, tokens)));
     return plan;
@@ -131,7 +131,7 @@ struct Model : PackedModel {
   PackedPlan many(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
     const double down = tiles_of_group(tokens);
-    const double tiles = static_cast<double>(hit * columns) * down;
+    const double tiles = hit * static_cast<double>(columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     const double width = width_of_tile(tokens, 128, 32);
     const double products =
@@ -142,8 +142,7 @@ struct Model : PackedModel {
     const double step = std::max(products, bytes / many_bytes_a_clock);
     const double each =
         static_cast<double>(steps) * step + many_end_clocks + many_end_token_clocks * width;
-    plan.us = many_start_us + std::max(memory_us(down), turns * us(each)) +
-              0.1 * std::min(memory_us(down), turns * us(each));
+    plan.us = many_start_us + both(memory_us(down), turns * us(each));
     plan.blocks =
         static_cast<int>(std::min<std::int64_t>(gpu.multiprocessors, most_tiles(columns, tokens)));
     return plan;
@@ -174,19 +173,6 @@ PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
   if (plans.size() == 0) return {};
   return *std::min_element(plans.begin(), plans.end(),
                            [](const auto& a, const auto& b) { return a.us < b.us; });
-}
-
-PackedPlan plan_chained(const PackedSizes& sizes, const GpuFigures& gpu) {
-  constexpr double much = 1.5;
-  const PackedPlan best = plan_fragments(sizes, gpu);
-  PackedPlan few;
-  for (const PackedPlan& plan : fragment_candidates(sizes, gpu)) {
-    if (plan.kernel == PackedPlan::few_rows &&
-        (few.kernel == PackedPlan::none || plan.us < few.us)) {
-      few = plan;
-    }
-  }
-  return few.kernel == PackedPlan::few_rows && few.us <= much * best.us ? few : best;
 }
 
 std::string fragment_words(const PackedPlan& plan) {

@@ -175,16 +175,14 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
   return !p.layout.format.ordered && p.row_scale == nullptr && few_enough(p) &&
-         plan_chained(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
+         plan_fragments(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& given, void* memory,
                         const FewChain& chain) {
   if (given.out.elements() == 0) return;
   const FragmentProduct p = given.layout.format.ordered ? order_rows(gpu, given, memory) : given;
-  const PackedSizes sizes = sizes_of(p);
-  const GpuFigures f = figures(gpu);
-  const PackedPlan plan = chain.ids != nullptr ? plan_chained(sizes, f) : plan_fragments(sizes, f);
+  const PackedPlan plan = plan_fragments(sizes_of(p), figures(gpu));
   if (!multiply_as_planned(gpu, plan, p, chain)) {
     fail(Status::unsupported,
          "grouped_gemm: {} rows by {} matrices [{}, {}] of {} have no kernel on this GPU: it must "

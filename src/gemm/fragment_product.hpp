@@ -73,9 +73,6 @@ bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, st
 // Every plan for the product, few rows' and many rows'; none: this GPU cannot.
 PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);
-// Of few pairs that a product is given by ids: the kernel for few rows where it is not much slower.
-// Its prediction knows nothing of the launch that is spared, nor of weights streamed in one pass.
-PackedPlan plan_chained(const PackedSizes& sizes, const GpuFigures& gpu);
 std::string fragment_words(const PackedPlan& plan);
 
 // Rows of an ordered layout's product stand in the order of their group's k before they are

@@ -7,10 +7,9 @@
 #include <cstdint>
 
 #include "gemm/packed_plan.hpp"
+#include "gemm/plan_math.hpp"
 
 namespace shunt::cuda_engine {
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct PackedModel {
   static constexpr double few_start_us = 4;
@@ -20,17 +19,18 @@ struct PackedModel {
 
   const PackedSizes& sizes;
   const GpuFigures& gpu;
-  std::int64_t expected, hit, steps, columns;  // rows, groups that have some, steps, tiles
-  double mean;                                 // rows of a group
+  std::int64_t expected, steps, columns;  // rows, steps, tiles
+  double hit;                             // groups that have rows, where routing is uniform
+  double mean;                            // rows of such a group
 
   PackedModel(const PackedSizes& s, const GpuFigures& g)
       : sizes(s),
         gpu(g),
         expected(s.expected > 0 ? s.expected : s.rows),
-        hit(std::min<std::int64_t>(s.groups, expected)),
         steps(ceil_div(s.k, 128)),
         columns(ceil_div(s.group_rows, 128)),
-        mean(static_cast<double>(expected) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
+        hit(groups_with_rows(s.groups, static_cast<double>(expected))),
+        mean(static_cast<double>(expected) / std::max(1.0, hit)) {}
 
   // Whether Hopper's kernels can have the sizes: groups that they list, and rows, coordinates and
   // tiles in 32 bits.
@@ -43,11 +43,14 @@ struct PackedModel {
            (s.rows / 8 + s.groups) < most / ceil_div(s.group_rows, 128);
   }
 
+  // Memory and products hinder each other where they take about as long.
+  static double both(double memory, double products) {
+    return std::pow(std::pow(memory, 4) + std::pow(products, 4), 0.25);
+  }
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
   // `again`: how often weights are read, after the first time from the L2 mostly.
   double memory_us(double again = 1) const {
-    const double weights =
-        static_cast<double>(hit * sizes.group_rows) * static_cast<double>(sizes.k) * sizes.bits / 8;
+    const double weights = hit * static_cast<double>(sizes.group_rows * sizes.k) * sizes.bits / 8;
     const double bytes = weights * (1 + 0.3 * (again - 1)) +
                          static_cast<double>(expected * sizes.k) * (sizes.packed_rows ? 1 : 2) +
                          static_cast<double>(expected * sizes.group_rows) * 2;
@@ -56,19 +59,21 @@ struct PackedModel {
   // Groups are of different sizes.
   double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
   std::int64_t most_tiles(std::int64_t wide, int tokens) const {
-    return wide * (ceil_div(sizes.rows, tokens) + hit);
+    return wide * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
   }
   // Few rows in tiles of `tokens`: `step` clocks for 128 of k, weights read `again` times.
   PackedPlan few_rows(int tokens, int split, double step, double again) const {
     PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
-    const double tiles = static_cast<double>(hit * columns) * std::ceil(planned() / tokens);
+    const double tiles = hit * static_cast<double>(columns) * std::ceil(planned() / tokens);
     const std::int64_t clusters =
         split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
     // Blocks without a tile leave more of the memory to the others: only the first round is whole.
     const double turns = std::max(1.0, tiles / static_cast<double>(clusters));
     const double each = static_cast<double>(ceil_div(steps, split)) * step + 800;
+    const double memory = memory_us(again), products = turns * us(each);
+    // Rows are rounded by warps that wait for memory less.
     plan.us = few_start_us + split_us * (split == 4 ? 3 : split - 1) +
-              std::max(memory_us(again), turns * us(each));
+              (sizes.packed_rows ? both(memory, products) : std::max(memory, products));
     plan.blocks = static_cast<int>(split * std::min(clusters, most_tiles(columns, tokens)));
     return plan;
   }

@@ -27,7 +27,7 @@ struct Model : PackedModel {
     const std::int64_t wide = ceil_div(columns, 2), clusters = gpu.multiprocessors / 2;
     const double down = std::max(1.0, mean / 256);
     const double rounds =
-        std::ceil(static_cast<double>(hit * wide) * down / static_cast<double>(clusters));
+        std::ceil(hit * static_cast<double>(wide) * down / static_cast<double>(clusters));
     // Groups are of different sizes: tiles become tall little by little.
     const double tall = std::clamp((mean - 96) / 64, 0.0, 1.0);
     const double step = low_step_clocks + tall * (tall_step_clocks - low_step_clocks);

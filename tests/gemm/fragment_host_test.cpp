@@ -394,10 +394,34 @@ TEST(FragmentPlan, FewRowsAndMany) {
   }
 }
 
-// Few tokens keep to the kernel that may be told their pairs where the other is a little ahead, as
-// it is somewhere; hundreds of rows a group do not.
+// Where memory decides, as on an H100, small tiles leave the most of it: what was faster there
+// (docs/notes/cuda-w4.md, "Where memory decides").
+TEST(FragmentPlan, SlowerMemoryKeepsToFewRows) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  for (const double bits : {3.5, 4.5, 8.0}) {
+    for (const std::int64_t tokens : {6, 8, 12, 16, 24, 32, 48}) {
+      for (PackedSizes s :
+           {sizes(128, 8 * tokens, 1536, 2048), sizes(128, 8 * tokens, 2048, 768)}) {
+        s.bits = bits;
+        s.sparse = bits < 4;
+        const PackedPlan plan = plan_fragments(s, h100);
+        EXPECT_EQ(plan.kernel, PackedPlan::few_rows) << tokens << ", " << bits;
+        EXPECT_EQ(plan.tile_tokens, 8) << tokens << ", " << bits;
+        EXPECT_EQ(plan.split, 1) << tokens << ", " << bits;
+      }
+    }
+    for (PackedSizes s : {sizes(128, 768, 1536, 2048), sizes(128, 768, 2048, 768)}) {
+      s.bits = bits;
+      s.sparse = bits < 4;
+      EXPECT_EQ(plan_fragments(s, h100).tile_tokens, 24) << bits;
+    }
+  }
+}
+
+// Few tokens get the kernel that may be told their pairs, whatever the memory; hundreds of rows a
+// group do not.
 TEST(FragmentPlan, FewPairsKeepToFewRows) {
-  int differ = 0;
   for (const auto& [experts, k, hidden, inner] : {std::array{128, 8, 2048, 768},
                                                   {512, 10, 2048, 512},
                                                   {32, 4, 2880, 2880},
@@ -411,15 +435,17 @@ TEST(FragmentPlan, FewPairsKeepToFewRows) {
                                 down ? inner : hidden);
           s.bits = bits;
           s.sparse = bits < 4;
-          EXPECT_EQ(plan_chained(s, h200).kernel, PackedPlan::few_rows)
-              << experts << " experts, " << tokens << " tokens, " << bits << " bits";
-          differ += plan_fragments(s, h200).kernel != PackedPlan::few_rows;
+          for (const double gbps : {2039.0, 3352.0, 4917.0}) {
+            GpuFigures gpu = h200;
+            gpu.read_gbps = gbps;
+            EXPECT_EQ(plan_fragments(s, gpu).kernel, PackedPlan::few_rows)
+                << experts << " experts, " << tokens << " tokens, " << bits << " bits, " << gbps;
+          }
         }
       }
     }
   }
-  EXPECT_GT(differ, 0);
-  EXPECT_EQ(plan_chained(sizes(8, 4096, 28672, 4096), h200).kernel, PackedPlan::many_rows);
+  EXPECT_EQ(plan_fragments(sizes(8, 4096, 28672, 4096), h200).kernel, PackedPlan::many_rows);
 }
 
 // dense3: no plan is cheaper for it than for a format of its bits that is decoded by arithmetic.

@@ -86,6 +86,21 @@ TEST(PackedPlan, ManyRowsAndFew) {
   EXPECT_GE(plan_packed(sizes(32, 1, 4096, 7168, false), h200).split, 2);
 }
 
+// What was faster on an H100, whose memory takes longer than the products of each of these tiles:
+// Qwen3-30B-A3B's, rows in fp8 (docs/notes/cuda-fp8.md, "Where memory decides").
+TEST(PackedPlan, SlowerMemoryTakesTilesThatHoldTheRows) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  for (const auto& [tokens, tile] : {std::pair{4, 8}, {16, 8}, {64, 8}, {128, 16}, {256, 32}}) {
+    for (const auto& s : {sizes(128, std::int64_t{8} * tokens, 1536, 2048, true),
+                          sizes(128, std::int64_t{8} * tokens, 2048, 768, true)}) {
+      const PackedPlan plan = plan_packed(s, h100);
+      EXPECT_EQ(plan.kernel, PackedPlan::few_rows) << describe(plan);
+      EXPECT_EQ(plan.tile_tokens, tile) << describe(plan);
+    }
+  }
+}
+
 // Qwen3-30B-A3B: gate and up [2 x 768, 2048], down [2048, 768], 8 of 128 experts a token.
 TEST(PackedPlan, RowsAreRoundedOnTheWayThenBetweenThenByTheProduct) {
   const auto of = [](std::int64_t tokens) {
