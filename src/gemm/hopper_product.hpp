@@ -63,6 +63,9 @@ bool few_rows_bf16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct
 bool few_rows_f16(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                   HopperArgs args, const FewChain& chain);
 
+// On any GPU, for prepared weights and rows that need no conversion (mma_rows.cu). Likewise.
+bool mma_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
+              HopperArgs args);
 // On a B200, for prepared weights (blackwell_rows.cu). Likewise.
 bool blackwell_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                     HopperArgs args);

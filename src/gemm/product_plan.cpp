@@ -12,6 +12,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+
+#include "gemm/mma_tiles.hpp"
+#include "gemm/plan_math.hpp"
 
 namespace shunt::cuda_engine {
 
@@ -32,9 +36,8 @@ constexpr double in_turn_clocks = 1000;
 constexpr double few_bytes_a_clock = 36;                      // that one block streams at most
 constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
 constexpr double split_us = 3;                                // for each time that k is halved
+constexpr double quarters[] = {-1.3, -0.3, 0.3, 1.3};         // of a normal distribution: means
 constexpr int most_groups = 1024;                             // that the kernels list
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct Model {
   const ProductSizes& sizes;
@@ -76,7 +79,7 @@ struct Model {
     // Of a group and a column: tiles, units of 64 rows, clocks; bytes copied in a step, and
     // products.
     double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
-    for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
+    for (const double away : quarters) {
       const double rows_here = std::max(1.0, mean + away * spread());
       const double down = std::ceil(rows_here / tokens);
       // Rows are multiplied in steps of 16 from 32 on, and loaded in units of 64.
@@ -152,6 +155,7 @@ struct Model {
     return plan;
   }
 
+  // grouped_cuda.cu, which takes everything.
   ProductPlan plain() const {
     ProductPlan plan;
     const double operations = 2.0 * static_cast<double>(expected) *
@@ -161,24 +165,68 @@ struct Model {
         start_us + std::max(1.5 * memory_us(), us(operations / (a_clock * gpu.multiprocessors)));
     return plan;
   }
+
+  // mma_rows.cu.
+  ProductPlan portable(const MmaTiles& tiles) const {
+    ProductPlan plan{.tile_tokens = tiles.tokens, .tile_rows = tiles.weights};
+    const std::int64_t columns = ceil_div(sizes.group_rows, tiles.weights);
+    const double groups = groups_with_rows(sizes.groups, static_cast<double>(expected));
+    const double rows = static_cast<double>(expected) / groups;
+    double down = 0;
+    for (const double away : quarters) {
+      const double here = sizes.groups > 1 ? rows + away * std::sqrt(rows) : rows;
+      down += std::ceil(std::max(1.0, here) / tiles.tokens) / std::size(quarters);
+    }
+    const double rounds =
+        std::max(1.0, groups * static_cast<double>(columns) * down / gpu.multiprocessors);
+    const double each = static_cast<double>(steps) * tiles.step_clocks + tiles.end_clocks;
+    plan.us = start_us + all(memory_us(), us(rounds * each), 0);
+    const std::int64_t most = columns * (ceil_div(sizes.rows, tiles.tokens) +
+                                         std::min<std::int64_t>(sizes.groups, sizes.rows));
+    const int room =
+        std::min(tiles.blocks, (gpu.shared_bytes + 1024) / (tiles.shared_bytes + 1024));
+    plan.blocks = static_cast<int>(
+        std::min<std::int64_t>(std::int64_t{std::max(1, room)} * gpu.multiprocessors, most));
+    return plan;
+  }
 };
 
+// What the kernels for prepared weights of 16 bits can have.
+bool fits(const ProductSizes& sizes) {
+  constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
+  return (sizes.dtype == DType::bf16 || sizes.dtype == DType::f16) && sizes.in_place &&
+         sizes.k > 0 && sizes.groups <= most_groups && sizes.rows > 0 && sizes.group_rows > 0 &&
+         sizes.rows < most && sizes.k < most && sizes.group_rows < most / sizes.groups &&
+         (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
+}
+
+ProductPlan fastest(const ProductPlan* begin, const ProductPlan* end) {
+  return *std::min_element(begin, end, [](const auto& a, const auto& b) { return a.us < b.us; });
+}
+
 }  // namespace
+
+ProductPlans portable_candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
+  ProductPlans plans;
+  const Model model(sizes, gpu);
+  if (fits(sizes)) {
+    for (const MmaTiles& tiles : mma_tiles) {
+      if (tiles.shared_bytes <= gpu.shared_bytes) plans.add(model.portable(tiles));
+    }
+  }
+  if (plans.size() == 0) plans.add(model.plain());
+  return plans;
+}
 
 ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
   ProductPlans plans;
   const Model model(sizes, gpu);
-  constexpr std::int64_t most = std::int64_t{1} << 30;  // of rows, coordinates and tiles in 32 bits
   const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
                       gpu.largest_cluster >= 8 && gpu.multiprocessors >= 8;
-  const bool fits = (sizes.dtype == DType::bf16 || sizes.dtype == DType::f16) && sizes.in_place &&
-                    sizes.k > 0 && sizes.groups <= most_groups && sizes.rows > 0 &&
-                    sizes.group_rows > 0 && sizes.rows < most && sizes.k < most &&
-                    sizes.group_rows < most / sizes.groups &&
-                    (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
+  const bool can = fits(sizes);
   // Rows that a pass weighs, for kernels of many rows, are rounded once more: not the same bits.
   const bool weighs_sums = !sizes.weighed || !sizes.whole_k;
-  if (hopper && fits && weighs_sums) {
+  if (hopper && can && weighs_sums) {
     for (const int split : {1, 2, 4}) {
       for (const int tokens : {8, 16, 32, 64}) {
         if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{4} * split)) continue;
@@ -191,11 +239,12 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
       plans.add(model.many(128, 192, true));
     }
   }
-  if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && fits && !sizes.gathered &&
+  if (gpu.compute == 100 && gpu.shared_bytes >= 227 * 1024 && can && !sizes.gathered &&
       !sizes.weighed) {
     plans.add(model.blackwell());
   }
-  plans.add(model.plain());
+  const ProductPlans portable = portable_candidates(sizes, gpu);
+  plans.add(fastest(portable.begin(), portable.end()));
   return plans;
 }
 
@@ -203,8 +252,7 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
   const ProductPlans plans = candidates(sizes, gpu);
   if (plans.size() == 1) return *plans.begin();
   // Of those that can, the portable kernel is never the fastest, whatever the model says.
-  return *std::min_element(plans.begin(), plans.end() - 1,
-                           [](const auto& a, const auto& b) { return a.us < b.us; });
+  return fastest(plans.begin(), plans.end() - 1);
 }
 
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
@@ -225,7 +273,8 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
 
 std::string describe(const ProductPlan& plan) {
   if (plan.kernel == ProductPlan::portable) {
-    return fmt::format("tiles of 64 x 64, four stages, about {:.0f} us", plan.us);
+    return fmt::format("tiles of {} weights x {} rows, about {:.0f} us", plan.tile_rows,
+                       plan.tile_tokens, plan.us);
   }
   return fmt::format(
       "{}, tiles of {} weights x {} rows{}, {} blocks, about {:.0f} us",

@@ -44,7 +44,7 @@ struct ProductPlan {
   int tile_tokens = 64;  // rows of a tile
   int tile_rows = 64;    // rows of weights of a tile, a block's
   int split = 1;         // few_rows: of k, over the blocks of a cluster
-  int blocks = 0;        // few_rows and many_rows: of the grid
+  int blocks = 0;        // of the grid; 0: grouped_cuda.cu, which sees to it
   double us = 0;         // predicted
 };
 
@@ -66,8 +66,11 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu);
 // Whether rows of 16 bits that a permutation picks are predicted to be multiplied sooner with a
 // pass that gathers them, and weighs them, than by kernels that gather them on the way.
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu);
-// Every plan that can compute it, in a fixed order; the portable one is last.
+// Every plan that can compute it, in a fixed order; last the fastest of portable_candidates().
 ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu);
+// Of what any GPU since compute capability 8.0 runs: the tiles of mma_rows.cu, or grouped_cuda.cu
+// (no blocks), which takes what they do not.
+ProductPlans portable_candidates(const ProductSizes& sizes, const GpuFigures& gpu);
 // "wgmma, tiles of 128 weights x 16 rows, k over 4 blocks, 132 blocks, 12.3 us predicted"
 std::string describe(const ProductPlan& plan);
 

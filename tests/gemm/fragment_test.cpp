@@ -13,6 +13,7 @@
 #include "format/plain.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/gemm_data.hpp"
+#include "gemm/on_hopper.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "shunt/gemm.hpp"
 #if SHUNT_CUDA_BUILT
@@ -24,10 +25,6 @@ namespace {
 using cpu_engine::ActivationRule;
 using cuda_engine::PackedPlan;
 using test::Array;
-
-#define SHUNT_ON_HOPPER_ONLY()                                             \
-  if (!test::on_gpu() || cuda_engine::figures(cuda().gpu()).compute != 90) \
-  GTEST_SKIP() << "about Hopper's kernels"
 
 std::vector<FormatSpec> formats() {
   std::vector<FormatSpec> list = known_formats();

@@ -1,6 +1,6 @@
-// Every kernel and tile that a plan may choose on Hopper, against sums in double precision: ragged
-// and empty groups, tails of every side, gathered rows, each epilogue. Sizes that would never be
-// given to a kernel are given to it here.
+// Every kernel and tile that a plan may choose on Hopper, those of older GPUs among them, against
+// sums in double precision: ragged and empty groups, tails of every side, gathered rows, each
+// epilogue. Sizes that would never be given to a kernel are given to it here.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +12,7 @@
 #include "engine.hpp"
 #include "gemm/gemm_data.hpp"
 #include "gemm/hopper_product.hpp"
+#include "gemm/on_hopper.hpp"
 #include "shunt/gemm.hpp"
 #if SHUNT_CUDA_BUILT
 #include "cuda/graph.hpp"
@@ -22,10 +23,6 @@ namespace {
 using cpu_engine::ActivationRule;
 using cuda_engine::ProductPlan;
 using test::Array;
-
-#define SHUNT_ON_HOPPER_ONLY()                                             \
-  if (!test::on_gpu() || cuda_engine::figures(cuda().gpu()).compute != 90) \
-  GTEST_SKIP() << "about Hopper's kernels"
 
 struct Problem {
   DType dtype = DType::bf16;
@@ -114,6 +111,11 @@ class Made {
                                              cuda_engine::figures(context_.gpu()));
     return {all.begin(), all.end() - 1};  // the portable one is last
   }
+  std::vector<ProductPlan> portable_plans() const {
+    const auto all = cuda_engine::portable_candidates(cuda_engine::sizes_of(product),
+                                                      cuda_engine::figures(context_.gpu()));
+    return {all.begin(), all.end()};
+  }
   // Runs it over a clean out, and compares.
   std::vector<std::uint32_t> run(const ProductPlan& plan) {
     for (std::int64_t i = 0; i < out_->tensor.elements(); ++i) out_->set(i, 7);
@@ -199,19 +201,22 @@ class Made {
 void run_all(const Problem& problem) {
   const Context context = cuda();
   Made made(context, problem);
-  const auto plans = made.plans();
-  ASSERT_GE(plans.size(), 4U);
-  std::vector<std::uint32_t> first;
-  for (const ProductPlan& plan : plans) {
-    SCOPED_TRACE(describe(plan) + " of [" + std::to_string(problem.n) + ", " +
-                 std::to_string(problem.k) + "]");
-    const std::vector<std::uint32_t> bits = made.run(plan);
-    made.check();
-    if (::testing::Test::HasFatalFailure()) return;
-    EXPECT_EQ(made.run(plan), bits) << "again";
-    if (plan.split > 1) continue;
-    if (first.empty()) first = bits;
-    EXPECT_EQ(bits, first) << "other bits than the first plan's";
+  const auto own = made.plans(), portable = made.portable_plans();
+  ASSERT_GE(own.size(), 4U);
+  ASSERT_EQ(portable.size(), 3U);
+  for (const auto& plans : {own, portable}) {
+    std::vector<std::uint32_t> first;
+    for (const ProductPlan& plan : plans) {
+      SCOPED_TRACE(describe(plan) + " of [" + std::to_string(problem.n) + ", " +
+                   std::to_string(problem.k) + "]");
+      const std::vector<std::uint32_t> bits = made.run(plan);
+      made.check();
+      if (::testing::Test::HasFatalFailure()) return;
+      EXPECT_EQ(made.run(plan), bits) << "again";
+      if (plan.split > 1) continue;
+      if (first.empty()) first = bits;
+      EXPECT_EQ(bits, first) << "other bits than the first plan's";
+    }
   }
 }
 
@@ -303,7 +308,10 @@ TEST(HopperGemm, AGraphFollowsOffsetsUnderEveryPlan) {
     const Problem one{.n = 264, .k = 328, .sizes = {150, 0, 10, 40}, .gathered_from = from};
     const Problem other{.n = 264, .k = 328, .sizes = {1, 60, 139, 0}, .gathered_from = from};
     Made made(context, one), want(context, other);
-    for (const ProductPlan& plan : made.plans()) {
+    std::vector<ProductPlan> plans = made.plans();
+    const auto portable = made.portable_plans();
+    plans.insert(plans.end(), portable.begin(), portable.end());
+    for (const ProductPlan& plan : plans) {
       SCOPED_TRACE(describe(plan));
       const test::Graph graph(stream, [&] {
         for (int twice = 0; twice < 2; ++twice) {

@@ -1,5 +1,6 @@
 // The indexed GEMM: the batched GEMV of pairs.
 #include "shunt/indexed_gemm.hpp"
+#include "gemm/on_hopper.hpp"
 
 #include <gtest/gtest.h>
 
@@ -83,6 +84,7 @@ void expect_products(const Experts& of, const Pairs& pairs, int slots,
 }
 
 TEST(IndexedGemm, IsABatchedGemvOfTheKMajorLayout) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = test::engine();
   const Experts of(context);
   for (const auto& [tokens, slots] :
@@ -215,7 +217,7 @@ TEST(IndexedGemm, RefusesWhatDoesNotFitByName) {
 
 #ifdef SHUNT_CUDA_BUILT
 TEST(IndexedGemm, AGraphFollowsTheIds) {
-  if (!test::on_gpu()) GTEST_SKIP() << "about the CUDA engine";
+  SHUNT_ON_HOPPER_ONLY();
   const test::Stream stream;
   const Context context = cuda({.stream = stream.get()});
   const Experts of(context);

@@ -10,6 +10,7 @@
 #include "engine.hpp"
 #include "gemm/fragment_layout.hpp"
 #include "gemm/gemm_data.hpp"
+#include "gemm/on_hopper.hpp"
 #include "gemm/ordered_data.hpp"
 #include "shunt/gemm.hpp"
 #include "shunt/indexed_gemm.hpp"
@@ -77,6 +78,7 @@ constexpr std::array<std::array<std::int64_t, 3>, 4> shapes = {
 
 // Groups of a few rows, some and many, so that a GPU's kernels for each have their turn.
 TEST(OrderedGemm, MultipliesAsIfSorted) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   for (const auto& [n, k, group] : shapes) {
     const Four of(n, k, static_cast<int>(group));
@@ -117,6 +119,7 @@ TEST(OrderedGemm, MultipliesAsIfSorted) {
 
 // Rows that a GPU's shared memory does not hold.
 TEST(OrderedGemm, LongRows) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const std::int64_t k = 30000;
   const Four of(6, k, 16);
@@ -133,6 +136,7 @@ TEST(OrderedGemm, LongRows) {
 }
 
 TEST(OrderedGemm, RowsMayStandApart) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const Four of(70, 100, 32);
   const std::vector<std::int32_t> counts = {3, 0, 7, 5};
@@ -170,6 +174,7 @@ TEST(OrderedGemm, WeightsComeBack) {
 
 // Pairs in any order: against sums in double.
 TEST(OrderedGemm, IndexedRows) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const std::int64_t n = 70, k = 100, tokens = 9;
   const Four of(n, k, 32);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.hpp"
+#include "gemm/on_hopper.hpp"
 #include "gemm/packed_data.hpp"
 #include "gemm/packed_product.hpp"
 #include "shunt/gemm.hpp"
@@ -22,10 +23,6 @@ using cuda_engine::PackedPlan;
 using test::Array;
 using test::Fp8Matrix;
 using test::Fp8Row;
-
-#define SHUNT_ON_HOPPER_ONLY()                                             \
-  if (!test::on_gpu() || cuda_engine::figures(cuda().gpu()).compute != 90) \
-  GTEST_SKIP() << "about Hopper's kernels"
 
 struct Problem {
   Format format = Format::fp8_block;

@@ -10,6 +10,7 @@
 #include "engine.hpp"
 #include "format/plain.hpp"
 #include "gemm/fused.hpp"
+#include "gemm/on_hopper.hpp"
 #include "shunt/combine.hpp"
 
 namespace shunt {
@@ -134,7 +135,7 @@ class Product {
 };
 
 TEST(PairSum, EqualsCombine) {
-  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  SHUNT_ON_HOPPER_ONLY();
   const Context context = cuda();
   std::mt19937 random(4);
   const RowFormat as_dtype = RowFormat::as_dtype, block = RowFormat::fp8_block;

@@ -184,5 +184,55 @@ TEST(ProductPlan, WhatHoppersKernelsDoNotTakeIsThePortableOnes) {
   }
 }
 
+// What was faster on an H100 that was told to do without its own kernels (docs/notes/cuda-layer.md,
+// "The portable grouped GEMM on Hopper").
+TEST(ProductPlan, PortableTilesAreAsTallAsGroups) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  h100.compute = 0;
+  const auto tile = [&](const ProductSizes& s) { return plan_product(s, h100).tile_tokens; };
+  for (const std::int64_t tokens : {1, 4, 16, 64, 128, 256}) {
+    EXPECT_EQ(tile(sizes(128, 8 * tokens, 1536, 2048)), 16) << tokens;
+    EXPECT_EQ(tile(sizes(128, 8 * tokens, 2048, 768)), 16) << tokens;
+  }
+  EXPECT_EQ(tile(sizes(128, 4096, 1536, 2048)), 64);
+  EXPECT_EQ(tile(sizes(128, 6144, 2048, 768)), 64);
+  for (const auto& s : {sizes(16, 16384, 2048, 5120), sizes(16, 16384, 5120, 1024),
+                        sizes(128, 16384, 2048, 5120), sizes(128, 16384, 5120, 1024),
+                        sizes(128, 8192, 1536, 2048), sizes(128, 65536, 2048, 768)}) {
+    EXPECT_EQ(tile(s), 128) << s.rows << " rows, k " << s.k;
+  }
+}
+
+TEST(ProductPlan, PortableTilesFitOlderGpus) {
+  struct Older {
+    int compute, multiprocessors, shared_bytes;
+    std::size_t tiles;
+  };
+  // A100, L40; what a Turing has, for which nothing is compiled; and a GPU with less than any.
+  for (const Older& gpu :
+       {Older{80, 108, 166912, 3}, {89, 142, 101376, 3}, {75, 68, 65536, 1}, {0, 8, 49152, 0}}) {
+    GpuFigures other = h200;
+    other.compute = gpu.compute;
+    other.multiprocessors = gpu.multiprocessors;
+    other.shared_bytes = gpu.shared_bytes;
+    for (const std::int64_t rows : {1, 64, 65536}) {
+      const ProductPlans plans = portable_candidates(sizes(128, rows, 1536, 2048), other);
+      EXPECT_EQ(plans.size(), std::max<std::size_t>(1, gpu.tiles));
+      for (const ProductPlan& plan : plans) {
+        EXPECT_EQ(plan.kernel, ProductPlan::portable);
+        EXPECT_GT(plan.us, 0);
+        EXPECT_EQ(plan.split, 1);
+        EXPECT_EQ(plan.blocks > 0, gpu.tiles > 0);
+        EXPECT_LE(plan.blocks, 3 * gpu.multiprocessors);
+      }
+    }
+  }
+  // grouped_cuda.cu's.
+  ProductSizes s = sizes(4, 100, 64, 64);
+  s.in_place = false;
+  EXPECT_EQ(plan_product(s, {}).blocks, 0);
+}
+
 }  // namespace
 }  // namespace shunt::cuda_engine

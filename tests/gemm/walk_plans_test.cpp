@@ -13,6 +13,7 @@
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/gemm_data.hpp"
+#include "gemm/on_hopper.hpp"
 #include "gemm/packed_data.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/packed_product.hpp"
@@ -24,10 +25,6 @@ namespace {
 
 using cpu_engine::ActivationRule;
 using test::Array;
-
-#define SHUNT_ON_HOPPER_ONLY()                                             \
-  if (!test::on_gpu() || cuda_engine::figures(cuda().gpu()).compute != 90) \
-  GTEST_SKIP() << "about Hopper's kernels"
 
 // Rows in rooms and the same ones by offsets, on the device, with what they are multiplied into.
 class Both {
@@ -179,8 +176,12 @@ void plain_weights(DType dtype, DType out, std::int64_t n, std::int64_t k, bool 
       .layout = {dtype, n, k, paired}, .groups = groups, .prepared = prepared.data};
   if (paired) product.activation = {.kind = ActivationRule::silu};
   both.compare(product, [&](const cuda_engine::ProductSizes& sizes) {
-    const auto all = cuda_engine::candidates(sizes, cuda_engine::figures(context.gpu()));
-    return std::vector<cuda_engine::ProductPlan>(all.begin(), all.end() - 1);  // the portable one
+    const auto figures = cuda_engine::figures(context.gpu());
+    const auto all = cuda_engine::candidates(sizes, figures);
+    const auto portable = cuda_engine::portable_candidates(sizes, figures);
+    std::vector<cuda_engine::ProductPlan> plans(all.begin(), all.end() - 1);  // it is portable
+    plans.insert(plans.end(), portable.begin(), portable.end());
+    return plans;
   });
 }
 
