@@ -14,6 +14,8 @@
 //               warpgroups with wgmma: each has 64 rows of weights, all tokens
 //   full[s]     stage s is there: the ordering thread and the bytes, and 64 threads' copies
 //   empty[s]    stage s may be overwritten: 8 arrivals, of each warp that multiplies
+//   made        named barrier 4: warps 4-7 have made the barriers, while warps 0, 2 and 3 found
+//               their first tile
 //   listed      named barrier 2: the list is there for warps 0, 2 and 3
 //   there       all of the cluster's sums of the tile lie in shared memory: 8 warps x split; a
 //               barrier of the 8 warps where the cluster is one block
@@ -32,6 +34,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "gemm/fetch_next.cuh"
+#include "gemm/few_barriers.cuh"
 #include "gemm/few_end.cuh"
 #include "gemm/few_walk.cuh"
 #include "gemm/tile_list.cuh"
@@ -65,31 +68,35 @@ struct FewTile {
 
 #endif
 
-template <class T, class S>
+// What a layer asks for most: no k shared out, no ids, no weighed rows, results from registers
+// without a bias.
+// Code that does not run is in the way of what does: fetched with it, line by line, and jumped
+// over.
+inline bool is_usual(const HopperArgs& args, const FewChain& chain, int split, bool bf16) {
+  return split == 1 && chain.ids == nullptr && args.tiles != nullptr && args.row_scale == nullptr &&
+         args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
+         args.finish.bias == nullptr && ends_in_registers(args.finish);
+}
+
+template <class T, class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     few_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ FewChain chain,
-             const __grid_constant__ CUtensorMap weights, int split) {
+             const __grid_constant__ CUtensorMap weights, int given_split) {
 #if defined(SHUNT_SM_90A)
+  const int split = usual ? 1 : given_split;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the same in all lanes, and known so
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   auto* const sums = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
-  if (thread == 0) {
-    if (args.tiles == nullptr) prefetch_tensor_map(&weights);
-    for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + S::copying);
-      mbarrier_init(&empty[s], 8);
-    }
-    mbarrier_init(&there, static_cast<unsigned>(8 * split));
-    mbarrier_init(&used, static_cast<unsigned>(8 * split));
-    mbarrier_init_fence();
-  }
+  if (!usual && thread == 32 && args.tiles == nullptr) prefetch_tensor_map(&weights);
+  make_few_barriers(full, empty, there, used, 1 + S::copying, split, warp, lane);
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / split;
-  const int begin = args.steps * rank / split, end = args.steps * (rank + 1) / split;
-  int tile = static_cast<int>(blockIdx.x) / split;
+  const int split_bits = 31 - __clz(split);  // a power of two, and divisions are slow
+  const int clusters = static_cast<int>(gridDim.x) >> split_bits;
+  const int begin = args.steps * rank >> split_bits, end = args.steps * (rank + 1) >> split_bits;
+  int tile = static_cast<int>(blockIdx.x) >> split_bits;
   int stage = 0;
   unsigned parity = 0;
   bool again = false;  // the ring has been round
@@ -106,7 +113,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       if (again) mbarrier_wait(&empty[stage], parity ^ 1);
       mbarrier_arrive_expect(&full[stage], S::weight_bytes);
       unsigned char* const stage_at = stages + stage * S::stage_bytes;
-      if (args.tiles != nullptr) {
+      if (usual || args.tiles != nullptr) {
         copy_bytes_once(stage_at, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
                         &full[stage]);
       } else {
@@ -115,7 +122,6 @@ __global__ void __launch_bounds__(S::threads, 1)
       next();
     }
   };
-  __syncthreads();  // this block's barriers are there
   // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
   if (split > 1) cluster_arrive();
   const bool early = args.early;  // weights and groups are older than the grid before this one
@@ -124,7 +130,10 @@ __global__ void __launch_bounds__(S::threads, 1)
     let_successor_start();
   }
   unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
-  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  const FewWalk walk = [&] {
+    if constexpr (usual) return FewWalk(args);
+    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  }();
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
   if (warp < 4) {
     GroupTile at;
@@ -139,6 +148,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     bool more = false;
     if (warp != 1) {
       at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
+      named_barrier(4, 256 + 96);  // this block's barriers are there
       more = at.group >= 0 || find_listed();
     }
     const auto go_on = [&] {
@@ -194,6 +204,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     if (split > 1) cluster_wait();
   } else {
+    named_arrive(4, 256 + 96);
     list.build(walk.groups, thread - 128, 256, 3);
     named_arrive(2, 256 + 96);
     const int tiles = list.tiles();
@@ -205,9 +216,12 @@ __global__ void __launch_bounds__(S::threads, 1)
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
     constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
-    const float* const weights_of_rows = walk.weights != nullptr ? walk.weights : args.row_scale;
-    const bool direct = split == 1 && args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
-                        ends_in_registers(args.finish);
+    const float* const weights_of_rows = usual                     ? nullptr
+                                         : walk.weights != nullptr ? walk.weights
+                                                                   : args.row_scale;
+    const bool direct = usual || split == 1 &&
+                                     args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
+                                     ends_in_registers(args.finish);
     for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
       const GroupTile at = list.find(tile);
       float d[S::tokens / 2];
@@ -249,50 +263,53 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
       }
       if (direct) {
-        finish_in_registers<S::tokens, bf16>(
-            args.finish, at.row, at.count,
+        finish_in_registers<S::tokens, bf16, !usual>(
+            args.finish, at.group, at.row, at.count,
             std::int64_t{at.column} * S::rows + 64 * group + warp % 4 * 16, d, lane);
         continue;
       }
-      if (!first) {
-        split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
-      }
-      float* const mine = sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
-#pragma unroll
-      for (int i = 0; i < S::tokens / 2; ++i) {
-        mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = d[i];
-      }
-      __syncwarp();
-      if (split == 1) {
-        named_barrier(1, 256);
-      } else {
-        if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
-        mbarrier_wait_cluster(&there, turn);
-      }
-      const auto sum = [&](int token, int row) {
-        const float* const here = sums + token * S::pitch + row;
-        if (split == 1) return *here;
-        float part[8];
-#pragma unroll
-        for (int p = 0; p < 8; ++p) {
-          part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
+      if constexpr (!usual) {
+        if (!first) {
+          split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
         }
-        float all = part[0];
+        float* const mine =
+            sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
 #pragma unroll
-        for (int p = 1; p < 8; ++p) {
-          if (p < split) all += part[p];
+        for (int i = 0; i < S::tokens / 2; ++i) {
+          mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = d[i];
         }
-        return all;
-      };
-      finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
-                           std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
-                           256 * split);
-      __syncwarp();
-      if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+        __syncwarp();
+        if (split == 1) {
+          named_barrier(1, 256);
+        } else {
+          if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
+          mbarrier_wait_cluster(&there, turn);
+        }
+        const auto sum = [&](int token, int row) {
+          const float* const here = sums + token * S::pitch + row;
+          if (split == 1) return *here;
+          float part[8];
+#pragma unroll
+          for (int p = 0; p < 8; ++p) {
+            part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
+          }
+          float all = part[0];
+#pragma unroll
+          for (int p = 1; p < 8; ++p) {
+            if (p < split) all += part[p];
+          }
+          return all;
+        };
+        finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
+                             std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
+                             256 * split);
+        __syncwarp();
+        if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+      }
     }
   }
   __syncwarp();
-  cluster_barrier();
+  if (!usual) cluster_barrier();
 #endif
 }
 
@@ -312,7 +329,8 @@ bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         few_rows<T, S>, args, chain, weights, plan.split);
+         is_usual(args, chain, plan.split, bf16) ? few_rows<T, S, true> : few_rows<T, S, false>,
+         args, chain, weights, plan.split);
   return true;
 }
 

@@ -43,12 +43,16 @@ struct FewWalk {
     return 4 * (2 * most_chained_pairs + groups + 1);
   }
 
+  // The product's own.
+  template <class Args>
+  __device__ __forceinline__ explicit FewWalk(const Args& args)
+      : groups(args.walk), permutation(args.permutation) {}
   // By all threads of a block, whole warps, with ids from whoever ran before; ends with a barrier
   // where there are ids. The grid's first block writes the inverse.
   template <class Args>
   __device__ __forceinline__ FewWalk(const Args& args, const FewChain& chain, void* memory,
                                      int thread, int threads)
-      : groups(args.walk), permutation(args.permutation) {
+      : FewWalk(args) {
     if (chain.ids == nullptr) return;
     auto* const order = static_cast<std::int32_t*>(memory);
     const auto none = static_cast<unsigned>(args.groups);

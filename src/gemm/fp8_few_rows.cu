@@ -15,6 +15,7 @@
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales; at
 //               last, of what comes next into the L2
 //   Where groups are older than the grid before this one, only warps 0-3 wait for that.
+//   made        named barrier 4: warps 4-7 have made the barriers
 //   listed      named barrier 2: warps 4-11 have listed the groups, while the others found their
 //               first tile by themselves
 //   full[s]     stage s is there: the ordering thread, its bytes, and the warp with tokens: the two
@@ -33,6 +34,7 @@
 // the 800 that memory leaves a multiprocessor when all stream. Measured: 42, 25, 296, 153.
 #include "cuda/launch.hpp"
 #include "gemm/fetch_next.cuh"
+#include "gemm/few_barriers.cuh"
 #include "gemm/few_end.cuh"
 #include "gemm/few_walk.cuh"
 #include "gemm/fp8_mma.cuh"
@@ -143,11 +145,22 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 #endif
 
-template <class S, Rows rows>
+// What a layer asks for most: no k shared out, no ids, a scale for a block, results from registers
+// without a bias.
+// Code that does not run is in the way of what does: fetched with it, line by line, and jumped
+// over.
+bool is_usual(const PackedArgs& args, const FewChain& chain, int split) {
+  return split == 1 && chain.ids == nullptr && args.block_scales && args.finish.bias == nullptr &&
+         ends_in_registers(args.finish);
+}
+
+template <class S, Rows rows, bool usual = false>
 __global__ void __launch_bounds__(S::threads, S::together)
     few_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ FewChain chain,
-             int split) {
+             int given_split) {
 #if defined(SHUNT_SM_90A)
+  const int split = usual ? 1 : given_split;
+  const bool block_scales = usual || args.block_scales;
   constexpr bool wide = rows == Rows::wide;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
@@ -156,16 +169,8 @@ __global__ void __launch_bounds__(S::threads, S::together)
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
   auto* const scales = reinterpret_cast<float*>(stages + S::stages * S::stage_bytes);
   float* const sums = scales + S::stages * S::scales;
-  if (thread == 0) {
-    for (int s = 0; s < S::stages; ++s) {
-      mbarrier_init(&full[s], rows == Rows::pieces ? 1 + 32 : 1 + 2);
-      mbarrier_init(&empty[s], 8);
-    }
-    mbarrier_init(&there, static_cast<unsigned>(8 * split));
-    mbarrier_init(&used, static_cast<unsigned>(8 * split));
-    mbarrier_init_fence();
-  }
-  __syncthreads();  // this block's barriers are there
+  make_few_barriers(full, empty, there, used, rows == Rows::pieces ? 1 + 32 : 1 + 2, split, warp,
+                    lane);
   // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
   if (split > 1) cluster_arrive();
   const bool early = args.early;  // weights and groups are older than the grid before this one
@@ -174,14 +179,18 @@ __global__ void __launch_bounds__(S::threads, S::together)
     let_successor_start();
   }
   unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
-  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  const FewWalk walk = [&] {
+    if constexpr (usual) return FewWalk(args);
+    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  }();
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
 
   const int rank = static_cast<int>(cluster_rank());
-  const int clusters = static_cast<int>(gridDim.x) / split;
-  const int begin = static_cast<int>(std::int64_t{args.steps} * rank / split);
-  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) / split);
-  int tile = static_cast<int>(blockIdx.x) / split;
+  const int split_bits = 31 - __clz(split);  // a power of two, and divisions are slow
+  const int clusters = static_cast<int>(gridDim.x) >> split_bits;
+  const int begin = static_cast<int>(std::int64_t{args.steps} * rank >> split_bits);
+  const int end = static_cast<int>(std::int64_t{args.steps} * (rank + 1) >> split_bits);
+  int tile = static_cast<int>(blockIdx.x) >> split_bits;
   int stage = 0;
   unsigned parity = 0;
   bool again = false;  // the ring has been round
@@ -205,6 +214,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
   };
   if (warp < 4 || warp == 12) {
     at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
+    named_barrier(4, 256 + 160);  // this block's barriers are there
     more = at.group >= 0 || find_listed();
     if (early && warp < 4) {  // what these copy is younger
       wait_for_predecessor();
@@ -218,10 +228,10 @@ __global__ void __launch_bounds__(S::threads, S::together)
         const std::int64_t first = std::int64_t{at.column} * args.steps;
         for (int i = begin; i < end; ++i) {
           if (again) mbarrier_wait(&empty[stage], parity ^ 1);
-          mbarrier_arrive_expect(&full[stage], S::weight_bytes + (args.block_scales ? 16 : 0));
+          mbarrier_arrive_expect(&full[stage], S::weight_bytes + (block_scales ? 16 : 0));
           copy_bytes_once(stages + stage * S::stage_bytes, group + (first + i) * S::weight_bytes,
                           S::weight_bytes, &full[stage]);
-          if (args.block_scales) {
+          if (block_scales) {
             copy_bytes(scales + stage * S::scales, group + args.scales_at + (first + i) * 16, 16,
                        &full[stage]);
           }
@@ -268,7 +278,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
         pieces.copy(args.source + (bytes > 0 ? k : 0), bytes, [&](int c) {
           return to + static_cast<std::uint32_t>(c * 512 + (part ^ (line + 4 * c) % 8) * 16);
         });
-        if (args.block_scales) {
+        if (block_scales) {
           const std::uint32_t scale_at = shared_address(scales + slot * S::scales + 4 + lane);
 #pragma unroll
           for (int h = 0; h < halves; ++h) {
@@ -291,7 +301,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
                                static_cast<std::uint32_t>(half * 128 + part % 2 * 8);
     const std::uint32_t piece = static_cast<std::uint32_t>(part / 2 ^ half) * 16;
     const bool fp8 = rows == Rows::anywhere && args.source_dtype == DType::f8_e4m3;
-    const bool bf16 = args.source_dtype == DType::bf16, scaled = fp8 && args.block_scales;
+    const bool bf16 = args.source_dtype == DType::bf16, scaled = fp8 && block_scales;
     int number = 0;  // of this block's steps, all tiles: the tile's first
     for (; more; number += end - begin, go_on()) {
       // Lane l: which row of the source tokens l and l + 32 are; -1: zeros.
@@ -417,9 +427,10 @@ __global__ void __launch_bounds__(S::threads, S::together)
     if (split > 1) cluster_wait();
   } else {
     if constexpr (S::together == 2) fewer_registers<56>();
-    if (rows == Rows::pieces && !args.block_scales) {  // these warps alone read them
+    if (rows == Rows::pieces && !block_scales) {  // these warps alone read them
       for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
     }
+    named_arrive(4, 256 + 160);
     list.build(walk.groups, thread - 128, 256, 3);
     named_arrive(2, 256 + 160);
     const int tiles = list.tiles();
@@ -431,7 +442,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     const std::uint32_t zero = unknown_zero();
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
-    const bool direct = split == 1 && args.block_scales && ends_in_registers(args.finish);
+    const bool direct = usual || split == 1 && block_scales && ends_in_registers(args.finish);
     const bool to_bf16 = args.finish.out_dtype == DType::bf16;
     for (; tile < tiles; tile += clusters, turn ^= 1, first = false) {
       const GroupTile at = list.find(tile);
@@ -449,7 +460,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
                              wgmma_descriptor(b_base + offset));
         wgmma_commit();
         const float* const here = scales + stage * S::scales;
-        const float gate = args.block_scales ? here[0] : 1, up = args.block_scales ? here[1] : 1;
+        const float gate = block_scales ? here[0] : 1, up = block_scales ? here[1] : 1;
         float2 token[S::tokens / 8];
 #pragma unroll
         for (int j = 0; j < S::tokens / 8; ++j) {
@@ -477,62 +488,65 @@ __global__ void __launch_bounds__(S::threads, S::together)
         const std::int64_t weight_row =
             std::int64_t{at.column} * S::rows + 64 * group + warp % 4 * 16;
         if (to_bf16) {
-          finish_in_registers<S::tokens, true>(args.finish, at.row, at.count, weight_row, sum_of,
-                                               lane);
+          finish_in_registers<S::tokens, true, !usual>(args.finish, at.group, at.row, at.count,
+                                                       weight_row, sum_of, lane);
         } else {
-          finish_in_registers<S::tokens, false>(args.finish, at.row, at.count, weight_row, sum_of,
-                                                lane);
+          finish_in_registers<S::tokens, false, !usual>(args.finish, at.group, at.row, at.count,
+                                                        weight_row, sum_of, lane);
         }
         continue;
       }
-      if (!first) {
-        split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
-      }
-      float* const mine = sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
-#pragma unroll
-      for (int i = 0; i < S::tokens / 2; ++i) {
-        mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = sum_of[i];
-      }
-      __syncwarp();
-      if (split == 1) {
-        named_barrier(1, 256);
-      } else {
-        if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
-        mbarrier_wait_cluster(&there, turn);
-      }
-      const float* const row_scales = reinterpret_cast<const float*>(
-          args.tiles + at.group * args.group_bytes + args.scales_at + at.column * S::rows * 4);
-      const auto sum = [&](int token, int row) {
-        const float* const here = sums + token * S::pitch + row;
-        float all = *here;
-        if (split > 1) {
-          float part[4];
-#pragma unroll
-          for (int p = 0; p < 4; ++p) {
-            part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
-          }
-          all = part[0];
-#pragma unroll
-          for (int p = 1; p < 4; ++p) {
-            if (p < split) all += part[p];
-          }
+      if constexpr (!usual) {
+        if (!first) {
+          split == 1 ? named_barrier(1, 256) : mbarrier_wait_cluster(&used, turn ^ 1);
         }
-        if (args.block_scales) return all;
-        std::int64_t from = at.row + token;
-        if (walk.permutation != nullptr) from = walk.permutation[from] / args.slots;
-        from = min(max(from, std::int64_t{0}), args.source_rows - 1);
-        return __fmul_rn(all,
-                         __fmul_rn(args.row_scales[from * args.row_scale_stride], row_scales[row]));
-      };
-      finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
-                           std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
-                           256 * split);
-      __syncwarp();
-      if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+        float* const mine =
+            sums + 2 * (lane % 4) * S::pitch + 64 * group + warp % 4 * 16 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < S::tokens / 2; ++i) {
+          mine[(i / 4 * 8 + i % 2) * S::pitch + i / 2 % 2 * 8] = sum_of[i];
+        }
+        __syncwarp();
+        if (split == 1) {
+          named_barrier(1, 256);
+        } else {
+          if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
+          mbarrier_wait_cluster(&there, turn);
+        }
+        const float* const row_scales = reinterpret_cast<const float*>(
+            args.tiles + at.group * args.group_bytes + args.scales_at + at.column * S::rows * 4);
+        const auto sum = [&](int token, int row) {
+          const float* const here = sums + token * S::pitch + row;
+          float all = *here;
+          if (split > 1) {
+            float part[4];
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+              part[p] = p < split ? float_of_rank(here, static_cast<unsigned>(p)) : 0;
+            }
+            all = part[0];
+#pragma unroll
+            for (int p = 1; p < 4; ++p) {
+              if (p < split) all += part[p];
+            }
+          }
+          if (block_scales) return all;
+          std::int64_t from = at.row + token;
+          if (walk.permutation != nullptr) from = walk.permutation[from] / args.slots;
+          from = min(max(from, std::int64_t{0}), args.source_rows - 1);
+          return __fmul_rn(
+              all, __fmul_rn(args.row_scales[from * args.row_scale_stride], row_scales[row]));
+        };
+        finish_sums<S::rows>(args.finish, at.group, at.row, at.count,
+                             std::int64_t{at.column} * S::rows, sum, thread - 128 + 256 * rank,
+                             256 * split);
+        __syncwarp();
+        if (split > 1 && lane < split) mbarrier_arrive_at(&used, static_cast<unsigned>(lane));
+      }
     }
   }
   __syncwarp();
-  cluster_barrier();
+  if (!usual) cluster_barrier();
 #endif
 }
 
@@ -540,16 +554,17 @@ template <class S>
 bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChain chain) {
   chain.at_once = gpu.multiprocessors * S::together;
   args.columns = args.row_tiles;
+  const bool usual = is_usual(args, chain, plan.split);
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         args.source_dtype == DType::f32       ? few_rows<S, Rows::wide>
-         : args.pieces                         ? few_rows<S, Rows::pieces>
+         args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
+         : args.pieces ? (usual ? few_rows<S, Rows::pieces, true> : few_rows<S, Rows::pieces>)
          : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
          : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
-             ? few_rows<S, Rows::narrow>
+             ? (usual ? few_rows<S, Rows::narrow, true> : few_rows<S, Rows::narrow>)
              : few_rows<S, Rows::anywhere>,
          args, chain, plan.split);
   return true;

@@ -10,7 +10,8 @@
 // goes by in steps of 128, a stage each.
 //   warps 0-3   a team's copies each: one thread orders bulk copies, a tile of the layout a step, 7
 //               to 16 KB, scales and all. Their first tile they find by themselves, while warps
-//               4-19 list the groups (listed: named barrier 2). All lanes copy the tokens' rows in
+//               4-19 make the barriers (made: named barrier 1) and list the groups (listed: named
+//               barrier 2). All lanes copy the tokens' rows in
 //               pieces of 16 bytes, asynchronously where they are as they must be, else through
 //               registers; zeros behind k. What is behind a group's last row stays what it was:
 //               nobody reads its sums
@@ -77,18 +78,25 @@ struct FewFragments {
   static_assert(stages >= 2 && team * rows == 128 && (tokens == 8 || tokens == 24));
 };
 
+// Whether results are written four at once.
+SHUNT_BOTH inline bool writes_fours(const Finish& f, bool bf16) {
+  return f.plain && has_simple_bias(f) && f.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
+         f.out_stride % 4 == 0 && f.out_columns % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(f.out) % 8 == 0;
+}
+
 #if defined(SHUNT_SM_90A)
 
 // A warp's end of a tile: what it and its partners, the warps that have the same weights and tokens
 // of other parts of k, do with their sums.
-template <class S>
+template <class S, bool usual>
 struct WarpEnd {
   static constexpr bool bf16 = S::L::bf16;
   const Finish& f;
   float* mine;  // the sums of 8 tokens, and behind them the rows' factors
-  int split, share, part;
+  int split, share, share_bits, part;
   std::uint64_t *there, *used;  // the partners'
-  bool vectors;                 // four results at once
+  bool vectors;                 // four results at once: with `usual` always
   unsigned turns = 0;
 
   // Of a token, the sums of n rows from `row` on by all parts of k, times the rows' factors.
@@ -98,17 +106,17 @@ struct WarpEnd {
     if (split * share == 1) {
       read(x, own);
     } else {
-      const float* const first = own - part % share * S::team * S::sum_floats;
+      const float* const first = own - (part & (share - 1)) * S::team * S::sum_floats;
 #pragma unroll 1
       for (int p = 0; p < split * share; ++p) {
-        const float* const at = first + p % share * S::team * S::sum_floats;
+        const float* const at = first + (p & (share - 1)) * S::team * S::sum_floats;
         float y[n];
         if (split == 1) {
           read(y, at);
         } else {
 #pragma unroll
           for (int i = 0; i < n; ++i) {
-            y[i] = float_of_rank(at + i, static_cast<unsigned>(p / share));
+            y[i] = float_of_rank(at + i, static_cast<unsigned>(p >> share_bits));
           }
         }
 #pragma unroll
@@ -126,18 +134,27 @@ struct WarpEnd {
                                         int lane) const {
     const int begin = lane + 32 * part, stride = 32 * split * share;
     static_assert(S::rows == 32);
-    if (vectors) {
+    if (usual || vectors) {
       const int shift = f.paired ? 2 : 3;  // of a token's fours
 #pragma unroll 1
       for (int i = begin; i < count << shift; i += stride) {
         const int token = i >> shift, o = (i & ((1 << shift) - 1)) * 4;
         const std::int64_t column = (f.paired ? first / 2 : first) + o;
         if (column >= f.out_columns) continue;
+        const auto add_bias = [&](float(&to)[4], std::int64_t from) {
+          if (usual || f.bias == nullptr) return;
+          const float* const bias =
+              static_cast<const float*>(f.bias) + group * f.bias_group_stride + from;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) to[e] = __fadd_rn(to[e], __ldg(bias + e));
+        };
         float x[4];
         load(token, f.paired ? o / 8 * 16 + o % 8 : o, x);
+        add_bias(x, column);
         if (f.paired) {
           float up[4];
           load(token, o / 8 * 16 + o % 8 + 8, up);
+          add_bias(up, f.out_columns + column);
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = fast_silu(f.rule, x[e], up[e]);
         }
@@ -207,7 +224,15 @@ struct WarpEnd {
 
 #endif
 
-template <class S>
+// What a layer asks for most: rows that are as they must be, results in fours without a bias, no
+// ids. Code that does not run is in the way of what does: fetched with it, line by line, and jumped
+// over.
+bool is_usual(const FragmentArgs& args, const FewChain& chain, bool bf16) {
+  return args.direct && chain.ids == nullptr && args.finish.bias == nullptr &&
+         writes_fours(args.finish, bf16);
+}
+
+template <class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     few_fragments(const __grid_constant__ FragmentArgs args, const __grid_constant__ FewChain chain,
                   int split, int share) {
@@ -222,30 +247,19 @@ __global__ void __launch_bounds__(S::threads, 1)
   unsigned char* const behind = stages + S::teams * S::stages * S::stage_bytes;
   const typename L::Book book = book_at<L>(behind, lane);
   auto* const sums = reinterpret_cast<float*>(behind + L::Book::bytes);
-  if (thread == 0) {
-    for (int s = 0; s < S::teams * S::stages; ++s) {
-      mbarrier_init(&full[s], 1 + 32);
-      mbarrier_init(&empty[s], 32 * S::team);  // all lanes: tools do not follow one for its warp
-    }
-    for (int w = 0; w < S::warps; ++w) {
-      const auto arrivals = static_cast<unsigned>(split == 1 ? 32 * share : split * share);
-      mbarrier_init(&there[w], arrivals);
-      mbarrier_init(&used[w], arrivals);
-    }
-    mbarrier_init_fence();
-  }
-  __syncthreads();
   const bool copies = warp < S::teams;
   const int team = copies ? warp : (warp - S::teams) / S::team;
   const int rank = static_cast<int>(cluster_rank());
-  const int part = rank * share + team % share;  // of k
+  const int part = rank * share + (team & (share - 1));  // of k
+  // Powers of two: a division takes as long as a trip to shared memory, or more.
+  const int split_bits = 31 - __clz(split), share_bits = 31 - __clz(share);
   const auto steps_before = [&](int p) {
-    return static_cast<int>(std::int64_t{args.steps} * p / (split * share));
+    return static_cast<int>(std::int64_t{args.steps} * p >> (split_bits + share_bits));
   };
   const int begin = steps_before(part), end = steps_before(part + 1);
-  const int clusters = static_cast<int>(gridDim.x) / split;
-  const int first = static_cast<int>(blockIdx.x) / split + team / share * clusters;
-  const int stride = S::teams / share * clusters;
+  const int clusters = static_cast<int>(gridDim.x) >> split_bits;
+  const int first = (static_cast<int>(blockIdx.x) >> split_bits) + (team >> share_bits) * clusters;
+  const int stride = (S::teams >> share_bits) * clusters;
   std::uint64_t *const filled = full + team * S::stages, *const free = empty + team * S::stages;
   unsigned char* const ring = stages + team * S::stages * S::stage_bytes;
   // By one thread: weights of step i of a tile.
@@ -256,6 +270,23 @@ __global__ void __launch_bounds__(S::threads, 1)
                         (std::int64_t{at.column} * args.steps + i) * S::weight_bytes,
                     S::weight_bytes, &filled[stage]);
   };
+  // Barriers are made by four threads at once, whose warps have time, one of each team: the
+  // instruction takes uniform addresses, so that lanes would take turns.
+  if (!copies && lane == 0 && (warp - S::teams) % S::team == 0) {
+#pragma unroll
+    for (int s = 0; s < S::stages; ++s) {
+      mbarrier_init(&filled[s], 1 + 32);
+      mbarrier_init(&free[s], 32 * S::team);  // all lanes: tools do not follow one for its warp
+    }
+    const auto arrivals = static_cast<unsigned>(split == 1 ? 32 * share : split * share);
+#pragma unroll
+    for (int w = 0; w < S::team; ++w) {
+      mbarrier_init(&there[team * S::team + w], arrivals);
+      mbarrier_init(&used[team * S::team + w], arrivals);
+    }
+    mbarrier_init_fence();
+  }
+  __syncwarp();
   // Only in a real cluster: in one block the two halves are compiled to one barrier of its threads.
   if (split > 1) cluster_arrive();
   const bool early = args.early;  // weights and groups are older than the grid before this one
@@ -265,7 +296,10 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   unsigned char* const listed_at =
       reinterpret_cast<unsigned char*>(sums + S::warps * S::sum_floats);
-  const FewWalk walk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  const FewWalk walk = [&] {
+    if constexpr (usual) return FewWalk(args);
+    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
+  }();
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
   StageRing<S::stages> place;
   if (copies) {
@@ -274,6 +308,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     bool listed = false;
     int tile = first;
     GroupTile at = S::List::find_unlisted(walk.groups, args.groups, args.columns, tile);
+    named_barrier(1, S::threads);  // this block's barriers are there
     const auto find_listed = [&] {
       if (!listed) named_barrier(2, S::threads);  // once each of four warps
       listed = true;
@@ -296,7 +331,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       wait_for_predecessor();
       let_successor_start();
     }
-    StepRows<L::bf16, S::tokens> rows(lane);
+    StepRows<L::bf16, S::tokens, usual> rows(lane);
     while (more) {
       rows.begin(gathered, at.row, at.count);
 #pragma unroll 1
@@ -305,7 +340,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (lane == 0 && i >= ahead) copy_weights(at, i, place.stage);
         __syncwarp();
         rows.copy(gathered, shared_address(ring + place.stage * S::stage_bytes), i);
-        if (args.direct) {
+        if (usual || args.direct) {
           mbarrier_arrive_after_copies(&filled[place.stage]);
         } else {
           mbarrier_arrive(&filled[place.stage]);
@@ -322,6 +357,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     if (split > 1) cluster_wait();
   } else {
+    named_arrive(1, S::threads);  // first: registers come from warps that wait for this
     if constexpr (S::tokens > 8) more_registers<104>();
     // Theirs alone, so that copies need not wait; a barrier of the list's is behind it.
     write_book<L>(behind, thread - 32 * S::teams, 32 * S::warps);
@@ -330,7 +366,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     const int tiles = list.tiles();
     if (split > 1) cluster_wait();  // the other blocks' barriers are there
     const int worker = warp - S::teams, member = worker % S::team, block = member * S::blocks;
-    const int leader = team / share * share * S::team + member;
+    const int leader = (team & -share) * S::team + member;
     const std::uint32_t tokens_at =
         shared_address(ring) +
         static_cast<std::uint32_t>(lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16);
@@ -338,17 +374,15 @@ __global__ void __launch_bounds__(S::threads, 1)
     const std::uint32_t zero = unknown_zero();
     const std::uint32_t filled_at = shared_address(filled), free_at = shared_address(free);
     const Finish& f = args.finish;
-    WarpEnd<S> finish{.f = f,
-                      .mine = sums + worker * S::sum_floats,
-                      .split = split,
-                      .share = share,
-                      .part = part,
-                      .there = &there[leader],
-                      .used = &used[leader],
-                      .vectors = f.plain && f.bias == nullptr &&
-                                 f.out_dtype == (L::bf16 ? DType::bf16 : DType::f16) &&
-                                 f.out_stride % 4 == 0 && f.out_columns % 4 == 0 &&
-                                 reinterpret_cast<std::uintptr_t>(f.out) % 8 == 0};
+    WarpEnd<S, usual> finish{.f = f,
+                             .mine = sums + worker * S::sum_floats,
+                             .split = split,
+                             .share = share,
+                             .share_bits = share_bits,
+                             .part = part,
+                             .there = &there[leader],
+                             .used = &used[leader],
+                             .vectors = writes_fours(f, L::bf16)};
     for (int tile = first; tile < tiles; tile += stride) {
       const GroupTile at = list.find(tile);
       const float factor = __ldg(reinterpret_cast<const float*>(
@@ -414,7 +448,8 @@ void launch_few(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split / share)},
-         few_fragments<S>, args, chain, plan.split / share, share);
+         is_usual(args, chain, S::L::bf16) ? few_fragments<S, true> : few_fragments<S, false>, args,
+         chain, plan.split / share, share);
 }
 
 template <class L>

@@ -30,7 +30,8 @@ __device__ __forceinline__ void store_numbers(const FragmentArgs& args, std::uin
 }
 
 // What a lane of a warp copies of every step of 128 of k: piece lane % 16 of rows lane / 16 + 2 c.
-template <bool bf16, int tokens>
+// `direct`: args.direct is known to hold.
+template <bool bf16, int tokens, bool direct = false>
 class StepRows {
  public:
   __device__ __forceinline__ explicit StepRows(int lane) : line_(lane / 16), part_(lane % 16) {}
@@ -38,7 +39,7 @@ class StepRows {
   // Rows [row, row + count) of the order.
   __device__ __forceinline__ void begin(const FragmentArgs& args, int row, int count) {
     row_ = row, left_ = count - line_;
-    if (!args.direct) return;
+    if (!direct && !args.direct) return;
     pieces_.begin(args.source_row_bytes, left_,
                   [&](int c) { return source_of(args, std::int64_t{row} + line_ + 2 * c); });
   }
@@ -52,18 +53,20 @@ class StepRows {
       return box + static_cast<std::uint32_t>(c * 256 + ((part_ % 8) ^ (line_ + 2 * c) % 8) * 16);
     };
     const std::int64_t left = args.k - k;  // numbers
-    if (args.direct) {
+    if (direct || args.direct) {
       const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
       pieces_.copy(left <= 0 ? args.source : args.source + 2 * k, bytes, at);
       return;
     }
+    if constexpr (!direct) {
 #pragma unroll 1
-    for (int c = 0; 2 * c < left_; ++c) {
-      const std::int64_t row = std::int64_t{row_} + line_ + 2 * c;
-      const int source = source_of(args, row);
-      const float scale = args.row_scale != nullptr ? __ldg(args.row_scale + row) : 1.0f;
-      store_numbers<bf16>(args, at(c), args.source + max(source, 0) * args.source_row_bytes, k,
-                          source < 0 ? 0 : left, scale);
+      for (int c = 0; 2 * c < left_; ++c) {
+        const std::int64_t row = std::int64_t{row_} + line_ + 2 * c;
+        const int source = source_of(args, row);
+        const float scale = args.row_scale != nullptr ? __ldg(args.row_scale + row) : 1.0f;
+        store_numbers<bf16>(args, at(c), args.source + max(source, 0) * args.source_row_bytes, k,
+                            source < 0 ? 0 : left, scale);
+      }
     }
   }
 

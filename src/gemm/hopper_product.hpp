@@ -25,6 +25,11 @@ struct Finish {
   RowPlaces places;  // of results without an activation
 };
 
+// A bias that ends in registers can add: f32, one number behind the other.
+SHUNT_BOTH constexpr bool has_simple_bias(const Finish& f) {
+  return f.bias == nullptr || (f.bias_dtype == DType::f32 && f.bias_stride == 1);
+}
+
 // What both kernels know of a product, by value.
 struct HopperArgs {
   int groups = 0;

@@ -148,6 +148,18 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
   }
 }
 
+// Where ends_in_registers() says so, with a bias.
+__device__ __noinline__ void finish_biased(const Finish& f, int group, std::int64_t row, int count,
+                                           std::int64_t first, float d0, float d1, float d2,
+                                           float d3, int lane) {
+  const float d[4] = {d0, d1, d2, d3};
+  if (f.out_dtype == DType::bf16) {
+    finish_in_registers<8, true>(f, group, row, count, first, d, lane);
+  } else {
+    finish_in_registers<8, false>(f, group, row, count, first, d, lane);
+  }
+}
+
 #endif
 
 // P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
@@ -312,10 +324,12 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
     const int from = first + 16 * b;
     if (!direct) {
       finish_lane(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);
+    } else if (f.bias != nullptr) {
+      finish_biased(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);
     } else if (f.out_dtype == DType::bf16) {
-      finish_in_registers<8, true>(f, rows.row, rows.count, from, d[b], lane);
+      finish_in_registers<8, true, false>(f, group, rows.row, rows.count, from, d[b], lane);
     } else {
-      finish_in_registers<8, false>(f, rows.row, rows.count, from, d[b], lane);
+      finish_in_registers<8, false, false>(f, group, rows.row, rows.count, from, d[b], lane);
     }
   }
 #endif
