@@ -1,5 +1,6 @@
 // Grouped GEMM over ragged groups, any GPU since compute capability 8.0: f32, and in 16 bits what
-// Hopper's own kernels (many_rows.cuh, few_rows.cuh) do not take.
+// neither Hopper's own kernels (many_rows.cuh, few_rows.cuh) nor mma_rows.cu take: weights that are
+// not prepared, rows that must be converted or do not lie at multiples of 16 bytes.
 //
 // A block of 4 warps computes tiles of 64 rows by 64 rows of the weights' layout, one after the
 // other, tile numbers blockIdx.x, blockIdx.x + gridDim.x, ..; tile_search.cuh says where a tile
