@@ -70,8 +70,6 @@ struct FewTile {
 
 // What a layer asks for most: no k shared out, no ids, no weighed rows, results from registers
 // without a bias.
-// Code that does not run is in the way of what does: fetched with it, line by line, and jumped
-// over.
 inline bool is_usual(const HopperArgs& args, const FewChain& chain, int split, bool bf16) {
   return split == 1 && chain.ids == nullptr && args.tiles != nullptr && args.row_scale == nullptr &&
          args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&

@@ -43,7 +43,9 @@ struct FewWalk {
     return 4 * (2 * most_chained_pairs + groups + 1);
   }
 
-  // The product's own.
+  // The product's own. Each kernel for few rows has a usual form, for what a layer asks for most
+  // (its is_usual() says what that is), without ids among others: code that does not run is in the
+  // way of what does, fetched with it, line by line, and jumped over.
   template <class Args>
   __device__ __forceinline__ explicit FewWalk(const Args& args)
       : groups(args.walk), permutation(args.permutation) {}

@@ -147,8 +147,6 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 // What a layer asks for most: no k shared out, no ids, a scale for a block, results from registers
 // without a bias.
-// Code that does not run is in the way of what does: fetched with it, line by line, and jumped
-// over.
 bool is_usual(const PackedArgs& args, const FewChain& chain, int split) {
   return split == 1 && chain.ids == nullptr && args.block_scales && args.finish.bias == nullptr &&
          ends_in_registers(args.finish);

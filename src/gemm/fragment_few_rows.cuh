@@ -225,8 +225,7 @@ struct WarpEnd {
 #endif
 
 // What a layer asks for most: rows that are as they must be, results in fours without a bias, no
-// ids. Code that does not run is in the way of what does: fetched with it, line by line, and jumped
-// over.
+// ids.
 bool is_usual(const FragmentArgs& args, const FewChain& chain, bool bf16) {
   return args.direct && chain.ids == nullptr && args.finish.bias == nullptr &&
          writes_fours(args.finish, bf16);

@@ -85,8 +85,7 @@ namespace {
 
 bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p,
                          const FewChain& chain) {
-  const bool mma = plan.kernel == ProductPlan::portable && plan.blocks > 0;  // mma_rows.cu
-  if (plan.kernel == ProductPlan::portable && !mma) return false;
+  if (plan.kernel == ProductPlan::portable && plan.blocks == 0) return false;  // grouped_cuda.cu's
   const RowLayout& layout = p.layout;
   const bool activates =
       p.activation.kind != cpu_engine::ActivationRule::identity || p.activation.limit < INFINITY;
@@ -124,7 +123,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
     args.finish.bias_group_stride = p.bias.strides[0];
     args.finish.bias_stride = p.bias.strides[1];
   }
-  if (mma) return mma_rows(gpu, plan, p, args);
+  if (plan.kernel == ProductPlan::portable) return mma_rows(gpu, plan, p, args);
   if (plan.kernel == ProductPlan::blackwell) return blackwell_rows(gpu, plan, p, args);
   const bool bf16 = layout.dtype == DType::bf16;
   if (plan.kernel == ProductPlan::many_rows) {

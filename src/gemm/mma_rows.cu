@@ -111,7 +111,7 @@ class Reader {
   std::uint32_t a_, b_, a_piece_, b_piece_;
 };
 
-// Out of line: there once for gate and up of both columns.
+// Out of line: there once for each of the eight that finish_eight() has.
 __device__ __noinline__ float joined(const cpu_engine::ActivationRule& rule, float gate, float up) {
   return activated(rule, gate, up);
 }

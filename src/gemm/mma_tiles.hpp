@@ -16,9 +16,33 @@ struct MmaTiles {
 
 // No block has more than 99 KB, what 8.6 and 8.9 give one.
 inline constexpr MmaTiles mma_tiles[] = {
-    {16, 128, 8, 4, 1, 4, 3, 500, 50},
-    {64, 128, 4, 4, 2, 5, 3, 900, 3500},
-    {128, 256, 4, 8, 2, 4, 1, 2500, 8000},
+    {.tokens = 16,
+     .weights = 128,
+     .pieces = 8,
+     .warps = 4,
+     .down = 1,
+     .stages = 4,
+     .blocks = 3,
+     .step_clocks = 500,
+     .end_clocks = 50},
+    {.tokens = 64,
+     .weights = 128,
+     .pieces = 4,
+     .warps = 4,
+     .down = 2,
+     .stages = 5,
+     .blocks = 3,
+     .step_clocks = 900,
+     .end_clocks = 3500},
+    {.tokens = 128,
+     .weights = 256,
+     .pieces = 4,
+     .warps = 8,
+     .down = 2,
+     .stages = 4,
+     .blocks = 1,
+     .step_clocks = 2500,
+     .end_clocks = 8000},
 };
 
 }  // namespace shunt::cuda_engine

@@ -61,8 +61,8 @@ struct PackedModel {
   std::int64_t most_tiles(std::int64_t wide, int tokens) const {
     return wide * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
   }
-  // Few rows in tiles of `tokens`: `step` clocks for 128 of k, weights read `again` times.
-  PackedPlan few_rows(int tokens, int split, double step, double again) const {
+  // Few rows in tiles of `tokens`: `step` clocks for 128 of k.
+  PackedPlan few_rows(int tokens, int split, double step) const {
     PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
     const double tiles = hit * static_cast<double>(columns) * std::ceil(planned() / tokens);
     const std::int64_t clusters =
@@ -70,8 +70,9 @@ struct PackedModel {
     // Blocks without a tile leave more of the memory to the others: only the first round is whole.
     const double turns = std::max(1.0, tiles / static_cast<double>(clusters));
     const double each = static_cast<double>(ceil_div(steps, split)) * step + 800;
-    const double memory = memory_us(again), products = turns * us(each);
-    // Rows are rounded by warps that wait for memory less.
+    const double memory = memory_us(), products = turns * us(each);
+    // Rows that are rounded on the way: the larger alone puts where rounding beforehand begins to
+    // pay close to where it was measured (docs/notes/cuda-fp8.md, "Where memory decides").
     plan.us = few_start_us + split_us * (split == 4 ? 3 : split - 1) +
               (sizes.packed_rows ? both(memory, products) : std::max(memory, products));
     plan.blocks = static_cast<int>(split * std::min(clusters, most_tiles(columns, tokens)));

@@ -43,7 +43,7 @@ struct Model : PackedModel {
     // Four warps round the rows, a step each; rows that are fp8 already they only pass on.
     const double rows = sizes.packed_rows ? 0 : 124 * std::min<double>(planned(), tokens);
     const double step = std::max({bytes / few_bytes_a_clock, 420.0 + 8 * tokens, rows});
-    PackedPlan plan = few_rows(tokens, split, step, 1);
+    PackedPlan plan = few_rows(tokens, split, step);
     if (split == 1 && tokens <= most_tokens_together) {
       plan.blocks = static_cast<int>(
           std::min(std::int64_t{few_together} * gpu.multiprocessors, most_tiles(columns, tokens)));

@@ -54,9 +54,10 @@ struct Model {
         mean(static_cast<double>(expected) / static_cast<double>(std::max<std::int64_t>(1, hit))) {}
 
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
-  double memory_us() const {
+  double memory_us() const { return memory_us(static_cast<double>(hit)); }
+  double memory_us(double groups) const {
     const double bytes =
-        static_cast<double>(hit * sizes.group_rows) * static_cast<double>(sizes.k) +
+        groups * static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k) +
         static_cast<double>(expected) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
@@ -180,7 +181,7 @@ struct Model {
     const double rounds =
         std::max(1.0, groups * static_cast<double>(columns) * down / gpu.multiprocessors);
     const double each = static_cast<double>(steps) * tiles.step_clocks + tiles.end_clocks;
-    plan.us = start_us + all(memory_us(), us(rounds * each), 0);
+    plan.us = start_us + all(memory_us(groups), us(rounds * each), 0);
     const std::int64_t most = columns * (ceil_div(sizes.rows, tiles.tokens) +
                                          std::min<std::int64_t>(sizes.groups, sizes.rows));
     const int room =
