@@ -2,6 +2,7 @@
 // each, and find their scale together.
 #pragma once
 
+#include "cuda/element.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/hopper.cuh"
 
@@ -36,9 +37,14 @@ __device__ __forceinline__ void find_scales(const std::uint32_t (&most)[n],
     large = large || amax > 1e30f;
     scale[c] = quick_fp8_scale(amax);
   }
-  if (large) {
+  if (large) {  // 2^-64 of the number has the same digits
 #pragma unroll
-    for (int c = 0; c < n; ++c) scale[c] = device_fp8_scale(__uint_as_float(most[c]), 0, false);
+    for (int c = 0; c < n; ++c) {
+      const float amax = fmaxf(__uint_as_float(most[c]), 1e-12f);
+      if (amax <= 1e30f) continue;
+      const DeviceFp8Scale part = quick_fp8_scale(amax * 0x1p-64f);
+      scale[c] = {part.scale * 0x1p64f, part.factor * 0x1p-64f};
+    }
   }
 }
 

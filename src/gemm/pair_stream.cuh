@@ -148,29 +148,23 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
   }
 }
 
-// Where ends_in_registers() says so, with a bias.
-__device__ __noinline__ void finish_biased(const Finish& f, int group, std::int64_t row, int count,
-                                           std::int64_t first, float d0, float d1, float d2,
-                                           float d3, int lane) {
-  const float d[4] = {d0, d1, d2, d3};
-  if (f.out_dtype == DType::bf16) {
-    finish_in_registers<8, true>(f, group, row, count, first, d, lane);
-  } else {
-    finish_in_registers<8, false>(f, group, row, count, first, d, lane);
-  }
-}
-
 #endif
 
-// P: the operands. rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
+// How a product ends: by any rule; as most layers' do, 16 bits like the operands in registers,
+// without or with a bias; or added up, one token's rows: then it is a second product, early, of
+// rows in place.
+enum class PairEnd { any, plain, biased, summed };
+
+// P: the operands. bf16: else they are f16; rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
 // slot_bytes each; book_bytes: of shared memory, for what write_book() writes, where any; weighs:
 // rows may be weighed, which their sums are; stage(), copy() and multiply(), and value(): the sums
-// as mma.sync leaves them. summed: it adds up one token's rows;
-// then the product is a second one, early, of rows in place.
-template <class P, bool summed>
-__global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 : 3)
+// as mma.sync leaves them.
+template <class P, PairEnd how>
+__global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 256,
+                                  how == PairEnd::summed ? 1 : 3)
     pair_stream(const __grid_constant__ PairArgs args) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool summed = how == PairEnd::summed;
   extern __shared__ __align__(128) unsigned char shared[];
   const auto lane = static_cast<int>(threadIdx.x), parts = static_cast<int>(blockDim.y);
   // The same in all lanes of a warp, and known so.
@@ -313,7 +307,6 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
       by[i] = __shfl_sync(0xffffffffu, weight, rows.pair(min(2 * (lane % 4) + i, rows.count - 1)));
     }
   }
-  const bool direct = ends_in_registers(f);
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) {
     operands.scale(args, b, d[b]);
@@ -322,14 +315,11 @@ __global__ void __launch_bounds__(summed ? most_pair_threads : 256, summed ? 1 :
       for (int i = 0; i < 4; ++i) d[b][i] = __fmul_rn(d[b][i], by[i % 2]);
     }
     const int from = first + 16 * b;
-    if (!direct) {
+    if constexpr (how == PairEnd::any) {
       finish_lane(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);
-    } else if (f.bias != nullptr) {
-      finish_biased(f, group, rows.row, rows.count, from, d[b][0], d[b][1], d[b][2], d[b][3], lane);
-    } else if (f.out_dtype == DType::bf16) {
-      finish_in_registers<8, true, false>(f, group, rows.row, rows.count, from, d[b], lane);
     } else {
-      finish_in_registers<8, false, false>(f, group, rows.row, rows.count, from, d[b], lane);
+      finish_in_registers<8, P::bf16, how == PairEnd::biased>(f, group, rows.row, rows.count, from,
+                                                              d[b], lane);
     }
   }
 #endif
@@ -350,14 +340,14 @@ PairArgs cut(PairArgs args, int parts, int sets) {
   return args;
 }
 
-template <class P, bool summed>
+template <class P, PairEnd how>
 void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 grid) {
-  prefer_shared_memory(pair_stream<P, summed>);
+  prefer_shared_memory(pair_stream<P, how>);
   launch("grouped_gemm", gpu,
          {.grid = grid,
           .block = dim3(32, static_cast<unsigned>(parts), static_cast<unsigned>(args.sets)),
           .shared = static_cast<std::size_t>(block_bytes<P>(args, parts))},
-         pair_stream<P, summed>, args);
+         pair_stream<P, how>, args);
 }
 
 // One token's rows added up, with as many parts as there is room for. False: they do not fit, or
@@ -379,7 +369,7 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   const int bytes = block_bytes<P>(summed, parts) + own_shared_bytes;
   if (bytes > most_bytes || blocks * bytes > gpu.shared_bytes) return false;
   *args.sum.heard = true;
-  launch_pair_stream<P, true>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
+  launch_pair_stream<P, PairEnd::summed>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
   return true;
 }
 
@@ -402,15 +392,21 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
   if (plan.parts == 0) return false;
   if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args)) return true;
   args.sum = {};
-  const auto plain = [&]<class Of>() {
-    launch_pair_stream<Of, false>(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
-                                  dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
-                                       static_cast<unsigned>(std::min(args.pairs, args.groups))));
+  const auto go = [&]<class Of>() {
+    const Finish& f = args.finish;
+    const bool in_registers =
+        ends_in_registers(f) && f.out_dtype == (Of::bf16 ? DType::bf16 : DType::f16);
+    const auto kernel = !in_registers       ? launch_pair_stream<Of, PairEnd::any>
+                        : f.bias == nullptr ? launch_pair_stream<Of, PairEnd::plain>
+                                            : launch_pair_stream<Of, PairEnd::biased>;
+    kernel(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
+           dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
+                static_cast<unsigned>(std::min(args.pairs, args.groups))));
   };
   if constexpr (shallow > 0) {
-    if (plan.warps > 16) return plain.template operator()<P<shallow>>(), true;
+    if (plan.warps > 16) return go.template operator()<P<shallow>>(), true;
   }
-  plain.template operator()<P<deep>>();
+  go.template operator()<P<deep>>();
   return true;
 }
 

@@ -13,9 +13,10 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-template <int depth_>
+template <bool bf16_, int depth_>
 class StreamFp8 {
  public:
+  static constexpr bool bf16 = bf16_;
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = rows * 128 + 16;
   static constexpr bool weighs = false;
   static constexpr int book_bytes = 0;
@@ -43,11 +44,33 @@ class StreamFp8 {
     from_ += tile_bytes;
     scales_ += 16;
   }
-  // A half of a warp has 128 numbers of a row at a time, two or four times on their way at once.
+  // A half of a warp has 128 numbers of a row at a time; where that is not all, four times on their
+  // way at once.
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, int thread, int threads) {
-    args.steps > threads / 8 ? stage_by<4>(args, of, shared, thread, threads)
-                             : stage_by<2>(args, of, shared, thread, threads);
+    const int half = thread / 16, halves = threads / 16;
+    const int count = __shfl_sync(0xffffffffu, of.count, 0);  // the compiler sees: one of a warp
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      const StagedRow row{of.source(args, t), shared + t * args.pitch, thread % 16, args.steps,
+                          args.k};
+      if (args.steps <= halves) {
+        std::uint32_t words[1][4];
+        row.load<1>(half, halves, words);
+        row.round<1>(half, halves, words);
+        continue;
+      }
+#pragma unroll 1
+      for (int base = 0; base < args.steps; base += 4 * halves) {
+        std::uint32_t words[2][2][4];
+        row.load<2>(base + half, halves, words[0]);
+        row.load<2>(base + half + 2 * halves, halves, words[1]);
+        row.round<2>(base + half, halves, words[0]);
+        if (base + 2 * halves < args.steps) {
+          row.round<2>(base + half + 2 * halves, halves, words[1]);
+        }
+      }
+    }
   }
   __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int count,
                                         int lane) {
@@ -94,53 +117,44 @@ class StreamFp8 {
  private:
   static constexpr int tile_bytes = static_cast<int>(PackedLayout::tile_bytes);
 
-  template <int batch>
-  __device__ __forceinline__ static void stage_by(const PairArgs& args, const StreamedRows& of,
-                                                  unsigned char* shared, int thread, int threads) {
-    const int half = thread / 16, part = thread % 16, halves = threads / 16;
-    const bool bf16 = args.source_dtype == DType::bf16;
-#pragma unroll 1
-    for (int t = 0; t < of.count; ++t) {
-      const char* const from = of.source(args, t);
-      unsigned char* const row = shared + t * args.pitch;
-#pragma unroll 1
-      for (int base = half; base - half < args.steps; base += batch * halves) {
-        uint4 word[batch];
+  // A row on its way to shared memory, of which 16 lanes have eight of 128 numbers each.
+  struct StagedRow {
+    const char* from;
+    unsigned char* to;
+    int part, steps;
+    std::int64_t k;
+    // Steps at, at + stride, .. ; zeros behind k.
+    template <int batch>
+    __device__ __forceinline__ void load(int at, int stride, std::uint32_t (&words)[batch][4]) const {
 #pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const int k = (base + n * halves) * 128 + 8 * part;
-          word[n] = {0, 0, 0, 0};
-          if (k < args.k) word[n] = __ldcg(reinterpret_cast<const uint4*>(from + 2 * k));
-        }
-        float x[batch][8], scale[batch];
-        std::uint32_t rounded[batch][2];
-#pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const std::uint32_t words[4] = {word[n].x, word[n].y, word[n].z, word[n].w};
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const auto bits = static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)));
-            x[n][i] = bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-          }
-        }
-        quantise<batch>(x, rounded, scale);
-#pragma unroll
-        for (int n = 0; n < batch; ++n) {
-          const int at = base + n * halves;
-          if (at >= args.steps) continue;
-          unsigned char* const to =
-              row + at * 256 + part / 4 * 64 + part % 2 * 32 + part % 4 / 2 * 8;
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            std::uint32_t wide[2];
-            widen(rounded[n][i], wide);
-            *reinterpret_cast<uint2*>(to + 16 * i) = make_uint2(wide[0], wide[1]);
-          }
-          if (part == 0) reinterpret_cast<float*>(row + args.steps * 256)[at] = scale[n];
-        }
+      for (int n = 0; n < batch; ++n) {
+        const int column = (at + n * stride) * 128 + 8 * part;
+        uint4 word = {0, 0, 0, 0};
+        if (column < k) word = __ldcg(reinterpret_cast<const uint4*>(from + 2 * column));
+        words[n][0] = word.x, words[n][1] = word.y, words[n][2] = word.z, words[n][3] = word.w;
       }
     }
-  }
+    template <int batch>
+    __device__ __forceinline__ void round(int at, int stride,
+                                          const std::uint32_t (&words)[batch][4]) const {
+      std::uint32_t rounded[batch][2];
+      float scale[batch];
+      quantise<bf16, batch>(words, rounded, scale);
+#pragma unroll
+      for (int n = 0; n < batch; ++n) {
+        const int step = at + n * stride;
+        if (step >= steps) continue;
+        unsigned char* const first = to + step * 256 + part / 4 * 64 + part % 2 * 32 + part % 4 / 2 * 8;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          std::uint32_t wide[2];
+          widen(rounded[n][i], wide);
+          *reinterpret_cast<uint2*>(first + 16 * i) = make_uint2(wide[0], wide[1]);
+        }
+        if (part == 0) reinterpret_cast<float*>(to + steps * 256)[step] = scale[n];
+      }
+    }
+  };
 
   // Four e4m3 as f16.
   __device__ __forceinline__ static void widen(std::uint32_t four, std::uint32_t (&out)[2]) {
@@ -160,10 +174,19 @@ class StreamFp8 {
 #endif
 };
 
+template <bool bf16>
+struct OfType {
+  template <int depth>
+  using Stream = StreamFp8<bf16, depth>;
+};
+
 }  // namespace
 
 bool pair_stream_fp8(const Gpu& gpu, const PairArgs& args) {
-  return launch_pair_stream<StreamFp8, 5, 0>(gpu, args, {.least = 2, .most = 16, .longest = 16});
+  const PairLimits limits{.least = 2, .most = 16, .longest = 16};
+  return args.source_dtype == DType::bf16
+             ? launch_pair_stream<OfType<true>::Stream, 5, 0>(gpu, args, limits)
+             : launch_pair_stream<OfType<false>::Stream, 5, 0>(gpu, args, limits);
 }
 
 }  // namespace shunt::cuda_engine

@@ -15,7 +15,7 @@ template <class L_, int depth_, int blocks_>
 class StreamFragments {
  public:
   using L = L_;
-  static constexpr bool weighs = false;
+  static constexpr bool bf16 = L::bf16, weighs = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
   static constexpr int book_bytes = L::Book::bytes;
   static constexpr int code_bytes = blocks * L::pairs * 32 * lane_bytes(L::codes);
