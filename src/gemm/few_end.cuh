@@ -24,6 +24,23 @@ __device__ __forceinline__ std::uint32_t turned(std::uint32_t two) {
   return out;
 }
 
+// A warp's sums as wgmma leaves them, of `count` of `tokens` rows: each times its row's weight.
+template <int tokens>
+__device__ __forceinline__ void weigh_sums(const float* weights, int count, float (&d)[tokens / 2],
+                                           int lane) {
+#pragma unroll
+  for (int j = 0; j < tokens / 8; ++j) {
+    if (8 * j >= count) break;
+    const int token = 8 * j + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float by = weights[min(token + i, count - 1)];
+      d[4 * j + i] = __fmul_rn(d[4 * j + i], by);
+      d[4 * j + 2 + i] = __fmul_rn(d[4 * j + 2 + i], by);
+    }
+  }
+}
+
 // A warp's sums as wgmma leaves them, 16 rows of weights of a group from `first` on by `count` of
 // `tokens` rows from `row` on. Not `biased`: there is no bias, which its code would slow down.
 template <int tokens, bool bf16, bool biased = true>

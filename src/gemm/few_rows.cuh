@@ -68,19 +68,19 @@ struct FewTile {
 
 #endif
 
-// What a layer asks for most: no k shared out, no ids, no weighed rows, results from registers
-// without a bias.
-inline bool is_usual(const HopperArgs& args, const FewChain& chain, int split, bool bf16) {
-  return split == 1 && chain.ids == nullptr && args.tiles != nullptr && args.row_scale == nullptr &&
+// What a layer asks for most: no k shared out, results from registers without a bias.
+inline bool is_usual(const HopperArgs& args, int split, bool bf16) {
+  return split == 1 && args.tiles != nullptr &&
          args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
          args.finish.bias == nullptr && ends_in_registers(args.finish);
 }
 
-template <class T, class S, bool usual>
+template <class T, class S, FewForm form>
 __global__ void __launch_bounds__(S::threads, 1)
     few_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ FewChain chain,
              const __grid_constant__ CUtensorMap weights, int given_split) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool usual = form != FewForm::any;
   const int split = usual ? 1 : given_split;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
@@ -128,10 +128,8 @@ __global__ void __launch_bounds__(S::threads, 1)
     let_successor_start();
   }
   unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
-  const FewWalk walk = [&] {
-    if constexpr (usual) return FewWalk(args);
-    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
-  }();
+  const FewWalk walk = FewWalk::of<form>(
+      args, args.row_scale, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
   if (warp < 4) {
     GroupTile at;
@@ -214,9 +212,6 @@ __global__ void __launch_bounds__(S::threads, 1)
     unsigned turn = 0;  // of `there` and `used`
     bool first = true;
     constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
-    const float* const weights_of_rows = usual                     ? nullptr
-                                         : walk.weights != nullptr ? walk.weights
-                                                                   : args.row_scale;
     const bool direct = usual || split == 1 &&
                                      args.finish.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
                                      ends_in_registers(args.finish);
@@ -247,18 +242,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       wgmma_wait<0>();
       if (begin < end && lane == 0) mbarrier_arrive(&empty[before]);
 
-      if (weights_of_rows != nullptr) {
-#pragma unroll
-        for (int j = 0; j < S::tokens / 8; ++j) {
-          if (8 * j >= at.count) break;
-          const int token = 8 * j + 2 * (lane % 4);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float by = weights_of_rows[at.row + min(token + i, at.count - 1)];
-            d[4 * j + i] = __fmul_rn(d[4 * j + i], by);
-            d[4 * j + 2 + i] = __fmul_rn(d[4 * j + 2 + i], by);
-          }
-        }
+      if (!usual && walk.weights != nullptr) {
+        weigh_sums<S::tokens>(walk.weights + at.row, at.count, d, lane);
       }
       if (direct) {
         finish_in_registers<S::tokens, bf16, !usual>(
@@ -322,12 +307,15 @@ bool launch_few(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p
                 p.layout.k, p.matrices.strides[1], S::rows)) {
     return false;
   }
+  const FewForm form = few_form(is_usual(args, plan.split, bf16), false, args.row_scale, chain);
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         is_usual(args, chain, plan.split, bf16) ? few_rows<T, S, true> : few_rows<T, S, false>,
+         form == FewForm::plain   ? few_rows<T, S, FewForm::plain>
+         : form == FewForm::pairs ? few_rows<T, S, form_of_pairs<S>>
+                                  : few_rows<T, S, FewForm::any>,
          args, chain, weights, plan.split);
   return true;
 }

@@ -32,29 +32,52 @@ class PairPlanes {
   unsigned plane_[planes];
 };
 
+// Forms of each kernel for few rows: any, for all that a product may ask for; and for what is
+// usual, each kernel says what, of rows without weights: with ids (pairs), else with a bias or
+// plain. Code that does not run is in the way of what does, fetched with it, line by line, and
+// jumped over.
+enum class FewForm { any, plain, biased, pairs };
+inline FewForm few_form(bool usual, bool biased, const float* of_rows, const FewChain& chain) {
+  if (!usual || of_rows != nullptr || chain.weights != nullptr) return FewForm::any;
+  if (chain.ids != nullptr) return FewForm::pairs;
+  return biased ? FewForm::biased : FewForm::plain;
+}
+
+// That for ids: up to eight rows a group.
+template <class S>
+inline constexpr FewForm form_of_pairs = S::tokens == 8 ? FewForm::pairs : FewForm::any;
+
 // A block's walk over groups and where its rows come from: the product's own, or as the chain's ids
 // say, in shared memory.
 struct FewWalk {
   GroupWalk groups;
   const std::int32_t* permutation;
-  const float* weights = nullptr;  // of the chain, in the rows' order
+  const float* weights;  // sums of row r of the order times weights[r], unless null
   // Of shared memory.
   static __host__ __device__ constexpr int bytes(int groups) {
     return 4 * (2 * most_chained_pairs + groups + 1);
   }
 
-  // The product's own. Each kernel for few rows has a usual form, for what a layer asks for most
-  // (its is_usual() says what that is), without ids among others: code that does not run is in the
-  // way of what does, fetched with it, line by line, and jumped over.
+  // As the form says. `of_rows`: the product's own weights.
+  template <FewForm form, class Args>
+  __device__ __forceinline__ static FewWalk of(const Args& args, const float* of_rows,
+                                               const FewChain& chain, void* memory, int thread,
+                                               int threads) {
+    if constexpr (form == FewForm::plain || form == FewForm::biased) return FewWalk(args, nullptr);
+    return FewWalk(args, form == FewForm::any ? of_rows : nullptr, chain, memory, thread, threads);
+  }
+
+ private:
+  // The product's own.
   template <class Args>
-  __device__ __forceinline__ explicit FewWalk(const Args& args)
-      : groups(args.walk), permutation(args.permutation) {}
+  __device__ __forceinline__ FewWalk(const Args& args, const float* of_rows)
+      : groups(args.walk), permutation(args.permutation), weights(of_rows) {}
   // By all threads of a block, whole warps, with ids from whoever ran before; ends with a barrier
   // where there are ids. The grid's first block writes the inverse.
   template <class Args>
-  __device__ __forceinline__ FewWalk(const Args& args, const FewChain& chain, void* memory,
-                                     int thread, int threads)
-      : FewWalk(args) {
+  __device__ __forceinline__ FewWalk(const Args& args, const float* of_rows, const FewChain& chain,
+                                     void* memory, int thread, int threads)
+      : FewWalk(args, of_rows) {
     if (chain.ids == nullptr) return;
     auto* const order = static_cast<std::int32_t*>(memory);
     const auto none = static_cast<unsigned>(args.groups);
@@ -86,9 +109,9 @@ struct FewWalk {
     __syncthreads();
     groups.offsets = order + most_chained_pairs;
     if (permutation != nullptr) permutation = order;
-    if (chain.weights != nullptr) {
-      weights = reinterpret_cast<const float*>(order) + most_chained_pairs + groups_end;
-    }
+    weights = chain.weights == nullptr
+                  ? nullptr
+                  : reinterpret_cast<const float*>(order) + most_chained_pairs + groups_end;
   }
 };
 

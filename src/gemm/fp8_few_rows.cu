@@ -145,18 +145,19 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 #endif
 
-// What a layer asks for most: no k shared out, no ids, a scale for a block, results from registers
-// without a bias.
-bool is_usual(const PackedArgs& args, const FewChain& chain, int split) {
-  return split == 1 && chain.ids == nullptr && args.block_scales && args.finish.bias == nullptr &&
+// What a layer asks for most: no k shared out, a scale for a block, results from registers without
+// a bias.
+bool is_usual(const PackedArgs& args, int split) {
+  return split == 1 && args.block_scales && args.finish.bias == nullptr &&
          ends_in_registers(args.finish);
 }
 
-template <class S, Rows rows, bool usual = false>
+template <class S, Rows rows, FewForm form = FewForm::any>
 __global__ void __launch_bounds__(S::threads, S::together)
     few_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ FewChain chain,
              int given_split) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool usual = form != FewForm::any;
   const int split = usual ? 1 : given_split;
   const bool block_scales = usual || args.block_scales;
   constexpr bool wide = rows == Rows::wide;
@@ -177,10 +178,8 @@ __global__ void __launch_bounds__(S::threads, S::together)
     let_successor_start();
   }
   unsigned char* const listed_at = reinterpret_cast<unsigned char*>(sums) + S::sum_bytes;
-  const FewWalk walk = [&] {
-    if constexpr (usual) return FewWalk(args);
-    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
-  }();
+  const FewWalk walk = FewWalk::of<form>(
+      args, args.sum_weight, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
 
   const int rank = static_cast<int>(cluster_rank());
@@ -482,6 +481,9 @@ __global__ void __launch_bounds__(S::threads, S::together)
         if (++stage == S::stages) stage = 0, parity ^= 1;
       }
 
+      if (!usual && walk.weights != nullptr) {
+        weigh_sums<S::tokens>(walk.weights + at.row, at.count, sum_of, lane);
+      }
       if (direct) {
         const std::int64_t weight_row =
             std::int64_t{at.column} * S::rows + 64 * group + warp % 4 * 16;
@@ -552,17 +554,20 @@ template <class S>
 bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChain chain) {
   chain.at_once = gpu.multiprocessors * S::together;
   args.columns = args.row_tiles;
-  const bool usual = is_usual(args, chain, plan.split);
+  const FewForm form = few_form(is_usual(args, plan.split), false, args.sum_weight, chain);
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
          args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
-         : args.pieces ? (usual ? few_rows<S, Rows::pieces, true> : few_rows<S, Rows::pieces>)
+         : args.pieces ? (form == FewForm::plain ? few_rows<S, Rows::pieces, FewForm::plain>
+                                                 : few_rows<S, Rows::pieces>)
          : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
          : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
-             ? (usual ? few_rows<S, Rows::narrow, true> : few_rows<S, Rows::narrow>)
+             ? (form == FewForm::plain   ? few_rows<S, Rows::narrow, FewForm::plain>
+                : form == FewForm::pairs ? few_rows<S, Rows::narrow, form_of_pairs<S>>
+                                         : few_rows<S, Rows::narrow>)
              : few_rows<S, Rows::anywhere>,
          args, chain, plan.split);
   return true;

@@ -23,7 +23,8 @@
 //               their sums of eight tokens lie in shared memory
 //   used        they have been read
 // Nothing else is waited for: a warp ends a tile alone, or with its partners. Sums of parts of k
-// are added in their order, times the row's factor, and finished as finish.cuh says. A result's sum
+// are added in their order, times the row's factor and the token's weight where it has one, and
+// finished as finish.cuh says. A result's sum
 // runs over k in an order that split times share alone decides. The last cluster barrier: no block
 // leaves while others read its sums.
 //
@@ -89,14 +90,15 @@ SHUNT_BOTH inline bool writes_fours(const Finish& f, bool bf16) {
 
 // A warp's end of a tile: what it and its partners, the warps that have the same weights and tokens
 // of other parts of k, do with their sums.
-template <class S, bool usual>
+template <class S, FewForm form>
 struct WarpEnd {
-  static constexpr bool bf16 = S::L::bf16;
+  static constexpr bool bf16 = S::L::bf16, usual = form != FewForm::any;
   const Finish& f;
   float* mine;  // the sums of 8 tokens, and behind them the rows' factors
   int split, share, share_bits, part;
   std::uint64_t *there, *used;  // the partners'
   bool vectors;                 // four results at once: with `usual` always
+  const float* weights;         // of the order's rows, or null: with `usual` always
   unsigned turns = 0;
 
   // Of a token, the sums of n rows from `row` on by all parts of k, times the rows' factors.
@@ -129,6 +131,17 @@ struct WarpEnd {
     for (int i = 0; i < n; ++i) x[i] = __fmul_rn(x[i], factors[i]);
   }
 
+  // The same, times the weight of row `row_of_order`.
+  template <int n>
+  __device__ __forceinline__ void load(int token, int row, std::int64_t row_of_order,
+                                       float (&x)[n]) const {
+    load(token, row, x);
+    if (!usual && weights != nullptr) {
+#pragma unroll
+      for (float& sum : x) sum = __fmul_rn(sum, weights[row_of_order]);
+    }
+  }
+
   // `count` tokens, up to 8, from row `row` of out, weights from row `first` of the group's.
   __device__ __forceinline__ void write(int group, std::int64_t row, int count, std::int64_t first,
                                         int lane) const {
@@ -142,18 +155,18 @@ struct WarpEnd {
         const std::int64_t column = (f.paired ? first / 2 : first) + o;
         if (column >= f.out_columns) continue;
         const auto add_bias = [&](float(&to)[4], std::int64_t from) {
-          if (usual || f.bias == nullptr) return;
+          if (form == FewForm::plain || (form != FewForm::biased && f.bias == nullptr)) return;
           const float* const bias =
               static_cast<const float*>(f.bias) + group * f.bias_group_stride + from;
 #pragma unroll
           for (int e = 0; e < 4; ++e) to[e] = __fadd_rn(to[e], __ldg(bias + e));
         };
         float x[4];
-        load(token, f.paired ? o / 8 * 16 + o % 8 : o, x);
+        load(token, f.paired ? o / 8 * 16 + o % 8 : o, row + token, x);
         add_bias(x, column);
         if (f.paired) {
           float up[4];
-          load(token, o / 8 * 16 + o % 8 + 8, up);
+          load(token, o / 8 * 16 + o % 8 + 8, row + token, up);
           add_bias(up, f.out_columns + column);
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = fast_silu(f.rule, x[e], up[e]);
@@ -171,11 +184,11 @@ struct WarpEnd {
       const std::int64_t column = (f.paired ? first / 2 : first) + o;
       if (column >= f.out_columns) continue;
       float x[1];
-      load(token, f.paired ? o / 8 * 16 + o % 8 : o, x);
+      load(token, f.paired ? o / 8 * 16 + o % 8 : o, row + token, x);
       if (f.bias != nullptr) x[0] = __fadd_rn(x[0], bias_of(f, group, column));
       if (f.paired) {
         float up[1];
-        load(token, o / 8 * 16 + o % 8 + 8, up);
+        load(token, o / 8 * 16 + o % 8 + 8, row + token, up);
         if (f.bias != nullptr) {
           up[0] = __fadd_rn(up[0], bias_of(f, group, f.out_columns + column));
         }
@@ -224,18 +237,17 @@ struct WarpEnd {
 
 #endif
 
-// What a layer asks for most: rows that are as they must be, results in fours without a bias, no
-// ids.
-bool is_usual(const FragmentArgs& args, const FewChain& chain, bool bf16) {
-  return args.direct && chain.ids == nullptr && args.finish.bias == nullptr &&
-         writes_fours(args.finish, bf16);
+// What a layer asks for most: rows that are as they must be, results in fours.
+bool is_usual(const FragmentArgs& args, bool bf16) {
+  return args.direct && writes_fours(args.finish, bf16);
 }
 
-template <class S, bool usual>
+template <class S, FewForm form>
 __global__ void __launch_bounds__(S::threads, 1)
     few_fragments(const __grid_constant__ FragmentArgs args, const __grid_constant__ FewChain chain,
                   int split, int share) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool usual = form != FewForm::any;
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::teams * S::stages], empty[S::teams * S::stages];
@@ -295,10 +307,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   }
   unsigned char* const listed_at =
       reinterpret_cast<unsigned char*>(sums + S::warps * S::sum_floats);
-  const FewWalk walk = [&] {
-    if constexpr (usual) return FewWalk(args);
-    return FewWalk(args, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
-  }();
+  const FewWalk walk = FewWalk::of<form>(
+      args, args.sum_scale, chain, listed_at + S::List::bytes(args.groups), thread, S::threads);
   typename S::List list(listed_at, walk.groups, args.groups, args.columns);
   StageRing<S::stages> place;
   if (copies) {
@@ -373,15 +383,16 @@ __global__ void __launch_bounds__(S::threads, 1)
     const std::uint32_t zero = unknown_zero();
     const std::uint32_t filled_at = shared_address(filled), free_at = shared_address(free);
     const Finish& f = args.finish;
-    WarpEnd<S, usual> finish{.f = f,
-                             .mine = sums + worker * S::sum_floats,
-                             .split = split,
-                             .share = share,
-                             .share_bits = share_bits,
-                             .part = part,
-                             .there = &there[leader],
-                             .used = &used[leader],
-                             .vectors = writes_fours(f, L::bf16)};
+    WarpEnd<S, form> finish{.f = f,
+                            .mine = sums + worker * S::sum_floats,
+                            .split = split,
+                            .share = share,
+                            .share_bits = share_bits,
+                            .part = part,
+                            .there = &there[leader],
+                            .used = &used[leader],
+                            .vectors = writes_fours(f, L::bf16),
+                            .weights = walk.weights};
     for (int tile = first; tile < tiles; tile += stride) {
       const GroupTile at = list.find(tile);
       const float factor = __ldg(reinterpret_cast<const float*>(
@@ -442,13 +453,25 @@ template <class S>
 void launch_few(const Gpu& gpu, const PackedPlan& plan, const FragmentArgs& args, FewChain chain) {
   chain.at_once = gpu.multiprocessors;
   const int share = teams_of_tile(plan);
+  const auto kernel = [&] {
+    switch (
+        few_form(is_usual(args, S::L::bf16), args.finish.bias != nullptr, args.sum_scale, chain)) {
+      case FewForm::plain:
+        return few_fragments<S, FewForm::plain>;
+      case FewForm::biased:
+        return few_fragments<S, FewForm::biased>;
+      case FewForm::pairs:
+        return few_fragments<S, form_of_pairs<S>>;
+      default:
+        return few_fragments<S, FewForm::any>;
+    }
+  }();
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split / share)},
-         is_usual(args, chain, S::L::bf16) ? few_fragments<S, true> : few_fragments<S, false>, args,
-         chain, plan.split / share, share);
+         kernel, args, chain, plan.split / share, share);
 }
 
 template <class L>

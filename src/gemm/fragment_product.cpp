@@ -2,6 +2,7 @@
 #include "gemm/fragment_product.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "core/check.hpp"
 #include "gemm/pair_stream.hpp"
@@ -13,10 +14,13 @@ namespace {
 
 std::int64_t width(DType dtype) { return bits(dtype) / 8; }
 
-bool pieces_aligned(const Tensor& rows) {
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
-         (rows.shape[0] <= 1 ||
-          (rows.strides[0] % 8 == 0 && rows.shape[0] * (rows.strides[0] / 8) < 0xffffffff));
+// Whether rows are as they are multiplied, in aligned and whole pieces of 16 bytes (memcheck counts
+// a copy of fewer as one of 16).
+bool as_they_are(const FragmentProduct& p) {
+  return p.rows.dtype == p.layout.dtype && p.layout.k % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.rows.data) % 16 == 0 &&
+         (p.rows.shape[0] <= 1 ||
+          (p.rows.strides[0] % 8 == 0 && p.rows.shape[0] * (p.rows.strides[0] / 8) < 0xffffffff));
 }
 
 PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t rows) {
@@ -89,18 +93,22 @@ PackedSizes sizes_of(const FragmentProduct& p) {
   PackedSizes sizes = sizes_for(p.layout, p.groups, p.out.shape[0]);
   sizes.expected = expected_rows(p);
   sizes.whole_k = p.whole_k;
-  sizes.rows_in_place = p.permutation == nullptr && p.row_scale == nullptr &&
-                        p.rows.dtype == p.layout.dtype && pieces_aligned(p.rows);
+  sizes.rows_in_place = p.permutation == nullptr && p.row_scale == nullptr && as_they_are(p);
   return sizes;
 }
 
-bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows) {
+bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
+                    const PickedRows& picked) {
+  // Rows that are not copied as they are come slowly, number by number.
+  if ((picked.other || (picked.weighed && picked.whole_k)) && rows >= 256) return true;
   const GpuFigures f = figures(gpu);
   PackedSizes sizes = sizes_for(layout, groups, rows);
   const double after = plan_fragments(sizes, f).us;
   sizes.rows_in_place = false;
+  const PackedPlan on_the_way = plan_fragments(sizes, f);
+  if (picked.weighed && !picked.whole_k && on_the_way.kernel != PackedPlan::few_rows) return true;
   const double gather_us = 2 + 4.0 * static_cast<double>(rows * layout.k) / (f.read_gbps * 1e3);
-  return after + gather_us < plan_fragments(sizes, f).us;
+  return after + gather_us < on_the_way.us;
 }
 
 FragmentArgs args_of(const FragmentProduct& p) {
@@ -111,33 +119,32 @@ FragmentArgs args_of(const FragmentProduct& p) {
   const bool silu =
       layout.paired ? p.activation.gated && p.activation.kind == cpu_engine::ActivationRule::silu
                     : !activates;
-  FragmentArgs args{
-      .groups = p.groups,
-      .walk = walk_of(p),
-      .steps = static_cast<int>(layout.steps()),
-      .columns = static_cast<int>(layout.row_tiles()),
-      .tiles = static_cast<const char*>(p.prepared),
-      .group_bytes = layout.group_bytes(),
-      .factors_at = layout.factors_at(),
-      .unscale = unscale(layout.codes(), bf16),
-      .early = p.early,
-      .source = p.rows.as<const char>(),
-      .source_dtype = p.rows.dtype,
-      .source_rows = p.rows.shape[0],
-      .source_row_bytes = width(p.rows.dtype) * p.rows.strides[0],
-      .k = layout.k,
-      .direct = p.rows.dtype == layout.dtype && p.row_scale == nullptr && pieces_aligned(p.rows),
-      .permutation = p.permutation,
-      .slots = p.slots,
-      .row_scale = p.row_scale,
-      .finish = {.paired = layout.paired,
-                 .activates = activates,
-                 .plain = silu && p.out.dtype != DType::f32,
-                 .rule = p.activation,
-                 .out = p.out.data,
-                 .out_dtype = p.out.dtype,
-                 .out_stride = p.out.strides[0],
-                 .out_columns = layout.out_columns()}};
+  FragmentArgs args{.groups = p.groups,
+                    .walk = walk_of(p),
+                    .steps = static_cast<int>(layout.steps()),
+                    .columns = static_cast<int>(layout.row_tiles()),
+                    .tiles = static_cast<const char*>(p.prepared),
+                    .group_bytes = layout.group_bytes(),
+                    .factors_at = layout.factors_at(),
+                    .unscale = unscale(layout.codes(), bf16),
+                    .early = p.early,
+                    .source = p.rows.as<const char>(),
+                    .source_dtype = p.rows.dtype,
+                    .source_rows = p.rows.shape[0],
+                    .source_row_bytes = width(p.rows.dtype) * p.rows.strides[0],
+                    .k = layout.k,
+                    .direct = p.row_scale == nullptr && as_they_are(p),
+                    .permutation = p.permutation,
+                    .slots = p.slots,
+                    .row_scale = p.row_scale,
+                    .finish = {.paired = layout.paired,
+                               .activates = activates,
+                               .plain = silu && p.out.dtype != DType::f32,
+                               .rule = p.activation,
+                               .out = p.out.data,
+                               .out_dtype = p.out.dtype,
+                               .out_stride = p.out.strides[0],
+                               .out_columns = layout.out_columns()}};
   if (p.bias) {
     args.finish.bias = p.bias.data;
     args.finish.bias_dtype = p.bias.dtype;
@@ -153,7 +160,11 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
                          const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
   if (plan.kernel == PackedPlan::few_rows) {
-    const FragmentArgs args = args_of(p);
+    FragmentArgs args = args_of(p);
+    if (!p.whole_k) {
+      args.sum_scale = std::exchange(args.row_scale, nullptr);
+      args.direct = as_they_are(p);
+    }
     if (args.direct && !p.whole_k && pairs_stream(chain, p.layout.k)) {
       PairArgs few = pair_args(args, p.layout, chain);
       few.scales_at = args.factors_at;
@@ -174,7 +185,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 }
 
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& p) {
-  return !p.layout.format.ordered && p.row_scale == nullptr && few_enough(p) &&
+  return !p.layout.format.ordered && (p.row_scale == nullptr || !p.whole_k) && few_enough(p) &&
          plan_fragments(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 

@@ -36,7 +36,8 @@ struct FragmentProduct {
   Tensor rows{};  // [T, k] f32 | bf16 | f16, rows may be strided; rounded to the layout's dtype
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
   int slots = 1;
-  const float* row_scale = nullptr;  // row r times row_scale[r] before it is rounded
+  // Row r times row_scale[r] before it is rounded; few rows without whole_k: its sums instead.
+  const float* row_scale = nullptr;
 
   Tensor bias{};  // [groups, n], any strides; may be absent
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
@@ -62,14 +63,16 @@ struct FragmentArgs {
   const std::int32_t* permutation = nullptr;
   int slots = 1;
   const float* row_scale = nullptr;
+  const float* sum_scale = nullptr;  // few rows': sums of row r of the order times sum_scale[r]
 
   Finish finish;
 };
 
 PackedSizes sizes_of(const FragmentProduct& product);
 FragmentArgs args_of(const FragmentProduct& product);
-// Whether rows that a permutation picks are better gathered beforehand.
-bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows);
+// Whether rows that a permutation picks are better gathered, and what else there is, beforehand.
+bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
+                    const PickedRows& picked);
 // Every plan for the product, few rows' and many rows'; none: this GPU cannot.
 PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);

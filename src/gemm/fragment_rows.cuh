@@ -54,7 +54,7 @@ class StepRows {
     };
     const std::int64_t left = args.k - k;  // numbers
     if (direct || args.direct) {
-      const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
+      const int bytes = left <= 0 ? 0 : 16;
       pieces_.copy(left <= 0 ? args.source : args.source + 2 * k, bytes, at);
       return;
     }
@@ -118,7 +118,7 @@ class ListedRows {
     const std::uint32_t first =
         to + static_cast<std::uint32_t>(line_ * 128 + (part_ ^ (line_ % 8)) * 16);
     if (args.direct) {
-      const int bytes = left <= 0 ? 0 : static_cast<int>(min(left * 2, std::int64_t{16}));
+      const int bytes = left <= 0 ? 0 : 16;
       pieces_.copy(left <= 0 ? args.source : args.source + 2 * (k + 8 * part_), bytes,
                    [&](int c) { return first + static_cast<std::uint32_t>(lines * c * 128); });
       return;

@@ -207,14 +207,12 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         DType source, bool scaled, bool whole_k) {
-  // The kernels of packed weights read rows wherever they are, but convert them slowly, and share
-  // those that lie in order.
   if (decoded(weights)) {
     if constexpr (cuda_engine::built) {
       if (!on_gpu(context) || weights.format.ordered) return false;
-      return ((source != weights.dtype || scaled) && rows >= 256) ||
-             cuda_engine::gathering_pays(context.gpu(), cuda_engine::fragments_of(weights),
-                                         weights.groups, rows);
+      return cuda_engine::gathering_pays(
+          context.gpu(), cuda_engine::fragments_of(weights), weights.groups, rows,
+          {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
     }
     return false;
   }

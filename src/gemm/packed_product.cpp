@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/check.hpp"
 #include "gemm/pair_stream.hpp"
@@ -70,7 +71,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .k = layout.k,
       .aligned = aligned_to(p.rows, p.rows.dtype == DType::f8_e4m3 ? 8 : 16),
       // Whole ones: memcheck counts a copy of fewer bytes as one of 16.
-      .pieces = p.rows.dtype == DType::f8_e4m3 && p.row_scale == nullptr &&
+      .pieces = p.rows.dtype == DType::f8_e4m3 && (p.row_scale == nullptr || !p.whole_k) &&
                 aligned_to(p.rows, 16) && layout.k % 16 == 0 &&
                 p.rows.shape[0] * p.rows.strides[0] / 16 < 0xffffffff,
       .permutation = p.permutation,
@@ -105,7 +106,8 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
     args.finish.bias_stride = p.bias.strides[1];
   }
   if (plan.kernel == PackedPlan::many_rows) return fp8_many_rows(gpu, plan, p, args);
-  if (args.block_scales && args.aligned && !p.whole_k && p.row_scale == nullptr &&
+  if (!p.whole_k) args.sum_weight = std::exchange(args.row_weight, nullptr);
+  if (args.block_scales && args.aligned && !p.whole_k &&
       (p.rows.dtype == DType::bf16 || p.rows.dtype == DType::f16) &&
       pairs_stream(chain, layout.k)) {
     PairArgs few = pair_args(args, layout, chain);
@@ -123,7 +125,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
 }
 
 bool takes_pairs(const Gpu& gpu, const PackedProduct& p) {
-  return p.row_scale == nullptr && few_enough(p) &&
+  return (p.row_scale == nullptr || !p.whole_k) && few_enough(p) &&
          plan_packed(sizes_of(p), figures(gpu)).kernel == PackedPlan::few_rows;
 }
 

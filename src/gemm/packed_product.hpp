@@ -36,7 +36,8 @@ struct PackedProduct {
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
   int slots = 1;
-  const float* row_scale = nullptr;  // row r times row_scale[r] before it is rounded
+  // Row r times row_scale[r] before it is rounded; few rows without whole_k: its sums instead.
+  const float* row_scale = nullptr;
 
   Tensor bias{};  // [groups, n], any strides; may be absent
   cpu_engine::ActivationRule activation{.kind = cpu_engine::ActivationRule::identity,
@@ -70,6 +71,7 @@ struct PackedArgs {
   const std::int32_t* permutation = nullptr;
   int slots = 1;
   const float* row_weight = nullptr;
+  const float* sum_weight = nullptr;  // few rows': sums of row r of the order times sum_weight[r]
   bool early = false;
 
   Finish finish;

@@ -151,20 +151,21 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 #endif
 
 // How a product ends: by any rule; as most layers' do, 16 bits like the operands in registers,
-// without or with a bias; or added up, one token's rows: then it is a second product, early, of
-// rows in place.
-enum class PairEnd { any, plain, biased, summed };
+// without more, with a bias, or of rows that are weighed; or added up, one token's rows: then it is
+// a second product, early, of rows in place.
+enum class PairEnd { any, plain, biased, weighed, summed };
 
-// P: the operands. bf16: else they are f16; rows: of weights, a warp's, 16 * blocks; depth: steps that a warp has under way,
-// slot_bytes each; book_bytes: of shared memory, for what write_book() writes, where any; weighs:
-// rows may be weighed, which their sums are; stage(), copy() and multiply(), and value(): the sums
-// as mma.sync leaves them.
+// P: the operands. bf16: of that type, else f16; rows: of weights, a warp's, 16 * blocks; depth:
+// steps that a warp has under way, slot_bytes each; book_bytes: of shared memory, for what
+// write_book() writes, where any; rounds: rows are rounded on their way, one that is older in two
+// parts (Ahead); stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
 template <class P, PairEnd how>
 __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 256,
                                   how == PairEnd::summed ? 1 : 3)
     pair_stream(const __grid_constant__ PairArgs args) {
 #if defined(SHUNT_SM_90A)
   constexpr bool summed = how == PairEnd::summed;
+  const bool early = summed || args.early;
   extern __shared__ __align__(128) unsigned char shared[];
   const auto lane = static_cast<int>(threadIdx.x), parts = static_cast<int>(blockDim.y);
   // The same in all lanes of a warp, and known so.
@@ -172,11 +173,16 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   const int set = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.z), 0);
   const int warp = set * parts + part, thread = 32 * warp + lane, threads = 32 * parts * args.sets;
   // One token's row is the same for all.
-  const bool staged = args.rows_older && args.tokens == 1 && args.slots > 0;
+  const bool staged = !early && args.rows_older && args.tokens == 1 && args.slots > 0;
+  [[maybe_unused]] typename P::Ahead ahead;
   if (staged) {
-    P::stage(args, {.of = 1, .row = 0, .count = 1}, shared, thread, threads);
+    if constexpr (P::rounds) {
+      ahead.begin(args, args.source, shared, thread, threads);
+    } else {
+      P::stage(args, {.of = 1, .row = 0, .count = 1}, shared, thread, threads);
+    }
   }
-  if (!args.early) {
+  if (!early) {
     wait_for_predecessor();
     let_successor_start();
   }
@@ -194,10 +200,11 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   const bool writes = args.inverse != nullptr && blockIdx.x == 0 && warp == 0;
   if (writes && number == 0 && id >= none && lane < args.pairs) args.inverse[lane] = -1;
   float weight = 1;
-  const float* const weights = summed ? args.sum.weights : P::weighs ? args.weights : nullptr;
+  constexpr bool may_weigh = how == PairEnd::any || how == PairEnd::weighed;
+  const float* const weights = summed ? args.sum.weights : may_weigh ? args.weights : nullptr;
   if (weights != nullptr && lane < args.pairs) weight = __ldcg(weights + lane);
   if (mine == 0 && !summed) {
-    if (args.early) {
+    if (early) {
       wait_for_predecessor();
       let_successor_start();
     }
@@ -229,18 +236,21 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   const std::uint32_t one = 1 + threadIdx.x / 32;
   const std::uint32_t copied_to = ring_at * one + static_cast<std::uint32_t>(16 * lane);
   P operands(args, group, first, begin, lane);
-  if (!args.early && !staged) P::stage(args, rows, staged_at, stager, stagers);
+  if (!early && !staged) P::stage(args, rows, staged_at, stager, stagers);
   cp_async_commit();
 #pragma unroll
   for (int i = 0; i < P::depth; ++i) {
     if (begin + i < end) operands.copy(copied_to + static_cast<std::uint32_t>(i * P::slot_bytes));
     cp_async_commit();
   }
+  if constexpr (P::rounds) {
+    if (staged) ahead.end(args);
+  }
   if constexpr (P::book_bytes > 0) {  // while the first weights are on their way
     operands.write_book(shared + all_staged_bytes(args), thread, threads);
   }
   if (part == 0 && some) operands.load_factors(args, first);
-  if (args.early) {
+  if (early) {
     wait_for_predecessor();
     let_successor_start();
     P::stage(args, rows, staged_at, stager, stagers);
@@ -301,7 +311,7 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   }
   if (!some) return;
   float by[2] = {1, 1};  // the rows that this lane has sums of
-  if (P::weighs && args.weights != nullptr) {
+  if (may_weigh && weights != nullptr) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       by[i] = __shfl_sync(0xffffffffu, weight, rows.pair(min(2 * (lane % 4) + i, rows.count - 1)));
@@ -310,7 +320,7 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
 #pragma unroll
   for (int b = 0; b < P::blocks; ++b) {
     operands.scale(args, b, d[b]);
-    if (P::weighs && args.weights != nullptr) {
+    if (may_weigh && weights != nullptr) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) d[b][i] = __fmul_rn(d[b][i], by[i % 2]);
     }
@@ -396,9 +406,11 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
     const Finish& f = args.finish;
     const bool in_registers =
         ends_in_registers(f) && f.out_dtype == (Of::bf16 ? DType::bf16 : DType::f16);
-    const auto kernel = !in_registers       ? launch_pair_stream<Of, PairEnd::any>
-                        : f.bias == nullptr ? launch_pair_stream<Of, PairEnd::plain>
-                                            : launch_pair_stream<Of, PairEnd::biased>;
+    const bool biased = f.bias != nullptr, weighed = args.weights != nullptr;
+    const auto kernel = !in_registers || (biased && weighed) ? launch_pair_stream<Of, PairEnd::any>
+                        : biased  ? launch_pair_stream<Of, PairEnd::biased>
+                        : weighed ? launch_pair_stream<Of, PairEnd::weighed>
+                                  : launch_pair_stream<Of, PairEnd::plain>;
     kernel(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
            dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
                 static_cast<unsigned>(std::min(args.pairs, args.groups))));

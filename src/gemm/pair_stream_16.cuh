@@ -12,11 +12,12 @@ template <class T, int depth_>
 class Stream16 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = 2048;
-  static constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>, weighs = true;
+  static constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>, rounds = false;
   static constexpr int book_bytes = 0;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
 
 #if defined(SHUNT_SM_90A)
+  struct Ahead {};
   // From step `begin` of rows `first` .. of the group's weights on.
   __device__ __forceinline__ Stream16(const PairArgs& args, int group, int first, int begin,
                                       int lane)

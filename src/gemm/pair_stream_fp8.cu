@@ -16,9 +16,8 @@ namespace {
 template <bool bf16_, int depth_>
 class StreamFp8 {
  public:
-  static constexpr bool bf16 = bf16_;
+  static constexpr bool bf16 = bf16_, rounds = true;
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = rows * 128 + 16;
-  static constexpr bool weighs = false;
   static constexpr int book_bytes = 0;
   // A row's numbers, 32 in the order of mma.sync's lanes: the q-th of four has 4 q .. and 16 + 4 q
   // .. Its scales follow; then as much as keeps rows apart that are read together.
@@ -44,32 +43,85 @@ class StreamFp8 {
     from_ += tile_bytes;
     scales_ += 16;
   }
-  // A half of a warp has 128 numbers of a row at a time; where that is not all, four times on their
-  // way at once.
+  // A row on its way to shared memory, rounded: a half of a warp has 128 numbers of it at a time,
+  // four times on their way at once. Half of that is rounded when it is there, the rest at the end.
+  class Ahead {
+   public:
+    __device__ __forceinline__ void begin(const PairArgs& args, const char* from, unsigned char* to,
+                                          int thread, int threads) {
+      from_ = from, to_ = to, half_ = thread / 16, halves_ = threads / 16;
+      if (args.steps <= halves_) {
+        std::uint32_t words[1][4];
+        load(args, 0, words);
+        put(args, 0, words);
+        return;
+      }
+      std::uint32_t words[2][4];
+      load(args, 0, words);
+      load(args, 2 * halves_, words_);
+      put(args, 0, words);
+    }
+    __device__ __forceinline__ void end(const PairArgs& args) {
+#pragma unroll 1
+      for (int at = 2 * halves_; at < args.steps; at += 2 * halves_) {
+        std::uint32_t next[2][4];
+        load(args, at + 2 * halves_, next);
+        put(args, at, words_);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) words_[i / 4][i % 4] = next[i / 4][i % 4];
+      }
+    }
+
+   private:
+    // Eight numbers a lane of steps at + half_ and, where they are two, halves_ further; zeros
+    // behind k.
+    template <int batch>
+    __device__ __forceinline__ void load(const PairArgs& args, int at,
+                                         std::uint32_t (&words)[batch][4]) const {
+#pragma unroll
+      for (int n = 0; n < batch; ++n) {
+        const int column = (at + half_ + n * halves_) * 128 + 8 * part();
+        uint4 word = {0, 0, 0, 0};
+        if (column < args.k) word = __ldcg(reinterpret_cast<const uint4*>(from_ + 2 * column));
+        words[n][0] = word.x, words[n][1] = word.y, words[n][2] = word.z, words[n][3] = word.w;
+      }
+    }
+    template <int batch>
+    __device__ __forceinline__ void put(const PairArgs& args, int at,
+                                        const std::uint32_t (&words)[batch][4]) const {
+      std::uint32_t rounded[batch][2];
+      float scale[batch];
+      quantise<bf16, batch>(words, rounded, scale);
+#pragma unroll
+      for (int n = 0; n < batch; ++n) {
+        const int step = at + half_ + n * halves_;
+        if (step >= args.steps) continue;
+        unsigned char* const to =
+            to_ + step * 256 + part() / 4 * 64 + part() % 2 * 32 + part() % 4 / 2 * 8;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          std::uint32_t wide[2];
+          widen(rounded[n][i], wide);
+          *reinterpret_cast<uint2*>(to + 16 * i) = make_uint2(wide[0], wide[1]);
+        }
+        if (part() == 0) reinterpret_cast<float*>(to_ + args.steps * 256)[step] = scale[n];
+      }
+    }
+    __device__ __forceinline__ static int part() { return static_cast<int>(threadIdx.x) % 16; }
+
+    const char* from_;
+    unsigned char* to_;
+    int half_, halves_;
+    std::uint32_t words_[2][4];
+  };
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, int thread, int threads) {
-    const int half = thread / 16, halves = threads / 16;
     const int count = __shfl_sync(0xffffffffu, of.count, 0);  // the compiler sees: one of a warp
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
-      const StagedRow row{of.source(args, t), shared + t * args.pitch, thread % 16, args.steps,
-                          args.k};
-      if (args.steps <= halves) {
-        std::uint32_t words[1][4];
-        row.load<1>(half, halves, words);
-        row.round<1>(half, halves, words);
-        continue;
-      }
-#pragma unroll 1
-      for (int base = 0; base < args.steps; base += 4 * halves) {
-        std::uint32_t words[2][2][4];
-        row.load<2>(base + half, halves, words[0]);
-        row.load<2>(base + half + 2 * halves, halves, words[1]);
-        row.round<2>(base + half, halves, words[0]);
-        if (base + 2 * halves < args.steps) {
-          row.round<2>(base + half + 2 * halves, halves, words[1]);
-        }
-      }
+      Ahead row;
+      row.begin(args, of.source(args, t), shared + t * args.pitch, thread, threads);
+      row.end(args);
     }
   }
   __device__ __forceinline__ void begin(const PairArgs& args, unsigned char* shared, int count,
@@ -116,45 +168,6 @@ class StreamFp8 {
 
  private:
   static constexpr int tile_bytes = static_cast<int>(PackedLayout::tile_bytes);
-
-  // A row on its way to shared memory, of which 16 lanes have eight of 128 numbers each.
-  struct StagedRow {
-    const char* from;
-    unsigned char* to;
-    int part, steps;
-    std::int64_t k;
-    // Steps at, at + stride, .. ; zeros behind k.
-    template <int batch>
-    __device__ __forceinline__ void load(int at, int stride, std::uint32_t (&words)[batch][4]) const {
-#pragma unroll
-      for (int n = 0; n < batch; ++n) {
-        const int column = (at + n * stride) * 128 + 8 * part;
-        uint4 word = {0, 0, 0, 0};
-        if (column < k) word = __ldcg(reinterpret_cast<const uint4*>(from + 2 * column));
-        words[n][0] = word.x, words[n][1] = word.y, words[n][2] = word.z, words[n][3] = word.w;
-      }
-    }
-    template <int batch>
-    __device__ __forceinline__ void round(int at, int stride,
-                                          const std::uint32_t (&words)[batch][4]) const {
-      std::uint32_t rounded[batch][2];
-      float scale[batch];
-      quantise<bf16, batch>(words, rounded, scale);
-#pragma unroll
-      for (int n = 0; n < batch; ++n) {
-        const int step = at + n * stride;
-        if (step >= steps) continue;
-        unsigned char* const first = to + step * 256 + part / 4 * 64 + part % 2 * 32 + part % 4 / 2 * 8;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          std::uint32_t wide[2];
-          widen(rounded[n][i], wide);
-          *reinterpret_cast<uint2*>(first + 16 * i) = make_uint2(wide[0], wide[1]);
-        }
-        if (part == 0) reinterpret_cast<float*>(to + steps * 256)[step] = scale[n];
-      }
-    }
-  };
 
   // Four e4m3 as f16.
   __device__ __forceinline__ static void widen(std::uint32_t four, std::uint32_t (&out)[2]) {

@@ -15,7 +15,7 @@ template <class L_, int depth_, int blocks_>
 class StreamFragments {
  public:
   using L = L_;
-  static constexpr bool bf16 = L::bf16, weighs = false;
+  static constexpr bool bf16 = L::bf16, rounds = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
   static constexpr int book_bytes = L::Book::bytes;
   static constexpr int code_bytes = blocks * L::pairs * 32 * lane_bytes(L::codes);
@@ -42,6 +42,7 @@ class StreamFragments {
     sums_.book = book_at<L>(to, lane_);
     cuda_engine::write_book<L>(to, thread, threads);
   }
+  struct Ahead {};
   // From step `begin` of rows `first` .. of the group's weights on.
   __device__ __forceinline__ StreamFragments(const PairArgs& args, int group, int first, int begin,
                                              int lane)

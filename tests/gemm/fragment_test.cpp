@@ -141,7 +141,8 @@ class Made {
     mirror_->fetch();
     return out_->data;
   }
-  void check(bool rounded) const {
+  // Few rows weigh sums, many what they multiply.
+  void check(bool many) const {
     const std::int64_t pitch = columns_ + p.out_gap;
     for (std::int64_t r = 0; r < out_->tensor.shape[0]; ++r) {
       for (std::int64_t j = 0; j < pitch; ++j) {
@@ -151,7 +152,8 @@ class Made {
           continue;
         }
         const auto at = static_cast<std::size_t>(r * columns_ + j);
-        ASSERT_NEAR(got, want_[at], bound_[rounded ? 1 : 0][at]) << "row " << r << ", column " << j;
+        const std::size_t kernel = many ? 1 : 0;
+        ASSERT_NEAR(got, want_[kernel][at], bound_[kernel][at]) << "row " << r << ", column " << j;
       }
     }
   }
@@ -181,16 +183,21 @@ class Made {
     const double loss = p.format.format == Format::int4     ? (bf16 ? 0x1.01p-7 : 0x1p-10)
                         : p.format.format == Format::dense3 ? (bf16 ? 0x1p-8 : 0)
                                                             : 0;
+    for (std::size_t kernel = 0; kernel < 2; ++kernel) expect(dense, kernel, kernel * loss);
+  }
+  // `kernel`: 0 for few rows, which weigh sums, 1 for many.
+  void expect(const std::vector<std::vector<double>>& dense, std::size_t kernel, double loss) {
     const auto n = static_cast<std::size_t>(p.n);
-    std::vector<double> sums(n), exact(n), loose(n), x(static_cast<std::size_t>(p.k));
+    std::vector<double> sums(n), off(n), x(static_cast<std::size_t>(p.k));
     for (std::size_t g = 0; g < p.sizes.size(); ++g) {
       for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) {
         const std::int64_t from =
             p.gathered_from > 0 ? permutation_[static_cast<std::size_t>(r)] / 2 : r;
+        const float weight = p.weighted ? weights_[static_cast<std::size_t>(r)] : 1;
         for (std::int64_t i = 0; i < p.k; ++i) {
           const float value = x_->get(from * pitch_ + i);
-          x[static_cast<std::size_t>(i)] = static_cast<double>(
-              rounded_to_dtype(p.weighted ? value * weights_[static_cast<std::size_t>(r)] : value));
+          x[static_cast<std::size_t>(i)] =
+              static_cast<double>(rounded_to_dtype(kernel == 1 ? value * weight : value));
         }
         for (std::int64_t j = 0; j < p.n; ++j) {
           const auto at = static_cast<std::size_t>(j);
@@ -202,12 +209,13 @@ class Made {
             sum += term;
             magnitude += std::abs(term);
           }
+          if (kernel == 0)
+            sum *= static_cast<double>(weight), magnitude *= static_cast<double>(weight);
           if (p.bias) {
             sum += static_cast<double>(bias_->get(static_cast<std::int64_t>(g) * p.n + j));
           }
           sums[at] = sum;
-          exact[at] = test::sum_bound(p.k, magnitude) + 3e-7 * std::abs(sum);
-          loose[at] = exact[at] + loss * magnitude;
+          off[at] = test::sum_bound(p.k, magnitude) + 3e-7 * std::abs(sum) + loss * magnitude;
         }
         for (std::int64_t j = 0; j < columns_; ++j) {
           const auto a = static_cast<std::size_t>(j), b = static_cast<std::size_t>(columns_ + j);
@@ -217,17 +225,14 @@ class Made {
           } else if (p.rule.kind != ActivationRule::identity) {
             value = activate(p.rule, 0, sums[a]);
           }
-          want_.push_back(value);
-          for (std::size_t i = 0; i < 2; ++i) {
-            const std::vector<double>& of = i == 0 ? exact : loose;
-            double bound = of[a];
-            if (p.paired) {
-              bound = 2 * (of[a] + of[b]) * (1 + std::abs(sums[a]) + std::abs(sums[b]));
-            } else if (p.rule.kind != ActivationRule::identity) {
-              bound *= 2 * (1 + std::abs(sums[a]));
-            }
-            bound_[i].push_back(bound + test::rounding(p.out) * std::abs(value) * 1.01 + 1e-6);
+          want_[kernel].push_back(value);
+          double bound = off[a];
+          if (p.paired) {
+            bound = 2 * (off[a] + off[b]) * (1 + std::abs(sums[a]) + std::abs(sums[b]));
+          } else if (p.rule.kind != ActivationRule::identity) {
+            bound *= 2 * (1 + std::abs(sums[a]));
           }
+          bound_[kernel].push_back(bound + test::rounding(p.out) * std::abs(value) * 1.01 + 1e-6);
         }
       }
     }
@@ -242,8 +247,7 @@ class Made {
   Buffer memory_;
   std::unique_ptr<test::Mirror> mirror_;
   Tensor whole_;
-  std::vector<double> want_;
-  std::array<std::vector<double>, 2> bound_;  // of kernels that round nothing, and of those that do
+  std::array<std::vector<double>, 2> want_, bound_;  // of few rows, and of many
 };
 
 // Every plan; those of one kernel that do not split k give the same bits, and each the same again.
@@ -265,6 +269,11 @@ void run_all(const Problem& problem) {
     std::vector<std::uint32_t>& same = first[many ? 1 : 0];
     if (same.empty()) same = bits;
     EXPECT_EQ(bits, same) << "other bits than the kernel's first plan's";
+    if (!problem.weighted || many) continue;
+    made.product.whole_k = true;  // rows are weighed then, by every kernel
+    made.run(plan);
+    made.check(true);
+    made.product.whole_k = false;
   }
 }
 
@@ -333,6 +342,7 @@ TEST(PackedGemm, EveryEpilogue) {
                  .sizes = sizes,
                  .out = out,
                  .bias = true,
+                 .weighted = gap == 3,
                  .out_gap = gap});
       }
       for (const auto& rule : {swiglu, oss}) {
@@ -343,7 +353,8 @@ TEST(PackedGemm, EveryEpilogue) {
                  .out = out,
                  .bias = true,
                  .paired = true,
-                 .rule = rule});
+                 .rule = rule,
+                 .weighted = rule.limit < 1});
       }
       run_all({.format = format,
                .n = 300,

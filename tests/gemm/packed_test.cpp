@@ -33,8 +33,9 @@ struct Problem {
   bool bias = false;
   bool paired = false;
   ActivationRule rule = {.kind = ActivationRule::identity, .gated = false};
-  int gathered_from = 0;     // rows of the source; 0: not gathered
-  bool weighted = false;     // rows times a weight
+  int gathered_from = 0;  // rows of the source; 0: not gathered
+  bool weighted = false;  // rows times a weight, with whole_k before they are rounded
+  bool whole_k = false;
   std::int64_t out_gap = 0;  // elements between rows of out
   bool odd_rows = false;     // of the source: not aligned
 };
@@ -130,6 +131,7 @@ class Made {
                .groups = groups,
                .prepared = prepared.data,
                .offsets = mirror_->in(view(offsets.data(), {groups + 1})).as<const std::int32_t>(),
+               .whole_k = p.whole_k,
                .rows = mirror_->in(from),
                .row_scales = rounded ? row_scales : Tensor{},
                .slots = p.gathered_from > 0 ? 2 : 1,
@@ -211,9 +213,11 @@ class Made {
       for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) {
         std::int64_t from = p.gathered_from > 0 ? permutation_[static_cast<std::size_t>(r)] / 2 : r;
         std::vector<float> row = source_[static_cast<std::size_t>(from)];
-        if (p.weighted) {
-          for (float& value : row) value *= weights_[static_cast<std::size_t>(r)];
+        const float weight = p.weighted ? weights_[static_cast<std::size_t>(r)] : 1;
+        if (p.whole_k) {
+          for (float& value : row) value *= weight;
         }
+        const double of_sums = p.whole_k ? 1 : static_cast<double>(weight);
         const Fp8Row fp8(row, block);
         (void)rounded;
         for (std::int64_t j = 0; j < p.n; ++j) {
@@ -236,6 +240,7 @@ class Made {
             bound += (test::fp8_step_bound(largest) + 1e-6 * std::abs(part)) * scale +
                      1e-6 * std::abs(sum);
           }
+          sum *= of_sums, bound *= of_sums;
           if (p.bias)
             sum += static_cast<double>(bias_->get(static_cast<std::int64_t>(g) * p.n + j));
           sums[static_cast<std::size_t>(j)] = sum;
@@ -322,7 +327,8 @@ TEST(Fp8Gemm, RowsAreRoundedOnTheWay) {
                  .paired = true,
                  .rule = swiglu,
                  .gathered_from = 20,
-                 .weighted = k == 104,
+                 .weighted = k != 8,
+                 .whole_k = k == 104,
                  .odd_rows = odd});
       }
     }

@@ -16,6 +16,7 @@ namespace {
 
 using testing::RandomLayer;
 using testing::small_layer;
+using testing::weights_on_the_input;
 
 constexpr LayerOptions fp8{
     .dtype = DType::bf16, .format = {.format = Format::fp8_block}, .rows = RowFormat::fp8_block};
@@ -148,11 +149,21 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
     for (std::int64_t i = 0; i < spec.hidden; ++i) {
       row.push_back(static_cast<double>(load_f32(x.data, x.dtype, t * spec.hidden + i)));
     }
+    // A row with one scale is weighed before it is rounded.
+    const bool early = spec.route.weight_on_input && options.rows == RowFormat::fp8_token;
+    if (early) {
+      const float weight = weights[static_cast<std::size_t>(t)];
+      for (double& number : row) number = static_cast<double>(static_cast<float>(number) * weight);
+    }
     const std::vector<double> q = rounded(row);
     for (int s = 0; s < spec.route.top_k; ++s) {
       const auto pair = static_cast<std::size_t>(t * spec.route.top_k + s);
       const auto e = static_cast<std::size_t>(ids[pair]);
-      const std::vector<double> a = gate[e].times(q), b = up[e].times(q);
+      std::vector<double> a = gate[e].times(q), b = up[e].times(q);
+      const auto weight = static_cast<double>(weights[pair]);
+      const double before = spec.route.weight_on_input && !early ? weight : 1;
+      const double after = spec.route.weight_on_input ? 1 : weight;
+      for (std::size_t i = 0; i < a.size(); ++i) a[i] *= before, b[i] *= before;
       std::vector<double> h(a.size());
       for (std::size_t i = 0; i < h.size(); ++i) {
         h[i] = static_cast<double>(
@@ -160,12 +171,12 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
       }
       const std::vector<double> p = rounded(h), z = down[e].times(p);
       for (std::size_t i = 0; i < want.size(); ++i) {
-        want[i] += static_cast<double>(weights[pair]) * z[i];
+        want[i] += after * z[i];
         double terms = 0;
         for (std::size_t j = 0; j < p.size(); ++j) {
           terms += std::abs(static_cast<double>(down[e].data[i * p.size() + j]) * p[j]);
         }
-        bound[i] += static_cast<double>(weights[pair]) * terms / (four_bits ? 2 : 8) + 1e-5;
+        bound[i] += after * terms / (four_bits ? 2 : 8) + 1e-5;
       }
     }
     for (std::size_t i = 0; i < want.size(); ++i) {
@@ -190,6 +201,15 @@ TEST(LayerInFp8, EqualsDoubleOverTheSameRoundedNumbers) {
   check(fp8, small_layer(eight, 264, 100), 2000, 3);
   // .. and by the first.
   check(fp8, small_layer({.experts = 2, .top_k = 2, .renormalize = true}, 256, 384), 2000, 4);
+}
+
+// Of few tokens sums are weighed, of many rows before they are rounded.
+TEST(LayerInFp8, WithWeightsOnTheInput) {
+  if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
+  for (const std::int64_t tokens : {1, 3, 8, 20, 40, 700}) {
+    check(fp8, small_layer(weights_on_the_input(1), 256, 384), tokens, 1);
+    check(of_tokens, small_layer(weights_on_the_input(1), 200, 138), tokens, 2);
+  }
 }
 
 TEST(LayerInFp8, OrWithAScaleARow) {

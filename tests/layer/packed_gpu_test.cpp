@@ -16,6 +16,7 @@ namespace {
 
 using testing::RandomLayer;
 using testing::small_layer;
+using testing::weights_on_the_input;
 
 std::vector<FormatSpec> formats() {
   std::vector<FormatSpec> list = known_formats();
@@ -103,14 +104,26 @@ TEST(LayerPackedOnAGpu, EqualsTheCpuEngineWhereFewTokensHitManyExperts) {
   }
 }
 
+// Of few rows sums are weighed, of many what is multiplied, as on the CPU.
+TEST(LayerPackedOnAGpu, EqualsTheCpuEngineWithWeightsOnTheInput) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  for (const FormatSpec& format : formats()) {
+    for (const std::int64_t tokens : {1, 3, 8, 20, 40, 150, 700}) {
+      SCOPED_TRACE(to_string(format) + ", tokens " + std::to_string(tokens));
+      const DType dtype = tokens == 3 ? DType::f16 : DType::bf16;
+      const LayerSpec spec = small_layer(weights_on_the_input(tokens == 8 ? 2 : 1), 200, 136);
+      expect_as_on_the_cpu(spec, {.dtype = dtype, .format = format}, tokens);
+      expect_as_on_the_cpu(spec, {.dtype = dtype, .format = format, .batch_invariant = true},
+                           tokens);
+    }
+  }
+}
+
 // GPTQ's order of activations, another for each expert, of gate and up the same one.
 TEST(LayerPackedOnAGpu, EqualsTheCpuEngineInAnOrderOfActivations) {
   if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
-  RouteSpec on_input{.experts = 6, .top_k = 1, .score = Score::sigmoid};
-  on_input.score_stage = ScoreStage::after_top_k;
-  on_input.weight_on_input = true;
   for (const RouteSpec& route :
-       {RouteSpec{.experts = 8, .top_k = 2, .renormalize = true}, on_input}) {
+       {RouteSpec{.experts = 8, .top_k = 2, .renormalize = true}, weights_on_the_input(1)}) {
     const LayerSpec spec = small_layer(route, 200, 136);
     RandomLayer made(spec, 1);
     std::vector<test::Ordered> matrices;

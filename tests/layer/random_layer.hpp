@@ -165,6 +165,15 @@ struct NamedSpec {
   LayerSpec spec;
 };
 
+// Llama 4's rule.
+inline RouteSpec weights_on_the_input(int top_k) {
+  return {.experts = 6,
+          .top_k = top_k,
+          .score = Score::sigmoid,
+          .score_stage = ScoreStage::after_top_k,
+          .weight_on_input = true};
+}
+
 inline LayerSpec small_layer(RouteSpec route, std::int64_t hidden = 48,
                              std::int64_t intermediate = 40, ActivationSpec activation = {}) {
   return {.hidden = hidden,
@@ -205,20 +214,11 @@ inline std::vector<NamedSpec> layer_specs() {
     specs.push_back({"GptOss", s});
   }
   {
-    LayerSpec s = small_layer({.experts = 6,
-                               .top_k = 1,
-                               .score = Score::sigmoid,
-                               .score_stage = ScoreStage::after_top_k,
-                               .weight_on_input = true});
+    LayerSpec s = small_layer(weights_on_the_input(1));
     s.shared = {.intermediate = 40};
     specs.push_back({"Llama4", s});
   }
-  specs.push_back({"OnInput", small_layer({.experts = 6,
-                                           .top_k = 2,
-                                           .score = Score::sigmoid,
-                                           .score_stage = ScoreStage::after_top_k,
-                                           .weight_on_input = true},
-                                          72, 56)});
+  specs.push_back({"OnInput", small_layer(weights_on_the_input(2), 72, 56)});
   {
     LayerSpec s =
         small_layer({.experts = 12, .top_k = 4, .selection_bias = true, .scale = 6.0f}, 40, 24);
