@@ -57,15 +57,25 @@ Ordered found(const std::vector<std::int32_t>& ids, int groups, bool permuted, b
   const Args args{.walk = {.offsets = &any, .rows = static_cast<std::int64_t>(ids.size())},
                   .groups = groups,
                   .permutation = permuted ? &any : nullptr};
-  const cuda_engine::FewChain chain{
-      .ids = ids.data(), .pairs = static_cast<int>(ids.size()), .inverse = o.inverse.data()};
+  std::vector<float> weights;
+  for (std::size_t pair = 0; pair < ids.size(); ++pair) {
+    weights.push_back(0.5F + static_cast<float>(pair));
+  }
+  const cuda_engine::FewChain chain{.ids = ids.data(),
+                                    .weights = weights.data(),
+                                    .pairs = static_cast<int>(ids.size()),
+                                    .inverse = o.inverse.data()};
   blockIdx.x = first ? 0 : 5;
   HostWarp::run_block(warps, [&](int warp, int lane) {
-    const cuda_engine::FewWalk walk(args, chain, memory.data(), 32 * warp + lane, 32 * warps);
+    const auto walk = cuda_engine::FewWalk::of<cuda_engine::FewForm::any>(
+        args, nullptr, chain, memory.data(), 32 * warp + lane, 32 * warps);
     if (warp != warps - 1 || lane != 7) return;
     o.offsets.assign(walk.groups.offsets, walk.groups.offsets + groups + 1);
     if (walk.permutation != nullptr) {
       o.permutation.assign(walk.permutation, walk.permutation + o.offsets.back());
+      for (std::size_t row = 0; row < o.permutation.size(); ++row) {
+        EXPECT_EQ(walk.weights[row], weights[static_cast<std::size_t>(o.permutation[row])]);
+      }
     }
   });
   return o;
