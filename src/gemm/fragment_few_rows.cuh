@@ -24,9 +24,8 @@
 //   used        they have been read
 // Nothing else is waited for: a warp ends a tile alone, or with its partners. Sums of parts of k
 // are added in their order, times the row's factor and the token's weight where it has one, and
-// finished as finish.cuh says. A result's sum
-// runs over k in an order that split times share alone decides. The last cluster barrier: no block
-// leaves while others read its sums.
+// finished as finish.cuh says. A result's sum runs over k in an order that split times share alone
+// decides. The last cluster barrier: no block leaves while others read its sums.
 //
 // Bytes: packed weights of the groups hit; in flight 130 to 190 KB a multiprocessor. Time predicted
 // on an H200: 4 us + bytes / 4.5 TB/s. A multiprocessor gets 18 bytes a clock: a step of nvfp4

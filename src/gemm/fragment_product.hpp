@@ -70,7 +70,7 @@ struct FragmentArgs {
 
 PackedSizes sizes_of(const FragmentProduct& product);
 FragmentArgs args_of(const FragmentProduct& product);
-// Whether rows that a permutation picks are better gathered, and what else there is, beforehand.
+// Whether rows that a permutation picks are better gathered, converted and weighed beforehand.
 bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
                     const PickedRows& picked);
 // Every plan for the product, few rows' and many rows'; none: this GPU cannot.
