@@ -14,6 +14,17 @@
 #include "gemm/hopper_product.hpp"
 #include "gemm/wgmma.cuh"
 
+namespace shunt::cuda_engine {
+
+// What a kernel knows of its tiles' ends, and has no code for otherwise.
+enum class TileEnd {
+  any,     // nothing: as the Finish says
+  plain,   // results are plain
+  places,  // they are, and have places; no others have
+};
+
+}  // namespace shunt::cuda_engine
+
 #if defined(SHUNT_SM_90A)
 
 namespace shunt::cuda_engine {
@@ -35,6 +46,18 @@ __device__ __forceinline__ float fast_silu(const cpu_engine::ActivationRule& rul
   const float a = at_most(x * inverse, rule.limit_output ? rule.limit : infinity);
   const float u = at_most(up, rule.limit);
   return a * ((u < -rule.limit ? -rule.limit : u) + rule.up_offset);
+}
+
+// The same where nothing is limited: the same bits, for what `ftz` flushes is nothing beside 1.
+__device__ __forceinline__ float unlimited_silu(const cpu_engine::ActivationRule& rule, float gate,
+                                                float up) {
+  float e, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(gate * (rule.alpha * -1.4426950408889634f)));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
+  return gate * inverse * (up + rule.up_offset);
+}
+__device__ __forceinline__ bool is_unlimited(const cpu_engine::ActivationRule& rule) {
+  return rule.limit == __int_as_float(0x7f800000);
 }
 
 // Two results as 16 bits each, the first in the low half.
@@ -108,9 +131,8 @@ struct Boxes {
 };
 
 // The end of a warpgroup's part of a tile: `blocks` m64 blocks of `floats` / 32 times 64 tokens.
-// `first`: the first one's first row of weights. T: of the operands, and of plain results. places:
-// plain results have places; the others have none.
-template <class T, int blocks, int floats, bool places = false>
+// `first`: the first one's first row of weights. T: of the operands, and of plain results.
+template <class T, int blocks, int floats, TileEnd end = TileEnd::any>
 class TileFinish {
  public:
   __device__ __forceinline__ TileFinish(const Finish& f, int group, int row, int count,
@@ -124,12 +146,11 @@ class TileFinish {
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ __forceinline__ void write(float (&d)[blocks][floats]) const {
-    if (!places && !f_.plain) {
-      through_f32(d);
-    } else {
-#pragma unroll
-      for (int b = 0; b < blocks; ++b) through_16(d[b], first_ + 64 * b);
+    if constexpr (end == TileEnd::any) {
+      if (!f_.plain) return through_f32(d);
     }
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) through_16(d[b], first_ + 64 * b);
   }
 
  private:
@@ -163,14 +184,25 @@ class TileFinish {
       const std::uint32_t box =
           shared_address(boxes_.memory) + static_cast<std::uint32_t>(boxes_.next * box_bytes);
       // Piece p of 16 bytes of a token's line lies at p ^ (the token's part of the swizzle).
+      const bool unlimited = is_unlimited(f_.rule);
       if (f_.paired) {
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
+          if (64 * c + 8 * j >= count_) break;
           std::uint32_t four[4];
+          if (unlimited) {
 #pragma unroll
-          for (int q = 0; q < 4; ++q) {
-            const float* const g = e + 4 * (j + q);
-            four[q] = pack<bf16>(fast_silu(f_.rule, g[0], g[2]), fast_silu(f_.rule, g[1], g[3]));
+            for (int q = 0; q < 4; ++q) {
+              const float* const g = e + 4 * (j + q);
+              four[q] = pack<bf16>(unlimited_silu(f_.rule, g[0], g[2]),
+                                   unlimited_silu(f_.rule, g[1], g[3]));
+            }
+          } else {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const float* const g = e + 4 * (j + q);
+              four[q] = pack<bf16>(fast_silu(f_.rule, g[0], g[2]), fast_silu(f_.rule, g[1], g[3]));
+            }
           }
           const int token = 8 * (j + lane / 8) + lane % 8, piece = warp ^ (token / 2 % 4);
           stmatrix_x4_transposed(box + static_cast<std::uint32_t>(token * 64 + 16 * piece), four);
@@ -178,6 +210,7 @@ class TileFinish {
       } else {
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
+          if (64 * c + 8 * j >= count_) break;
           const float* const g = e + 4 * j;
           const std::uint32_t four[4] = {pack<bf16>(g[0], g[1]), pack<bf16>(g[2], g[3]),
                                          pack<bf16>(g[4], g[5]), pack<bf16>(g[6], g[7])};
@@ -189,7 +222,7 @@ class TileFinish {
       const int tokens = min(64, count_ - 64 * c);
       fence_for_async();
       named_barrier(boxes_.barrier, 128);  // the box is full
-      if constexpr (places) {
+      if constexpr (end == TileEnd::places) {
         to_places<bf16>(first_column, box, row_ + 64 * c, tokens);
       } else if (thread_ == 0) {
         store_box(boxes_.map, box, static_cast<int>(first_column), 64 - tokens,

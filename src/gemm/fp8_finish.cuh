@@ -30,15 +30,6 @@ __device__ __noinline__ float any_activation(const cpu_engine::ActivationRule& r
   return activated(rule, gate, up);
 }
 
-// fast_silu() where nothing is limited: the same bits, for what `ftz` flushes is nothing beside 1.
-__device__ __forceinline__ float unlimited_silu(const cpu_engine::ActivationRule& rule, float gate,
-                                                float up) {
-  float e, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(gate * (rule.alpha * -1.4426950408889634f)));
-  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
-  return gate * inverse * (up + rule.up_offset);
-}
-
 __device__ __forceinline__ float magnitude(float x) {
   const float size = fabsf(x);
   return size < __int_as_float(0x7f800000) ? size : 0;
@@ -114,7 +105,7 @@ class WarpFinish {
       }
     }
     if (end == End::pairs8 || f_.paired) {
-      if (end == End::pairs8 || (f_.plain && f_.rule.limit == __int_as_float(0x7f800000))) {
+      if (end == End::pairs8 || (f_.plain && is_unlimited(f_.rule))) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;

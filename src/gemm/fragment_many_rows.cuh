@@ -180,7 +180,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
 
 #endif
 
-template <class S>
+// usual: rows are copied as they are, and results are plain.
+template <class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     many_fragments(const __grid_constant__ FragmentArgs args,
                    const __grid_constant__ CUtensorMap tokens,
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
-    if (args.finish.plain) prefetch_tensor_map(&out);
+    if (usual || args.finish.plain) prefetch_tensor_map(&out);
     if (sharing > 1) prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], sharing > 1 ? 1 : 1 + S::copying);
@@ -262,12 +263,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
       }
     } else {
-      ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
+      ListedRows<L::bf16, S::tokens, S::copying, usual> rows(thread, sources, scales);
       for (int tile = first; tile < tiles; tile += clusters) {
         const GroupTile at = list.find(tile);
         const char* const weights = weights_of(at);
         named_barrier(3, S::copying);  // the list of the tile before has been read
-        list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
+        list_rows<S::tokens, S::copying, usual>(args, at.row, at.count, thread, sources, scales);
         named_barrier(3, S::copying);
         rows.begin(args, at.count);
 #pragma unroll 1
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           }
           rows.copy(args, shared_address(stages + ring.stage * S::stage_bytes),
                     std::int64_t{i} * 64);
-          if (args.direct) {
+          if (usual || args.direct) {
             mbarrier_arrive_after_copies(&full[ring.stage]);
           } else {
             mbarrier_arrive(&full[ring.stage]);
@@ -325,8 +326,9 @@ __global__ void __launch_bounds__(S::threads, 1)
         d[0][i] = __fmul_rn(__fmul_rn(d[0][i], args.unscale), i / 2 % 2 == 0 ? low : high);
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
-      TileFinish<T, 1, S::tokens / 2>(args.finish, at.group, at.row, count,
-                                      std::int64_t{column} * S::rows + 64 * group, box)
+      constexpr TileEnd end = usual ? TileEnd::plain : TileEnd::any;
+      TileFinish<T, 1, S::tokens / 2, end>(args.finish, at.group, at.row, count,
+                                           std::int64_t{column} * S::rows + 64 * group, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();
@@ -352,7 +354,8 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = static_cast<unsigned>(sharing)},
-         many_fragments<S>, args, tokens, out, sharing);
+         args.direct && args.finish.plain ? many_fragments<S, true> : many_fragments<S, false>,
+         args, tokens, out, sharing);
 }
 
 template <class L>

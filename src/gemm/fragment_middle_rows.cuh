@@ -8,12 +8,12 @@
 // gridDim.x, .. Where tokens lie in order, a cluster of two blocks takes 512 rows of weights and
 // shares them: tile numbers are a cluster's then. k goes by in steps of 128, a stage each. Three
 // warpgroups:
-//   0          copies: one thread orders the weights' bulk copies, scales and all, those of the
-//              first tile before the groups are listed. Tokens that lie in order it orders by a
-//              tensor map, 16 at once, of a step half of k for both blocks; others all threads copy
-//              in pieces of 16 bytes, asynchronously where they are as they must be, else through
-//              registers. What is behind a group's last row is whatever there was: nobody reads its
-//              sums
+//   0          copies: one thread orders the weights' bulk copies, scales and all. The first tile
+//              it finds by itself, while the others list the groups. Tokens that lie in order it
+//              orders by a tensor map, 16 at once, of a step half of k for both blocks; others all
+//              threads copy in pieces of 16 bytes, asynchronously where they are as they must be,
+//              else through registers. What is behind a group's last row is whatever there was:
+//              nobody reads its sums
 //   1, 2       128 rows of weights each, all tokens: while the tensor cores multiply 64 rows by 32
 //              of k (64 of sparse weights) the next are decoded into other registers. A tile
 //              multiplies as many tokens as the least of a few widths holds
@@ -219,7 +219,8 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
 
 #endif
 
-template <class S>
+// usual: rows are copied as they are, and results are plain.
+template <class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     middle_fragments(const __grid_constant__ FragmentArgs args,
                      const __grid_constant__ CUtensorMap tokens,
@@ -236,16 +237,22 @@ __global__ void __launch_bounds__(S::threads, 1)
   const typename L::Book book = book_at<L>(behind, lane);
   auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
-  if (thread == 0) {
-    if (args.finish.plain) prefetch_tensor_map(&out);
-    if (mapped) prefetch_tensor_map(&tokens);
+  // By a thread of each warpgroup: lanes would take turns.
+  if (warp % 4 == 0 && lane == 0) {
+    if (warp == 0) {
+      if (usual || args.finish.plain) prefetch_tensor_map(&out);
+      if (mapped) prefetch_tensor_map(&tokens);
+    }
+#pragma unroll
     for (int s = 0; s < S::stages; ++s) {
+      if (s % (1 + S::wide) != warp / 4) continue;
       mbarrier_init(&full[s], mapped ? 1 : 1 + S::copying);
       mbarrier_init(&empty[s], static_cast<unsigned>(4 * S::wide * sharing));
     }
     mbarrier_init_fence();
   }
   __syncthreads();
+  if (sharing > 1) cluster_arrive();
   const int columns = (args.columns + sharing * S::wide - 1) / (sharing * S::wide);
   const int rank = sharing > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first = static_cast<int>(blockIdx.x) / sharing;
@@ -281,34 +288,38 @@ __global__ void __launch_bounds__(S::threads, 1)
     wait_for_predecessor();
     let_successor_start();
   }
-  int ahead = 0;  // weights of the first tile's steps before are under way
-  if (warp == 0) {
-    const GroupTile at = S::List::find_unlisted(args.walk, args.groups, columns, first);
+  typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
+  StageRing<S::stages> ring;
+  if (warp < 4) {
+    bool listed = false;
+    int tile = first;
+    GroupTile at = S::List::find_unlisted(args.walk, args.groups, columns, tile);
+    const auto find_listed = [&] {
+      if (!listed) named_barrier(S::wide + 3, S::threads);  // once each warp
+      listed = true;
+      if (tile >= list.tiles()) return false;
+      at = list.find(tile);
+      return true;
+    };
+    int ahead = 0;  // weights of the first tile's steps before are under way
     if (at.group >= 0) {
       ahead = min(args.steps, S::stages);
-      if (lane == 0) {
+      if (thread == 0) {
 #pragma unroll 1
         for (int i = 0; i < ahead; ++i) copy_weights(at, i, i);
       }
+      __syncwarp();
     }
-    __syncwarp();
-  }
-  typename S::List list(scales + S::tokens, args.walk, args.groups, columns);
-  write_book<L>(behind, thread, S::threads);
-  list.build(args.walk);
-  if (sharing > 1) cluster_barrier();  // the other block's barriers are there
-  const int tiles = list.tiles();
-  StageRing<S::stages> ring;
-  if (warp < 4) {
     fewer_registers<S::least_registers>();
+    bool more = at.group >= 0 || find_listed();
     if (early) {
       wait_for_predecessor();
       let_successor_start();
     }
+    if (sharing > 1) cluster_wait();  // the other block's barriers are there
     if (mapped) {
       if (warp == 0) {
-        for (int tile = first; tile < tiles; tile += stride) {
-          const GroupTile at = list.find(tile);
+        while (more) {
           if (lane == 0) {
             const int boxes = boxes_of(at);
 #pragma unroll 1
@@ -333,17 +344,18 @@ __global__ void __launch_bounds__(S::threads, 1)
               }
               ring.next();
             }
-            ahead = 0;
           }
           __syncwarp();
+          ahead = 0, tile += stride;
+          more = find_listed();
         }
       }
+      if (!listed) find_listed();
     } else {
-      ListedRows<L::bf16, S::tokens, S::copying> rows(thread, sources, scales);
-      for (int tile = first; tile < tiles; tile += stride) {
-        const GroupTile at = list.find(tile);
+      ListedRows<L::bf16, S::tokens, S::copying, usual> rows(thread, sources, scales);
+      while (more) {
         named_barrier(S::wide + 1, S::copying);  // the list of the tile before has been read
-        list_rows<S::tokens, S::copying>(args, at.row, at.count, thread, sources, scales);
+        list_rows<S::tokens, S::copying, usual>(args, at.row, at.count, thread, sources, scales);
         named_barrier(S::wide + 1, S::copying);
         rows.begin(args, at.count);
 #pragma unroll 1
@@ -353,18 +365,29 @@ __global__ void __launch_bounds__(S::threads, 1)
           const std::uint32_t to = shared_address(stages + ring.stage * S::stage_bytes);
           rows.copy(args, to, std::int64_t{i} * 128);
           rows.copy(args, to + S::token_bytes / 2, std::int64_t{i} * 128 + 64);
-          if (args.direct) {
+          if (usual || args.direct) {
             mbarrier_arrive_after_copies(&full[ring.stage]);
           } else {
             mbarrier_arrive(&full[ring.stage]);
           }
           ring.next();
         }
-        ahead = 0;
+        ahead = 0, tile += stride;
+        more = find_listed();
       }
     }
   } else {
+    // Theirs alone, so that copies need not wait; a barrier of the list's is behind it.
+    write_book<L>(behind, thread - S::copying, 128 * S::wide);
+    list.build(args.walk, thread - S::copying, 128 * S::wide, S::wide + 2);
+    named_arrive(S::wide + 3, S::threads);
     more_registers<S::most_registers>();
+    if (sharing > 1) cluster_wait();
+    const int tiles = list.tiles();
+    // Read anew: else it is kept in memory from before registers were given away.
+    int again;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(again));
+    const int lane = again % 32, warp = __shfl_sync(0xffffffffu, again / 32, 0);
     const int group = warp / 4 - 1, quarter = warp % 4;
     StagesOfWarp<typename L::Book> stages_of{
         .weights = nullptr,
@@ -388,6 +411,20 @@ __global__ void __launch_bounds__(S::threads, 1)
       const int which = there ? group : 0;
       const int column = min(column_of(at) + which, args.columns - 1);
       stages_of.weights = stages + S::token_bytes + which * S::weight_bytes;
+      // Asked for before they are needed where registers allow it: they come from memory.
+      constexpr bool ahead = S::tokens == 64;
+      float low[S::blocks], high[S::blocks];
+      const auto load_factors = [&] {
+        const float* const factors =
+            reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                           args.factors_at + std::int64_t{column} * 512) +
+            16 * quarter + lane / 4;
+#pragma unroll
+        for (int m = 0; m < S::blocks; ++m) {
+          low[m] = __ldg(factors + 64 * m), high[m] = __ldg(factors + 64 * m + 8);
+        }
+      };
+      if constexpr (ahead) load_factors();
       float d[S::blocks][S::floats];
 #pragma unroll
       for (auto& block : d) {
@@ -398,21 +435,18 @@ __global__ void __launch_bounds__(S::threads, 1)
         multiply_steps<n, S>(d, stages_of, ring, args.steps, at.count);
       };
       with_width<S::least, S::more, S::tokens>(at.count, with);
-      const float* const factors =
-          reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
-                                         args.factors_at + std::int64_t{column} * 512) +
-          16 * quarter + lane / 4;
+      if constexpr (!ahead) load_factors();
 #pragma unroll
       for (int m = 0; m < S::blocks; ++m) {
-        const float low = __ldg(factors + 64 * m), high = __ldg(factors + 64 * m + 8);
 #pragma unroll
         for (int i = 0; i < S::tokens / 2; ++i) {
-          d[m][i] = __fmul_rn(__fmul_rn(d[m][i], args.unscale), i / 2 % 2 == 0 ? low : high);
+          d[m][i] = __fmul_rn(__fmul_rn(d[m][i], args.unscale), i / 2 % 2 == 0 ? low[m] : high[m]);
         }
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
-      TileFinish<T, S::blocks, S::floats>(args.finish, at.group, at.row, there ? at.count : 0,
-                                          std::int64_t{column} * 128, box)
+      constexpr TileEnd end = usual ? TileEnd::plain : TileEnd::any;
+      TileFinish<T, S::blocks, S::floats, end>(args.finish, at.group, at.row, there ? at.count : 0,
+                                               std::int64_t{column} * 128, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();
@@ -438,7 +472,8 @@ void launch_middle(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = static_cast<unsigned>(sharing)},
-         middle_fragments<S>, args, tokens, out, mapped, sharing);
+         args.direct && args.finish.plain ? middle_fragments<S, true> : middle_fragments<S, false>,
+         args, tokens, out, mapped, sharing);
 }
 
 template <class L>

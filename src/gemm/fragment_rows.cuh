@@ -76,8 +76,9 @@ class StepRows {
 };
 
 // The rows that a tile of many tokens has, in shared memory: sources[t], -1 for zeros, and what
-// they are times. By `threads` threads, a barrier before and behind.
-template <int tokens, int threads>
+// they are times. By `threads` threads, a barrier before and behind. `direct`, here and below:
+// args.direct is known to hold.
+template <int tokens, int threads, bool direct = false>
 __device__ __forceinline__ void list_rows(const FragmentArgs& args, int row, int count, int thread,
                                           int* sources, float* scales) {
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ void list_rows(const FragmentArgs& args, int row, int
     int source = -1;
     if (t < count) {
       const std::int64_t at = std::int64_t{row} + t;
-      scales[t] = args.row_scale != nullptr ? args.row_scale[at] : 1.0f;
+      if (!direct) scales[t] = args.row_scale != nullptr ? args.row_scale[at] : 1.0f;
       source = source_of(args, at);
     }
     sources[t] = source;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void list_rows(const FragmentArgs& args, int row, int
 
 // What one of `threads` threads copies of the rows listed, 64 of k at once: piece thread % 8 of
 // rows thread / 8 + threads / 8 c.
-template <bool bf16, int tokens, int threads>
+template <bool bf16, int tokens, int threads, bool direct = false>
 class ListedRows {
  public:
   static constexpr int lines = threads / 8;
@@ -106,7 +107,7 @@ class ListedRows {
   // The first `count` of those listed.
   __device__ __forceinline__ void begin(const FragmentArgs& args, int count) {
     count_ = count;
-    if (!args.direct) return;
+    if (!direct && !args.direct) return;
     pieces_.begin(args.source_row_bytes, count - line_,
                   [&](int c) { return sources_[line_ + lines * c]; });
   }
@@ -117,18 +118,20 @@ class ListedRows {
     const std::int64_t left = args.k - k - 8 * part_;  // numbers
     const std::uint32_t first =
         to + static_cast<std::uint32_t>(line_ * 128 + (part_ ^ (line_ % 8)) * 16);
-    if (args.direct) {
+    if (direct || args.direct) {
       const int bytes = left <= 0 ? 0 : 16;
       pieces_.copy(left <= 0 ? args.source : args.source + 2 * (k + 8 * part_), bytes,
                    [&](int c) { return first + static_cast<std::uint32_t>(lines * c * 128); });
       return;
     }
+    if constexpr (!direct) {
 #pragma unroll 1
-    for (int t = line_; t < count_; t += lines) {
-      const int source = sources_[t];
-      store_numbers<bf16>(args, first + static_cast<std::uint32_t>((t - line_) * 128),
-                          args.source + max(source, 0) * args.source_row_bytes, k + 8 * part_,
-                          source < 0 ? 0 : left, scales_[t]);
+      for (int t = line_; t < count_; t += lines) {
+        const int source = sources_[t];
+        store_numbers<bf16>(args, first + static_cast<std::uint32_t>((t - line_) * 128),
+                            args.source + max(source, 0) * args.source_row_bytes, k + 8 * part_,
+                            source < 0 ? 0 : left, scales_[t]);
+      }
     }
   }
 
