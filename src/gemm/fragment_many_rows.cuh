@@ -327,8 +327,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
       constexpr TileEnd end = usual ? TileEnd::plain : TileEnd::any;
-      TileFinish<T, 1, S::tokens / 2, end>(args.finish, at.group, at.row, count,
-                                           std::int64_t{column} * S::rows + 64 * group, box)
+      TileFinish<T, 1, S::tokens / 2, end, true>(args.finish, at.group, at.row, count,
+                                                 std::int64_t{column} * S::rows + 64 * group, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();

@@ -445,8 +445,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
       constexpr TileEnd end = usual ? TileEnd::plain : TileEnd::any;
-      TileFinish<T, S::blocks, S::floats, end>(args.finish, at.group, at.row, there ? at.count : 0,
-                                               std::int64_t{column} * 128, box)
+      TileFinish<T, S::blocks, S::floats, end, true>(
+          args.finish, at.group, at.row, there ? at.count : 0, std::int64_t{column} * 128, box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();

@@ -52,14 +52,13 @@ namespace {
 
 constexpr int tile_bytes = 128 * 64 * 2;  // of the prepared layout
 
-template <int blocks_, int tokens_, bool in_turn_, bool gathers_, TileEnd end_>
+template <int blocks_, int tokens_, bool in_turn_, bool gathers_, bool places_>
 struct ManyTile {
   static constexpr int blocks = blocks_, tokens = tokens_, cluster = 2;
   static constexpr bool in_turn = in_turn_;
   static constexpr bool gathers = gathers_;  // tokens as a permutation picks them
-  static constexpr TileEnd end = end_;
-  static constexpr bool places = end == TileEnd::places, plain = end != TileEnd::any;
-  static constexpr int box = 64 / cluster;  // tokens of a copy
+  static constexpr bool places = places_;    // results go to the rows' places
+  static constexpr int box = 64 / cluster;   // tokens of a copy
   // Where that takes no box less, half of a tile comes by one copy, of so many; 0: never.
   static constexpr int large_box = in_turn && !gathers ? tokens / cluster : 0;
   static constexpr int rows = (in_turn ? 64 : 128) * blocks;  // of weights, a block's
@@ -163,7 +162,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     if (!S::gathers) prefetch_tensor_map(&tokens);
     if (S::large_box > 0) prefetch_tensor_map(&large_tokens);
-    if ((S::plain || args.finish.plain) && !S::places) prefetch_tensor_map(&out);
+    if (args.finish.plain && !S::places) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], S::gathers ? 3 : 1);
       mbarrier_init(&empty[s], S::multiplying * S::cluster);
@@ -333,8 +332,9 @@ __global__ void __launch_bounds__(S::threads, 1)
       with_width<32, 16, S::tokens>(at.count, with);
       if (S::in_turn) ring.skip(args.steps);
       const std::int64_t first = std::int64_t{S::cluster * at.column + rank} * S::rows + block * 64;
-      TileFinish<T, S::blocks, S::tokens / 2, S::end>(args.finish, at.group, at.row, at.count,
-                                                      first, box)
+      constexpr TileEnd end = S::places ? TileEnd::places : TileEnd::any;
+      TileFinish<T, S::blocks, S::tokens / 2, end>(args.finish, at.group, at.row, at.count, first,
+                                                   box)
           .write(d);
     }
     if (thread % 128 == 0) wait_for_boxes_written();
@@ -372,16 +372,19 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
   return true;
 }
 
-template <class T, bool gathers, TileEnd end>
+template <class T, bool gathers, bool places>
 bool launch_many_tiles(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& product,
                        const HopperArgs& args, bool bf16) {
   switch (plan.tile_tokens) {
     case 256:
-      return launch_many<T, ManyTile<1, 256, false, gathers, end>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<1, 256, false, gathers, places>>(gpu, plan, product, args,
+                                                                      bf16);
     case 192:
-      return launch_many<T, ManyTile<2, 192, true, gathers, end>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<2, 192, true, gathers, places>>(gpu, plan, product, args,
+                                                                     bf16);
     default:
-      return launch_many<T, ManyTile<2, 128, false, gathers, end>>(gpu, plan, product, args, bf16);
+      return launch_many<T, ManyTile<2, 128, false, gathers, places>>(gpu, plan, product, args,
+                                                                      bf16);
   }
 }
 
@@ -390,15 +393,11 @@ bool launch_many_rows(const Gpu& gpu, const ProductPlan& plan, const GroupedProd
                       const HopperArgs& args, bool bf16) {
   if (args.finish.places.rows != nullptr) {  // of a layer's second product: none picks its rows
     return args.permutation == nullptr && args.finish.plain &&
-           launch_many_tiles<T, false, TileEnd::places>(gpu, plan, product, args, bf16);
+           launch_many_tiles<T, false, true>(gpu, plan, product, args, bf16);
   }
-  const auto launch = [&]<bool gathers>() {
-    return (args.finish.plain
-                ? launch_many_tiles<T, gathers, TileEnd::plain>
-                : launch_many_tiles<T, gathers, TileEnd::any>)(gpu, plan, product, args, bf16);
-  };
-  return args.permutation != nullptr ? launch.template operator()<true>()
-                                     : launch.template operator()<false>();
+  return args.permutation != nullptr
+             ? launch_many_tiles<T, true, false>(gpu, plan, product, args, bf16)
+             : launch_many_tiles<T, false, false>(gpu, plan, product, args, bf16);
 }
 
 }  // namespace
