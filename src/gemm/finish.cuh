@@ -132,8 +132,8 @@ struct Boxes {
 
 // The end of a warpgroup's part of a tile: `blocks` m64 blocks of `floats` / 32 times 64 tokens.
 // `first`: the first one's first row of weights. T: of the operands, and of plain results.
-// brief: less is done for tiles that are not full and for SiLU without limits, by more code:
-// faster where an end is waited for, 5 % of a layer slower where it hides (many_rows.cuh).
+// brief: less is done for tiles that are not full and for SiLU without limits, by more code. Not
+// for many_rows.cuh, whose ends hide (docs/notes/cuda-w4.md, "A form for plain results").
 template <class T, int blocks, int floats, TileEnd end = TileEnd::any, bool brief = false>
 class TileFinish {
  public:
