@@ -20,7 +20,7 @@ constexpr double many_clocks = 1350, many_token_clocks = 6.4;
 constexpr double many_end_clocks = 500, many_end_token_clocks = 8;
 // Of tiles of 256 rows of weights, likewise; tokens that are not mapped, and those that two blocks
 // share; one loop for all widths; a tile's end.
-constexpr double middle_clocks = 1150, middle_token_clocks = 14.8, one_loop = 1.17;
+constexpr double middle_clocks = 1150, middle_token_clocks = 14.8, one_loop = 1.05;
 constexpr double gathered_steps = 1.02, shared_steps = 0.97;
 constexpr double middle_end_clocks = 1000, middle_end_token_clocks = 45;
 // Of few rows: what eight tokens more take a step, a tile's end, and adding sums of teams and of

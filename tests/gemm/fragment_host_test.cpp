@@ -419,6 +419,22 @@ TEST(FragmentPlan, SlowerMemoryKeepsToFewRows) {
   }
 }
 
+// What was fastest of all tiles forced on an H100, for 16-bit rows that lie in order: a tile holds
+// a group of 128 rows, or half of one of 256 (docs/notes/cuda-w4.md, "Tiles of 160, weighed anew").
+TEST(FragmentPlan, TilesOf160AroundGroupsOf128AndOf256) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  for (const auto& [tokens, bits] : {std::pair{2048, 3.5}, {2048, 4.5}, {4096, 4.5}}) {
+    for (PackedSizes s : {sizes(128, std::int64_t{8} * tokens, 1536, 2048),
+                          sizes(128, std::int64_t{8} * tokens, 2048, 768)}) {
+      s.bits = bits;
+      s.sparse = bits < 4;
+      EXPECT_EQ(plan_fragments(s, h100).tile_tokens, 160) << tokens << ", " << bits;
+    }
+  }
+  EXPECT_EQ(plan_fragments(sizes(8, 6144, 28672, 4096), h100).tile_tokens, 160);
+}
+
 // Few tokens get the kernel that may be told their pairs, whatever the memory; hundreds of rows a
 // group do not.
 TEST(FragmentPlan, FewPairsKeepToFewRows) {
