@@ -238,12 +238,12 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll 1
             for (int b = mine.tall ? 0 : rank; b < boxes; b += mine.tall ? 1 : cluster) {
               const int count = min(box, mine.count - box * b);
-              const int last = mine.row + box * b + count;
+              const int beyond = mine.row + box * b + count;
               unsigned char* const at_box = to + b * box_bytes8;
               if (mine.tall) {
-                copy_box(at_box, &tokens, &full[slot], step_pairs * i, box - count, last);
+                copy_box(at_box, &tokens, &full[slot], step_pairs * i, box - count, beyond);
               } else {
-                copy_box_to_ranks(at_box, &tokens, &full[slot], step_pairs * i, box - count, last,
+                copy_box_to_ranks(at_box, &tokens, &full[slot], step_pairs * i, box - count, beyond,
                                   3);
               }
             }

@@ -419,8 +419,8 @@ TEST(FragmentPlan, SlowerMemoryKeepsToFewRows) {
   }
 }
 
-// What was fastest of all tiles forced on an H100, for 16-bit rows that lie in order: a tile holds
-// a group of 128 rows, or half of one of 256 (docs/notes/cuda-w4.md, "Tiles of 160, weighed anew").
+// A tile holds a group of 128 rows, or half of one of 256. On an H100 that was faster than tiles of
+// 192 and 256 for either product (docs/notes/cuda-w4.md, "Tiles of 160, weighed anew").
 TEST(FragmentPlan, TilesOf160AroundGroupsOf128AndOf256) {
   GpuFigures h100 = h200;
   h100.read_gbps = 3352;
