@@ -13,13 +13,14 @@ namespace shunt {
 
 //   y[t] = sum over slots s = 0 .. S-1 of w[t, s] * row(t, s)  [+ g[t] * shared[t]] [+ residual[t]]
 //   g[t] = shared_scale * sigmoid(shared_gate[t]), or shared_scale
-// row(t, s) is rows[inverse[t, s]]; a pair with inverse -1 adds nothing, unless its id is at or
-// past `identity_from`: a zero-compute expert, whose row is the token's own hidden state (LongCat),
-// weighted whatever `weighted` says.
+// row(t, s) is rows[inverse[t, s]]; a pair with inverse -1 adds nothing, unless its id is in
+// [identity_from, identity_until): a zero-compute expert, whose row is the token's own hidden state
+// (LongCat), weighted whatever `weighted` says.
 struct CombineSpec {
   int slots = 0;         // S, 1 .. 128
   bool weighted = true;  // false: w = 1 (weights were on the input, or in the rows already)
   std::int32_t identity_from = -1;  // -1: no zero-compute experts
+  std::int32_t identity_until = 0;  // 0: no end; else above identity_from
   bool shared_gate = false;         // g has the sigmoid
   float shared_scale = 1;           // finite
   bool operator==(const CombineSpec&) const = default;

@@ -130,10 +130,10 @@ ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec) {
 CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec) {
   const shunt_combine_spec defaults = SHUNT_COMBINE_SPEC_INIT;
   const shunt_combine_spec s = call.read("spec", spec, defaults);
-  call.reserved("spec.reserved", s.reserved);
   return {.slots = s.slots,
           .weighted = call.flag("spec.weighted", s.weighted),
           .identity_from = s.identity_from,
+          .identity_until = s.identity_until,
           .shared_gate = call.flag("spec.shared_gate", s.shared_gate),
           .shared_scale = s.shared_scale};
 }

@@ -24,6 +24,11 @@ Support legal(const CombineSpec& spec) {
   if (spec.identity_from < -1) {
     return refuse("identity_from is {}: must be an expert id, or -1 for none", spec.identity_from);
   }
+  if (spec.identity_until != 0 &&
+      (spec.identity_from < 0 || spec.identity_until <= spec.identity_from)) {
+    return refuse("identity_until is {}: must be 0, or above an identity_from, here {}",
+                  spec.identity_until, spec.identity_from);
+  }
   if (!std::isfinite(spec.shared_scale)) {
     return refuse("shared_scale is {}: must be finite", spec.shared_scale);
   }
@@ -41,6 +46,7 @@ std::string to_json(const CombineSpec& spec) {
   return nlohmann::ordered_json{{"slots", spec.slots},
                                 {"weighted", spec.weighted},
                                 {"identity_from", spec.identity_from},
+                                {"identity_until", spec.identity_until},
                                 {"shared_gate", spec.shared_gate},
                                 // JSON holds doubles; this one prints as the float does: 0.1
                                 {"shared_scale", std::stod(fmt::format("{}", spec.shared_scale))}}
@@ -55,6 +61,7 @@ CombineSpec combine_spec_from_json(const std::string& json) {
   reader.read("slots", spec.slots, 1, max_slots);
   reader.read("weighted", spec.weighted);
   reader.read("identity_from", spec.identity_from, -1, max_id);
+  reader.read("identity_until", spec.identity_until, 0, max_id);
   reader.read("shared_gate", spec.shared_gate);
   reader.read("shared_scale", spec.shared_scale);
   reader.finish();

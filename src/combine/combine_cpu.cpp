@@ -73,7 +73,8 @@ void combine_cpu(const Context& context, const CombineSpec& spec, const CombineI
       const std::int64_t pair = t * spec.slots + s;
       if (inverse[pair] >= 0) {
         terms[count++] = rows.term(inverse[pair], spec.weighted ? weights[pair] : 1);
-      } else if (ids != nullptr && ids[pair] >= spec.identity_from) {
+      } else if (ids != nullptr && ids[pair] >= spec.identity_from &&
+                 ids[pair] <= last_identity(spec)) {
         terms[count++] = hidden.term(t, weights[pair]);
       }
     }

@@ -37,7 +37,7 @@ struct CombineCall {
   std::int64_t row_count, tokens, width;
   int slots;
   int terms;  // slots, the shared expert, the residual; then filled up
-  std::int32_t identity_from;
+  std::int32_t identity_from, identity_last;
   bool weighted;
   float shared_scale;
   bool early;  // inverse and weights are older than the grid before this one
@@ -59,7 +59,9 @@ __device__ Term term(const CombineCall& call, std::int64_t token, int i) {
       return {call.rows.data + row * call.rows.row_bytes, call.weighted ? weight : 1,
               call.rows.form};
     }
-    if (call.ids == nullptr || call.ids[pair] < call.identity_from) return {};
+    if (call.ids == nullptr) return {};
+    const std::int32_t id = call.ids[pair];
+    if (id < call.identity_from || id > call.identity_last) return {};
     return {call.hidden.data + token * call.hidden.row_bytes, weight, call.hidden.form};
   }
   i -= call.slots;
@@ -387,6 +389,7 @@ void combine_cuda(const Context& context, const CombineSpec& spec, const Combine
       .slots = spec.slots,
       .terms = spec.slots + (in.shared ? 1 : 0) + (in.residual ? 1 : 0),
       .identity_from = spec.identity_from,
+      .identity_last = last_identity(spec),
       .weighted = spec.weighted,
       .shared_scale = spec.shared_scale,
       .early = early,

@@ -20,8 +20,11 @@ void combine_reference(const CombineSpec& spec, const CombineInputs& in, Tensor 
         const std::int32_t row = in.inverse.as<std::int32_t>()[pair];
         if (row >= 0) {
           sum += (spec.weighted ? wide(in.weights.as<float>()[pair]) : 1) * at(in.rows, row, h);
-        } else if (spec.identity_from >= 0 &&
-                   in.ids.as<std::int32_t>()[pair] >= spec.identity_from) {
+          continue;
+        }
+        if (spec.identity_from < 0) continue;
+        const std::int32_t id = in.ids.as<std::int32_t>()[pair];
+        if (id >= spec.identity_from && (spec.identity_until == 0 || id < spec.identity_until)) {
           sum += wide(in.weights.as<float>()[pair]) * at(in.hidden, t, h);
         }
       }

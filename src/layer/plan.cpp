@@ -99,6 +99,7 @@ CombineSpec combine_spec(const LayerSpec& spec) {
   return {.slots = spec.route.slots(),
           .weighted = !spec.route.weight_on_input,
           .identity_from = spec.zero_experts > 0 ? spec.route.experts - spec.zero_experts : -1,
+          .identity_until = spec.zero_experts > 0 ? spec.route.experts : 0,
           .shared_gate = shared && spec.shared.sigmoid_gate,
           .shared_scale = shared ? spec.shared.scale : 1.0f};
 }

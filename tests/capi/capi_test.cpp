@@ -137,8 +137,8 @@ TEST(CApi, EveryFieldIsWithinReach) {
   const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};
   EXPECT_EQ(to_spec(call, &activation),
             (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));
-  const shunt_combine_spec combine = {sizeof combine, 4, 0, 64, 1, 0.5F, 0};
-  EXPECT_EQ(to_spec(call, &combine), (CombineSpec{4, false, 64, true, 0.5F}));
+  const shunt_combine_spec combine = {sizeof combine, 4, 0, 64, 1, 0.5F, 96};
+  EXPECT_EQ(to_spec(call, &combine), (CombineSpec{4, false, 64, 96, true, 0.5F}));
   const shunt_shuffle_spec shuffle = {sizeof shuffle, 2, 8, 3, 5, 1, 1};
   EXPECT_EQ(to_spec(call, &shuffle), (ShuffleSpec{2, 8, 3, 5, true, true}));
   const shunt_scatter_add_spec scatter_add = {sizeof scatter_add, 0, 0};

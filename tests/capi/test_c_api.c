@@ -361,6 +361,10 @@ static void test_order_gather_combine(const shunt_context* context) {
   gather.quantise = 3;
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.quantise is 3: must be 0 to 2",
               shunt_gather_quantised(context, &gather, &gather_in, &t_quantised, &t_scales));
+  gather.quantise = 1;
+  gather.reserved = 7;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 7",
+              shunt_gather_quantised(context, &gather, &gather_in, &t_quantised, &t_scales));
 
   /* The weights are in the rows already: y[t] = (t, 1) * the sum of t's weights. */
   combine.slots = 3;
@@ -374,8 +378,8 @@ static void test_order_gather_combine(const shunt_context* context) {
   combine_in.residual = &t_hidden;
   CHECK_OK(shunt_combine(context, &combine, &combine_in, &t_y));
   CHECK_FLOATS(y, 0, 15, 78, 78, 390, 195);
-  combine.reserved = 7;
-  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.reserved is 7",
+  combine.identity_until = 7;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "identity_until is 7: must be 0, or above an identity_from",
               shunt_combine(context, &combine, &combine_in, &t_y));
   shunt_buffer_destroy(workspace);
 }

@@ -113,8 +113,8 @@ inline CombineCase make_case(CombineSpec spec, const CombineShape& shape, std::u
   CombineCase c{.spec = spec, .tokens = shape.tokens, .out = shape.dtype};
   const std::int64_t pairs = shape.tokens * shape.slots;
   for (std::int64_t p = 0; p < pairs; ++p) {
-    const auto id = static_cast<std::int32_t>(random() % static_cast<unsigned>(shape.experts + 2));
-    c.ids.push_back(id == shape.experts + 1 ? -1 : id);
+    const auto id = static_cast<std::int32_t>(random() % static_cast<unsigned>(shape.experts + 4));
+    c.ids.push_back(id == shape.experts + 3 ? -1 : id);
     c.weights.push_back(static_cast<float>(random() % 1000) / 500.0F - 0.5F);
   }
   const OrderSpec order_spec{.experts = shape.experts, .slots = shape.slots, .tile = shape.tile};

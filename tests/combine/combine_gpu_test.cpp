@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "combine/combine_case.hpp"
 
@@ -32,18 +33,19 @@ TEST(CombineOnGpu, HasTheBitsOfTheCpu) {
   if (!fma_on_host()) GTEST_SKIP() << "this CPU has no FMA";
   const Context gpu = cuda();
   for (const DType dtype : {f32, bf16, f16}) {
-    for (const int identity_from : {-1, 8}) {
+    for (const auto [identity_from, identity_until] : {std::pair{-1, 0}, {8, 0}, {8, 10}}) {
       for (const std::int64_t width : {1, 2, 8, 36, 63, 520, 2880, 7168}) {
         for (const int slots : {1, 3, 7, 8, 11, 12, 25}) {
           for (const bool joined : {false, true}) {
-            const CombineCase c =
-                make_case({.identity_from = identity_from, .shared_scale = joined ? 0.75F : 1.0F},
-                          {.tokens = 21,
-                           .width = width,
-                           .slots = slots,
-                           .dtype = dtype,
-                           .shared = joined,
-                           .residual = joined});
+            const CombineCase c = make_case({.identity_from = identity_from,
+                                             .identity_until = identity_until,
+                                             .shared_scale = joined ? 0.75F : 1.0F},
+                                            {.tokens = 21,
+                                             .width = width,
+                                             .slots = slots,
+                                             .dtype = dtype,
+                                             .shared = joined,
+                                             .residual = joined});
             const Matrix there = c.on(gpu);
             ASSERT_EQ(there, c.on(cpu({.threads = 1})))
                 << fmt::format("{} S{} H{} {}", to_string(dtype), slots, width, joined);

@@ -31,6 +31,11 @@ TEST(CombineSpecs, SupportsSaysWhyNot) {
   EXPECT_EQ(supports(CombineSpec{.slots = 129}, device).reason, "slots is 129: must be 1 to 128");
   EXPECT_EQ(supports(CombineSpec{.slots = 1, .identity_from = -2}, device).reason,
             "identity_from is -2: must be an expert id, or -1 for none");
+  EXPECT_EQ(
+      supports(CombineSpec{.slots = 1, .identity_from = 4, .identity_until = 4}, device).reason,
+      "identity_until is 4: must be 0, or above an identity_from, here 4");
+  EXPECT_EQ(supports(CombineSpec{.slots = 1, .identity_until = 4}, device).reason,
+            "identity_until is 4: must be 0, or above an identity_from, here -1");
   const float infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(supports(CombineSpec{.slots = 1, .shared_scale = infinity}, device).reason,
             "shared_scale is inf: must be finite");
@@ -43,6 +48,7 @@ TEST(CombineSpecs, Json) {
   const CombineSpec spec{.slots = 12,
                          .weighted = false,
                          .identity_from = 512,
+                         .identity_until = 768,
                          .shared_gate = true,
                          .shared_scale = 0.1F};
   EXPECT_EQ(combine_spec_from_json(to_json(spec)), spec);

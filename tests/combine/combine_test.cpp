@@ -27,8 +27,11 @@ void expect_near(const Matrix& got, const Matrix& want, const std::string& what)
 }
 
 TEST(Combine, EqualsTheReference) {
-  const std::vector<CombineSpec> specs = {
-      {}, {.weighted = false}, {.identity_from = 8}, {.weighted = false, .identity_from = 8}};
+  const std::vector<CombineSpec> specs = {{},
+                                          {.weighted = false},
+                                          {.identity_from = 8},
+                                          {.identity_from = 8, .identity_until = 10},
+                                          {.weighted = false, .identity_from = 8}};
   for (const DType dtype : {f32, bf16, f16}) {
     for (const CombineSpec& spec : specs) {
       for (const std::int64_t tokens : {0, 1, 2, 7, 33}) {

@@ -647,12 +647,12 @@ SHUNT_API shunt_status shunt_activate(const shunt_context* context,
 
 typedef struct shunt_combine_spec {
   uint64_t struct_size;
-  int32_t slots;         /* S, 1 .. 128 */
-  int32_t weighted;      /* flag: 0: every weight is 1 */
-  int32_t identity_from; /* ids from here on return the token's hidden state; -1: none */
-  int32_t shared_gate;   /* flag: the shared expert's output times sigmoid(shared_gate) */
-  float shared_scale;    /* and times this */
-  int32_t reserved;
+  int32_t slots;          /* S, 1 .. 128 */
+  int32_t weighted;       /* flag: 0: every weight is 1 */
+  int32_t identity_from;  /* ids from here on return the token's hidden state; -1: none */
+  int32_t shared_gate;    /* flag: the shared expert's output times sigmoid(shared_gate) */
+  float shared_scale;     /* and times this */
+  int32_t identity_until; /* and up to here; 0: no end */
 } shunt_combine_spec;
 #define SHUNT_COMBINE_SPEC_INIT \
   { sizeof(shunt_combine_spec), 0, 1, -1, 0, 1, 0 }
