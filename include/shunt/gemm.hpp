@@ -131,6 +131,7 @@ struct GroupedGemmInputs {
   Tensor row_scales{};
 };
 
+// Of a GPU that is there: what that one computes; else what the engine may.
 Support supports(const GroupedGemmSpec& spec, Device device);
 // `rows`: R, or groups * capacity.
 std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,

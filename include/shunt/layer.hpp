@@ -155,6 +155,7 @@ struct LayerOutputs {
   Tensor weights{};  // [T, k] f32, likewise
 };
 
+// Of a GPU that is there: what that one computes; else what the engine may.
 Support supports(const LayerSpec& spec, const LayerOptions& options, Device device);
 
 class Checkpoint;

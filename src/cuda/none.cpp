@@ -18,6 +18,7 @@ DeviceList list_devices() {
   return {.devices = {}, .reason = "built without CUDA (SHUNT_CUDA=ON builds it in)"};
 }
 
+int compute_capability(int) { return 0; }
 Gpu open(void*, int, bool) { absent(); }
 void close(const Gpu&) noexcept {}
 void* allocate(const Gpu&, std::size_t) { absent(); }

@@ -77,6 +77,16 @@ int clusters_at_once(const Gpu& gpu, int size) {
 }
 }  // namespace
 
+int compute_capability(int index) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess) {
+    cudaGetLastError();  // the next call must not see it
+    return 0;
+  }
+  return 10 * major + minor;
+}
+
 Gpu open(void* stream, int index, bool dependent_launch) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
@@ -96,8 +106,7 @@ Gpu open(void* stream, int index, bool dependent_launch) {
     return value;
   };
   Gpu gpu{.index = index, .stream = stream, .dependent_launch = dependent_launch};
-  gpu.compute = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
-                attribute(cudaDevAttrComputeCapabilityMinor);
+  gpu.compute = compute_capability(index);
   if (gpu.compute < 80) {
     throw Error(Status::unsupported, "cuda: GPU " + std::to_string(index) +
                                          " has compute capability " + capability(gpu) +

@@ -54,6 +54,8 @@ inline constexpr int ticket_count = router_meeting + 16 * 4 * 512 * 2;
 // Yes for the CPU, and for CUDA when the engine is built in. `what`: "route".
 Support supported_device(const char* what, Device device);
 
+// 90 for 9.0; 0 where there is no such GPU.
+int compute_capability(int index);
 // Throws Error{unsupported} when there is no such GPU or it is older than compute capability 8.0.
 // Its tickets are freed by close().
 Gpu open(void* stream, int index, bool dependent_launch);

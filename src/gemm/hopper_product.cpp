@@ -59,13 +59,15 @@ bool has_kernels(int compute) {
 }  // namespace
 
 GpuFigures figures(const Gpu& gpu) {
-  return {.compute = has_kernels(gpu.compute) && !only_portable() ? gpu.compute : 0,
+  return {.compute = with_kernels(gpu.compute),
           .multiprocessors = gpu.multiprocessors,
           .shared_bytes = gpu.shared_bytes,
           .largest_cluster = gpu.largest_cluster,
           .read_gbps = gpu.read_gbps,
           .clock_ghz = gpu.clock_ghz};
 }
+
+int with_kernels(int compute) { return has_kernels(compute) && !only_portable() ? compute : 0; }
 
 ProductSizes sizes_of(const GroupedProduct& p) {
   return {.dtype = p.layout.dtype,

@@ -53,6 +53,9 @@ struct HopperArgs {
 };
 
 GpuFigures figures(const Gpu& gpu);
+// Of a compute capability: itself (90 for 9.0), or 0 where this build has no kernels of that one or
+// SHUNT_CUDA_GEMM=portable keeps it from taking them.
+int with_kernels(int compute);
 ProductSizes sizes_of(const GroupedProduct& product);
 // Enqueues the product on one of the kernels below. False: the plan, or the driver, has none of
 // them; nothing was enqueued.

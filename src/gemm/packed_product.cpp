@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "gemm/fp4_product.hpp"
 #include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
 #include "gemm/weighed.hpp"
@@ -32,6 +33,18 @@ PackedSizes sizes_for(const PackedLayout& layout, int groups, std::int64_t rows,
 
 }  // namespace
 
+Support packed_support(Device device, const FormatSpec& format, RowFormat rows) {
+  const int compute = compute_capability(device.index);
+  if (compute == 0) return {};
+  if (rows == RowFormat::nvfp4) return fp4_support(compute, format.format);
+  if (with_kernels(compute) == 90) return {};
+  return refuse(
+      "weights in {} have no kernel on compute capability {}.{}: must be 9.0, in a build for it "
+      "and "
+      "without SHUNT_CUDA_GEMM=portable",
+      to_string(format), compute / 10, compute % 10);
+}
+
 PackedSizes sizes_of(const PackedProduct& p) {
   const bool packed = p.rows.dtype == DType::f8_e4m3;
   return {.groups = p.groups,
@@ -41,7 +54,7 @@ PackedSizes sizes_of(const PackedProduct& p) {
           .k = p.layout.k,
           .packed_rows = packed,
           .rows_in_place = p.permutation == nullptr && p.row_scale == nullptr &&
-                           p.layout.k % 2 == 0 && aligned_to(p.rows, 16) &&
+                           aligned_to(p.rows, 16) &&
                            (p.rows.shape[0] <= 1 || p.rows.strides[0] > 0),
           .whole_k = p.whole_k,
           .packed_out = p.out.dtype == DType::f8_e4m3};

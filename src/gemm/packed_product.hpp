@@ -18,6 +18,9 @@
 
 namespace shunt::cuda_engine {
 
+// Whether a GPU multiplies packed weights with such rows. Yes where it is not there to be asked.
+Support packed_support(Device device, const FormatSpec& format, RowFormat rows);
+
 // Every pointer is the device's.
 struct PackedProduct {
   PackedLayout layout;

@@ -15,6 +15,7 @@
 #include "gemm/k_order.hpp"
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
+#include "gemm/packed_product.hpp"
 #include "gemm/prepared_sizes.hpp"
 #include "shunt/gemm.hpp"
 
@@ -36,8 +37,8 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
          what, to_string(format), to_string(rows));
   }
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && rows == RowFormat::nvfp4) {
-      require(cuda_engine::fp4_support(context.gpu().compute, format.format), what);
+    if (on_gpu(context)) {
+      require(cuda_engine::packed_support(context.device(), format, rows), what);
     }
   }
   if (on_gpu(context) && rows == RowFormat::as_dtype && dtype == DType::f32) {

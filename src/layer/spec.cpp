@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/packed_product.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
@@ -218,6 +219,12 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     if (spec.experts.experts > 1024) {
       return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 with rows in fp8 or nvfp4",
                     spec.experts.experts);
+    }
+  }
+  if constexpr (cuda_engine::built) {
+    if (packed && device.type == DeviceType::cuda) {
+      const Support kernels = cuda_engine::packed_support(device, options.format, options.rows);
+      if (!kernels) return kernels;
     }
   }
   if (const Support route = supports(spec.route, device); !route) return route;

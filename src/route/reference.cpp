@@ -71,7 +71,9 @@ Values sparsemixer(Values l, const std::vector<int>& ids, double jitter) {
     const double best = l[static_cast<std::size_t>(id)];
     Values kept = l;
     for (double& v : kept) {
-      if ((best - v) / std::max(std::abs(v), best) > 2 * jitter) v = gone;
+      // In f32, as published: at the boundary itself 2 * 0.01f in double would be another number.
+      const auto gap = static_cast<float>((best - v) / std::max(std::abs(v), best));
+      if (static_cast<double>(gap) > 2 * jitter) v = gone;
     }
     weights.push_back(softmax(kept)[static_cast<std::size_t>(id)]);
     l[static_cast<std::size_t>(id)] = gone;

@@ -155,6 +155,7 @@ TEST(OrderedGemm, RowsMayStandApart) {
 }
 
 TEST(OrderedGemm, WeightsComeBack) {
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   for (const auto& [n, k, group] : shapes) {
     const Four of(n, k, static_cast<int>(group));
@@ -212,6 +213,7 @@ TEST(OrderedGemm, IndexedRows) {
 #if SHUNT_CUDA_BUILT
 TEST(OrderedGemm, OneOrderForGateAndUpOnAGpu) {
   if (!on_gpu()) GTEST_SKIP() << "the CPU engine takes two";
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const Ordered gate(40, 96, 32, 1), up(40, 96, 32, 2);
   Ordered same(40, 96, 32, 3);
@@ -230,6 +232,7 @@ TEST(OrderedGemm, OneOrderForGateAndUpOnAGpu) {
 
 TEST(OrderedGemm, DamagedFilesAreRefusedOnAGpu) {
   if (!on_gpu()) GTEST_SKIP() << "SavedWeights.DamagedOrdersAreRefused is about the CPU engine";
+  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";

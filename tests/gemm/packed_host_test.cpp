@@ -112,6 +112,24 @@ TEST(PackedPlan, RowsAreRoundedOnTheWayThenBetweenThenByTheProduct) {
   EXPECT_EQ(of(8192), Rounding::by_product);
 }
 
+// An odd k, which the product that writes fp8 does not take.
+TEST(PackedPlan, WhateverWayRowsAreRoundedBothProductsHaveAKernel) {
+  for (const std::int64_t k : {89, 127, 128, 2047}) {
+    for (const std::int64_t columns : {7, 192, 1535}) {
+      for (const std::int64_t rows : {8, 2046, 65536}) {
+        PackedSizes gate_up = sizes(20, rows, 2 * columns, k, true);
+        PackedSizes down = sizes(20, rows, k, columns, true);
+        const Rounding way = plan_rounding(gate_up, down, h200);
+        gate_up.packed_rows = gate_up.rows_in_place = way != Rounding::on_the_way;
+        down.packed_rows = down.rows_in_place = gate_up.packed_rows;
+        gate_up.packed_out = way == Rounding::by_product;
+        EXPECT_NE(plan_packed(gate_up, h200).kernel, PackedPlan::none) << k << ", " << rows;
+        EXPECT_NE(plan_packed(down, h200).kernel, PackedPlan::none) << columns << ", " << rows;
+      }
+    }
+  }
+}
+
 TEST(PackedPlan, WhatNeedsOneKernelGetsIt) {
   for (const int groups : {1, 7, 128, 1024}) {
     for (const std::int64_t rows : {1, 64, 65536}) {
@@ -128,7 +146,8 @@ TEST(PackedPlan, WhatNeedsOneKernelGetsIt) {
             EXPECT_LE(plan.split, (k + 127) / 128);
           }
           s.packed_out = true;
-          EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::many_rows);
+          EXPECT_EQ(plan_packed(s, h200).kernel,
+                    k % 2 == 0 ? PackedPlan::many_rows : PackedPlan::none);
           s = sizes(groups, rows, n, k, false);
           EXPECT_EQ(plan_packed(s, h200).kernel, PackedPlan::few_rows);
         }
