@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "drawn.hpp"
+#include "route/drawn_rule.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::testing {
@@ -49,49 +50,13 @@ class DrawnLayer {
 
  private:
   void draw_route() {
-    RouteSpec& r = spec.route;
-    r.experts = static_cast<int>(draw_.any<std::int64_t>(
-        {draw_.between(1, 8), draw_.between(2, 40), draw_.between(9, 160)}));
-    if (draw_.one_in(3)) {
-      r.groups.count = static_cast<int>(draw_.between(1, 8));
-      r.experts = (r.experts + r.groups.count - 1) / r.groups.count * r.groups.count;
-      r.groups.keep = static_cast<int>(draw_.between(1, r.groups.count));
-      r.groups.rank_by = draw_.any({GroupRank::max, GroupRank::sum_of_top_2});
-    }
-    const int eligible = r.experts / r.groups.count * r.groups.keep;
-    r.top_k = static_cast<int>(draw_.between(1, std::min(eligible, draw_.one_in(6) ? 20 : 8)));
-    r.score = draw_.any({Score::none, Score::softmax, Score::softmax, Score::sigmoid,
-                         Score::sqrt_softplus, Score::sparsemixer});
-    r.score_stage = draw_.any({ScoreStage::before_top_k, ScoreStage::after_top_k});
-    r.router_bias = draw_.one_in(4);
-    r.selection_bias = draw_.one_in(3);
-    if (draw_.one_in(6)) r.soft_cap = 5;
-    // Of logits themselves a sum may be next to nothing.
-    r.renormalize = r.score != Score::none && draw_.one_in(2);
-    r.epsilon_rule = draw_.any({EpsilonRule::added, EpsilonRule::floor});
-    r.scale = draw_.any({1.0f, 1.0f, 2.5f, 0.5f});
-    r.per_expert_scale = draw_.one_in(6);
-    r.hashed = draw_.one_in(10);
-    r.weight_on_input = draw_.one_in(5);
-    if (draw_.one_in(6)) {
-      r.shared.count = static_cast<int>(draw_.between(1, 3));
-      r.shared.weight = draw_.any({SharedWeight::one, SharedWeight::inverse_scale,
-                                   SharedWeight::sum_over_scale, SharedWeight::joint});
-    }
+    spec.route = test::drawn_rule(
+        draw_, static_cast<int>(draw_.any<std::int64_t>(
+                   {draw_.between(1, 8), draw_.between(2, 40), draw_.between(9, 160)})));
     // f16 would saturate behind large ones.
+    RouteSpec& r = spec.route;
     if (r.weight_on_input && r.score == Score::none) r.score = Score::softmax;
-    if (r.score == Score::sparsemixer) {
-      r.score_stage = ScoreStage::before_top_k;
-      r.selection_bias = r.hashed = false;
-      r.groups = {};
-      r.jitter = draw_.any({0.0f, 0.01f});
-    }
-    if (r.hashed) r.selection_bias = false, r.groups = {};
-    if (r.shared.weight == SharedWeight::joint) {
-      r.score = draw_.any({Score::sigmoid, Score::sqrt_softplus});
-      r.renormalize = true;
-      r.jitter = 0;
-    }
+    r.batch_invariant = false;  // the options'
   }
 
   ActivationSpec activation() {
