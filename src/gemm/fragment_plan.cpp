@@ -39,19 +39,6 @@ struct Model : PackedModel {
   double tile_bytes() const { return 128 * 128 * sizes.bits / 8; }
   double looked_up(double more) const { return sizes.looked_up ? more : 0; }
 
-  // Tiles of `tokens` rows that a group makes, where groups are drawn: the chances that it has more
-  // rows than one, two, .. of them.
-  double tiles_of_group(int tokens) const {
-    if (sizes.groups == 1) return std::ceil(mean / tokens);
-    double down = 1;
-    for (int nth = 1; nth < 64; ++nth) {
-      const double more = std::erfc((nth * tokens + 0.5 - mean) / std::sqrt(2 * mean)) / 2;
-      if (more < 1e-3) break;
-      down += more;
-    }
-    return down + (mean > 64 * tokens ? mean / tokens - 64 : 0);
-  }
-
   // Tokens that a tile of up to `tokens` multiplies, in the mean: the last one of a group at least
   // `least`, in steps of `more`.
   double width_of_tile(int tokens, double least, double more) const {
@@ -70,7 +57,7 @@ struct Model : PackedModel {
     const int share = teams_of_tile(plan), cluster = split / share;
     const auto clusters = static_cast<double>(
         cluster <= 2 ? gpu.multiprocessors / cluster : gpu.multiprocessors / 16 * (16 / cluster));
-    const double down = tiles_of_group(tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens);
     const double tiles = hit * static_cast<double>(columns) * down;
     // A tile multiplies as many eights of tokens as it has.
     const double eights = std::clamp((mean / down + 4) / 8, 1.0, tokens / 8.0);
@@ -101,7 +88,7 @@ struct Model : PackedModel {
   // Many rows in tiles of up to 160, fragment_middle_rows.cuh's.
   PackedPlan middle(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
-    const double down = tiles_of_group(tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens);
     const bool shared = sizes.rows_in_place && blocks_share(columns, steps);
     const std::int64_t wide = ceil_div(columns, 2);
     const double tiles = hit * static_cast<double>(wide) * down;
@@ -130,7 +117,7 @@ struct Model : PackedModel {
 
   PackedPlan many(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
-    const double down = tiles_of_group(tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens);
     const double tiles = hit * static_cast<double>(columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     const double width = width_of_tile(tokens, 128, 32);

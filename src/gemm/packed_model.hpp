@@ -48,10 +48,10 @@ struct PackedModel {
     return std::pow(std::pow(memory, 4) + std::pow(products, 4), 0.25);
   }
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
-  // `again`: how often weights are read, after the first time from the L2 mostly.
-  double memory_us(double again = 1) const {
+  // `tiles`: of a group, each of which reads its weights.
+  double memory_us(double tiles = 1) const {
     const double weights = hit * static_cast<double>(sizes.group_rows * sizes.k) * sizes.bits / 8;
-    const double bytes = weights * (1 + 0.3 * (again - 1)) +
+    const double bytes = weights * reads_of_weights(tiles) +
                          static_cast<double>(expected * sizes.k) * (sizes.packed_rows ? 1 : 2) +
                          static_cast<double>(expected * sizes.group_rows) * 2;
     return bytes / (gpu.read_gbps * memory_share * 1e3);

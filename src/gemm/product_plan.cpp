@@ -55,9 +55,11 @@ struct Model {
 
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
   double memory_us() const { return memory_us(static_cast<double>(hit)); }
-  double memory_us(double groups) const {
+  // `tiles`: of a group, each of which reads its weights.
+  double memory_us(double groups, double tiles = 1) const {
     const double bytes =
-        groups * static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k) +
+        groups * static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k) *
+            reads_of_weights(tiles) +
         static_cast<double>(expected) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
@@ -120,7 +122,7 @@ struct Model {
     ProductPlan plan{
         .kernel = ProductPlan::few_rows, .tile_tokens = tokens, .tile_rows = 128, .split = split};
     const std::int64_t columns = ceil_div(sizes.group_rows, 128);
-    const double down = std::ceil(planned() / tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens);
     const double bytes = 128 * 128 + tokens * 128;
     const double step = std::max(bytes / few_bytes_a_clock, 400.0 + 2 * tokens);
     const double tiles = static_cast<double>(hit * columns) * down;
@@ -132,8 +134,8 @@ struct Model {
     const double turns = std::max(1.0, rounds);
     const double each = static_cast<double>(ceil_div(steps, split)) * step + few_end_clocks +
                         few_row_clocks * mean / std::max(1.0, mean / tokens);
-    plan.us =
-        start_us + split_us * (split == 4 ? 3 : split - 1) + all(memory_us(), turns * us(each), 0);
+    plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
+              all(memory_us(static_cast<double>(hit), down), turns * us(each), 0);
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(split * std::min(clusters, most));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "gemm/cuda_layout.hpp"
 #include "gemm/product_plan.hpp"
@@ -78,6 +79,24 @@ TEST(ProductPlan, FewRowsAreStreamedInTilesThatHoldThem) {
     EXPECT_EQ(plan.kernel, ProductPlan::few_rows) << describe(plan);
     EXPECT_LE(plan.tile_tokens, 16);
   }
+}
+
+// Groups of 6 rows in the mean, some of which have more than 8, and so on: what was faster on an
+// H100 (docs/notes/cuda-gemm.md, "Tiles that nearly every group fits").
+TEST(ProductPlan, TilesHoldNearlyEveryGroup) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  for (const GpuFigures& gpu : {h100, h200}) {
+    for (const auto& [tokens, tile] : {std::pair{48, 16}, {64, 16}, {96, 32}, {128, 32}}) {
+      const ProductSizes s = sizes(32, std::int64_t{4} * tokens, 5760, 2880, true);
+      EXPECT_EQ(plan_product(s, gpu).tile_tokens, tile) << tokens;
+    }
+    for (const auto& [tokens, tile] : {std::pair{16, 8}, {96, 16}, {128, 16}, {192, 32}}) {
+      const ProductSizes s = sizes(128, std::int64_t{8} * tokens, 1536, 2048, true);
+      EXPECT_EQ(plan_product(s, gpu).tile_tokens, tile) << tokens;
+    }
+  }
+  EXPECT_EQ(plan_product(sizes(32, 768, 5760, 2880, true), h100).tile_tokens, 64);
 }
 
 // Room for 1024 rows a group, of which 8 are likely.
