@@ -64,13 +64,17 @@ struct PackedModel {
   // Few rows in tiles of `tokens`: `step` clocks for 128 of k.
   PackedPlan few_rows(int tokens, int split, double step) const {
     PackedPlan plan{.kernel = PackedPlan::few_rows, .tile_tokens = tokens, .split = split};
-    const double tiles = hit * static_cast<double>(columns) * std::ceil(planned() / tokens);
+    // Where rows are rounded on the way, small tiles are faster though some groups have two.
+    const double usual = std::ceil(planned() / tokens);
+    const double down =
+        sizes.packed_rows ? std::max(usual, tiles_of_group(sizes.groups, mean, tokens)) : usual;
+    const double tiles = hit * static_cast<double>(columns) * down;
     const std::int64_t clusters =
         split <= 2 ? gpu.multiprocessors / split : gpu.multiprocessors / 16 * (16 / split);
     // Blocks without a tile leave more of the memory to the others: only the first round is whole.
     const double turns = std::max(1.0, tiles / static_cast<double>(clusters));
     const double each = static_cast<double>(ceil_div(steps, split)) * step + 800;
-    const double memory = memory_us(), products = turns * us(each);
+    const double memory = memory_us(sizes.packed_rows ? down : 1), products = turns * us(each);
     // Rows that are rounded on the way: the larger alone puts where rounding beforehand begins to
     // pay close to where it was measured (docs/notes/cuda-fp8.md, "Where memory decides").
     plan.us = few_start_us + split_us * (split == 4 ? 3 : split - 1) +

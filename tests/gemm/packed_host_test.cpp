@@ -87,11 +87,13 @@ TEST(PackedPlan, ManyRowsAndFew) {
 }
 
 // What was faster on an H100, whose memory takes longer than the products of each of these tiles:
-// Qwen3-30B-A3B's, rows in fp8 (docs/notes/cuda-fp8.md, "Where memory decides").
+// Qwen3-30B-A3B's, rows in fp8 (docs/notes/cuda-fp8.md, "Where memory decides" and "Tiles that
+// nearly every group fits").
 TEST(PackedPlan, SlowerMemoryTakesTilesThatHoldTheRows) {
   GpuFigures h100 = h200;
   h100.read_gbps = 3352;
-  for (const auto& [tokens, tile] : {std::pair{4, 8}, {16, 8}, {64, 8}, {128, 16}, {256, 32}}) {
+  for (const auto& [tokens, tile] :
+       {std::pair{4, 8}, {16, 8}, {32, 8}, {128, 16}, {192, 32}, {224, 32}, {256, 32}, {448, 64}}) {
     for (const auto& s : {sizes(128, std::int64_t{8} * tokens, 1536, 2048, true),
                           sizes(128, std::int64_t{8} * tokens, 2048, 768, true)}) {
       const PackedPlan plan = plan_packed(s, h100);
