@@ -220,7 +220,7 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     if (spec.k < 1) return refuse("k is {}: must be 1 or more", spec.k);
     if (spec.groups > 1024) return refuse("groups is {}: must be 1 to 1024", spec.groups);
     if constexpr (cuda_engine::built) {
-      const Support kernels = cuda_engine::packed_support(device, spec.format, spec.rows);
+      Support kernels = cuda_engine::packed_support(device, spec.format, spec.rows);
       if (!kernels) return kernels;
     }
   }

@@ -223,7 +223,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
   }
   if constexpr (cuda_engine::built) {
     if (packed && device.type == DeviceType::cuda) {
-      const Support kernels = cuda_engine::packed_support(device, options.format, options.rows);
+      Support kernels = cuda_engine::packed_support(device, options.format, options.rows);
       if (!kernels) return kernels;
     }
   }

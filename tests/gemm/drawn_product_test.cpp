@@ -176,15 +176,15 @@ class Product {
         largest = std::max(largest, std::abs(value(r, i)));
       }
       for (std::int64_t n = 0; n < spec.n; ++n) {
-        double want = 0, terms = 0, size = 0;
+        double want = 0, terms = 0, weights = 0;
         for (std::int64_t i = 0; i < spec.k; ++i) {
           const double term = weight(g, n, i) * x[static_cast<std::size_t>(i)];
           want += term;
           terms += std::abs(term);
-          size += std::abs(weight(g, n, i));
+          weights += std::abs(weight(g, n, i));
         }
         // The CPU multiplies packed weights by rows as integers (docs/formats.md).
-        const double moved = held_.empty() ? 0 : 0x1p-14 * largest * size;
+        const double moved = held_.empty() ? 0 : 0x1p-14 * largest * weights;
         if (spec.bias) {
           const double bias =
               static_cast<double>(load_f32(bias_.data, bias_.dtype, g * spec.n + n));

@@ -345,8 +345,8 @@ void check(unsigned seed) {
   std::optional<InFormat> formatted;
   if (drawn.options.format != FormatSpec{}) formatted.emplace(drawn.options.format, made.weights);
   const LayerWeights& held = formatted ? formatted->held : made.weights;
-  const Layer layer(spec, drawn.stored_packed ? formatted->packed : made.weights, context,
-                    drawn.options);
+  const LayerWeights& given = formatted && drawn.stored_packed ? formatted->packed : made.weights;
+  const Layer layer(spec, given, context, drawn.options);
   Call call(drawn, made, seed + 1);
   call.forward(context, layer, at_once);
   const std::vector<char> first = call.bits();
