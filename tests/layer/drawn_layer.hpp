@@ -86,7 +86,7 @@ class DrawnLayer {
     }
     ExpertSpec& e = spec.experts;
     e.experts = spec.route.experts - spec.zero_experts + spec.route.shared.count;
-    // Numbers of all experts, and of as many as few tokens meet.
+    // Weights of all experts.
     const double all = 3e6;
     const std::int64_t most =
         std::clamp<std::int64_t>(static_cast<std::int64_t>(all / 3 / e.experts / 64), 16, 700);
