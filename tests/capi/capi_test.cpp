@@ -49,7 +49,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<GroupedGemmInputs>(), 8);
   EXPECT_EQ(members<IndexedGemmInputs>(), 4);
   EXPECT_EQ(members<ActivationSpec>(), 6);
-  EXPECT_EQ(members<CombineSpec>(), 5);
+  EXPECT_EQ(members<CombineSpec>(), 6);
   EXPECT_EQ(members<CombineInputs>(), 9);
   EXPECT_EQ(members<ShuffleSpec>(), 6);
   EXPECT_EQ(members<ScatterAddSpec>(), 1);
