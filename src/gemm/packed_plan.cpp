@@ -64,7 +64,7 @@ PackedPlans candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
       for (const int tokens : {8, 16, 32, 64}) plans.add(model.few(tokens, split));
     }
   }
-  // It copies fp8 in twos.
+  // many_rows copies fp8 in twos.
   if (sizes.packed_rows && sizes.rows_in_place && sizes.k % 2 == 0) plans.add(model.many());
   return plans;
 }
