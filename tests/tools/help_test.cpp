@@ -83,7 +83,7 @@ TEST(Usage, ErrorsAreOneLineAndCode2) {
       {{"bench", "gate", "--rule", "best"}, "shunt bench", "'best'"},
       {{"bench", "gate", "--experts", "8", "--top-k", "2", "--groups", "4"}, "shunt bench", "'4'"},
       {{"bench", "--grid"}, "shunt bench", "--device cuda"},
-      {{"bench", "--routing", "skewed"}, "shunt bench", "'skewed'"},
+      {{"bench", "--routing", "pareto"}, "shunt bench", "'pareto'"},
       {{"bench", "--rotate-bytes", "1X"}, "shunt bench", "'1X'"},
       {{"bench", "--rotate-bytes", "-1"}, "shunt bench", "'-1'"},
       {{"info", "surplus"}, "shunt info", "surplus"},

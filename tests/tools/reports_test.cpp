@@ -158,11 +158,40 @@ TEST(Bench, RoutingsHitAsManyExpertsAsTheySay) {
   const auto uniform = flops_and_bytes("uniform");
   const auto zipf = flops_and_bytes("zipf");
   const auto one_hot = flops_and_bytes("one-hot");
+  EXPECT_EQ(flops_and_bytes("skewed").first, uniform.first);
   EXPECT_EQ(uniform.first, one_hot.first);
   EXPECT_LT(one_hot.second, zipf.second);
   EXPECT_LT(zipf.second, uniform.second);
   // Two experts, the router, and tokens in and out; bf16.
   EXPECT_EQ(one_hot.second, 2.0 * (2 * 3 * 128 * 64 + 32 * 128 + 2 * 64 * 128));
+}
+
+TEST(BenchOnAGpu, RoutingsHitAsManyExpertsAsTheySay) {
+  const auto bytes = [](const std::string& from, const std::string& rule,
+                        const std::string& routing) -> double {
+    const Outcome outcome = shunt(
+        {"bench",    "layer", "--experts",      "64",   "--top-k",   "2",    "--rule", rule,
+         "--hidden", "128",   "--intermediate", "64",   "--tokens",  "32",   "--wait", "0",
+         "--from",   from,    "--device",       "cuda", "--seconds", "0.01", "--json", "--routing",
+         routing});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.code == 0 ? double{parsed(outcome.out)["rows"][0]["bytes"]} : 0;
+  };
+  if (const Outcome gpu = shunt({"info", "--device", "cuda"}); gpu.code != 0) {
+    GTEST_SKIP() << gpu.err;
+  }
+  for (const std::string from : {"hidden", "logits", "ids"}) {
+    for (const std::string rule : {"softmax", "biased-sigmoid"}) {
+      const double uniform = bytes(from, rule, "uniform"), skewed = bytes(from, rule, "skewed"),
+                   zipf = bytes(from, rule, "zipf"), one_hot = bytes(from, rule, "one-hot");
+      SCOPED_TRACE(from + " " + rule);
+      EXPECT_LT(one_hot, zipf);
+      EXPECT_LT(zipf, skewed);
+      EXPECT_LT(skewed, uniform);
+      // Of 64 experts 64 draws hit all but some 23.
+      EXPECT_NEAR((uniform - one_hot) / (3 * 128 * 64 * 2), 41 - 2, 4);
+    }
+  }
 }
 
 TEST(Bench, DtypesAndCheckpoints) {

@@ -223,9 +223,7 @@ BenchPlan make_plan(const BenchOptions& options) {
         Status::invalid_argument,
         fmt::format("--format {}: only gemm and layer take packed weights", options.format));
   }
-  plan.spread = options.routing == "zipf"      ? Spread::zipf
-                : options.routing == "one-hot" ? Spread::one_hot
-                                               : Spread::uniform;
+  plan.spread = spread_from_string(options.routing);
   plan.tokens = parse_list("--tokens", options.tokens, 1, 1 << 20);
   plan.rotate_bytes = options.rotate.empty()
                           ? std::max<std::int64_t>(1'000'000'000, 8 * last_cache_bytes())
@@ -490,12 +488,16 @@ void add_bench(CLI::App& app, Action& action) {
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
   add_rows_option(*command, options->rows, "gemm, layer on a GPU: what rows are rounded to");
-  command->add_option("--routing", options->routing, "uniform, zipf or one-hot (default: uniform)")
+  command
+      ->add_option("--routing", options->routing,
+                   "uniform, skewed, zipf or one-hot (default: uniform)")
       ->option_text("KIND")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
-            if (text == "uniform" || text == "zipf" || text == "one-hot") return {};
-            return fmt::format("'{}' is not uniform, zipf or one-hot", text);
+            for (const char* kind : {"uniform", "skewed", "zipf", "one-hot"}) {
+              if (text == kind) return {};
+            }
+            return fmt::format("'{}' is not {}", text, spread_names);
           },
           ""));
   command

@@ -131,7 +131,7 @@ void check_routing(const Routing& gpu, const std::string& label) {
   check_same(label, "inverse", inverse, want_inverse, inverse.tensor.elements());
 }
 
-StageCase routing_case(const Context& context, const bench::StageShape& shape,
+StageCase routing_case(const Context& context, const bench::StageShape& shape, Spread spread,
                        std::int64_t rotate_bytes) {
   const RouteSpec& spec = shape.route;
   const bool fused = shape.stage == "route", ordered = shape.stage == "shuffle";
@@ -155,9 +155,11 @@ StageCase routing_case(const Context& context, const bench::StageShape& shape,
     made->router = Variants(context, shape.dtype, {columns, hidden}, n);
     fill(context, made->states, 1, 1);
     fill(context, made->router, 1 / std::sqrt(static_cast<float>(hidden)), 2);
+    steer_states(context, spec, spread, routers_of(context, spread, made->router), made->states);
   } else {
     made->logits = Variants(context, shape.dtype, {tokens, columns}, n);
     fill(context, made->logits, 1, 1);
+    steer_logits(context, spec, spread, made->logits);
   }
   const auto vector = [&](bool wanted, std::int64_t size, std::uint64_t seed) {
     if (!wanted) return Variants();
@@ -299,11 +301,11 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
   if (shape.stage == "gather" || shape.stage == "combine") {
     return rows_case(context, shape, spread, rotate_bytes);
   }
-  if (shape.stage == "layer") return layer_case(context, shape, rotate_bytes);
+  if (shape.stage == "layer") return layer_case(context, shape, spread, rotate_bytes);
   if (shape.stage == "gemm") return gemm_case(context, shape, spread, rotate_bytes);
-  if (shape.stage == "chain") return chain_case(context, shape, rotate_bytes);
+  if (shape.stage == "chain") return chain_case(context, shape, spread, rotate_bytes);
   if (shape.ranks > 0) return ranks_case(context, shape, spread, rotate_bytes);
-  return routing_case(context, shape, rotate_bytes);
+  return routing_case(context, shape, spread, rotate_bytes);
 }
 
 }  // namespace shunt::tool

@@ -33,7 +33,7 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
 StageCase rows_case(const Context& context, const bench::StageShape& shape, Spread spread,
                     std::int64_t rotate_bytes);
 // The part of it that makes whole layers.
-StageCase layer_case(const Context& context, const bench::StageShape& shape,
+StageCase layer_case(const Context& context, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes);
 // The part of it that makes grouped GEMMs.
 StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spread spread,
@@ -43,7 +43,7 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
 StageCase ranks_case(const Context& context, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes);
 // route, order, gather and combine.
-StageCase chain_case(const Context& given, const bench::StageShape& shape,
+StageCase chain_case(const Context& given, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes);
 
 }  // namespace shunt::tool

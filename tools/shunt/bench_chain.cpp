@@ -65,7 +65,7 @@ void check_chain(const Chain& made, const std::string& label) {
 
 }  // namespace
 
-StageCase chain_case(const Context& given, const bench::StageShape& shape,
+StageCase chain_case(const Context& given, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes) {
   const std::int64_t tokens = shape.tokens, hidden = shape.hidden;
   const RouteSpec& spec = shape.route;
@@ -96,6 +96,7 @@ StageCase chain_case(const Context& given, const bench::StageShape& shape,
   made->router = tensors(shape.dtype, {spec.columns(), hidden});
   fill(context, made->states, 1, 1);
   fill(context, made->router, 1 / std::sqrt(static_cast<float>(hidden)), 2);
+  steer_states(context, spec, spread, routers_of(context, spread, made->router), made->states);
   const auto vector = [&](bool wanted, std::int64_t size, std::uint64_t seed) {
     if (!wanted) return Variants();
     Variants made_of(context, DType::f32, {size}, 1);

@@ -45,8 +45,9 @@ class Weights {
       : context_(context), seed_(seed) {
     const RouteSpec& route = spec.route;
     weights.router = vector(true, route.columns(), spec.hidden, spec.hidden);
-    weights.router_bias = vector(route.router_bias, route.columns());
-    weights.selection_bias = vector(route.selection_bias, route.experts);
+    // So small that routing is what the logits say.
+    weights.router_bias = vector(route.router_bias, route.columns(), little);
+    weights.selection_bias = vector(route.selection_bias, route.experts, little);
     weights.per_expert_scale = vector(route.per_expert_scale, route.columns());
     const ExpertSpec& e = spec.experts;
     experts(weights.experts, e.experts, e.hidden, e.intermediate, e.activation.gated,
@@ -62,9 +63,9 @@ class Weights {
       weights.latent_up = vector(true, spec.hidden, spec.latent, spec.latent);
     }
     weights.output_bias = vector(spec.output_bias, spec.hidden);
-    weights.router_norm = vector(spec.router_norm.weight, spec.hidden);
-    weights.input_norm = vector(spec.input_norm.weight, spec.hidden);
-    weights.output_norm = vector(spec.output_norm.weight, spec.hidden);
+    weights.router_norm = ones(spec.router_norm.weight, spec.hidden);
+    weights.input_norm = ones(spec.input_norm.weight, spec.hidden);
+    weights.output_norm = ones(spec.output_norm.weight, spec.hidden);
   }
   // The first expert's matrices, packed, for all of them: packing is the host's, and slow.
   void pack_experts(const FormatSpec& format) {
@@ -91,8 +92,17 @@ class Weights {
   Tensor vector(bool wanted, std::int64_t rows, std::int64_t columns, std::int64_t fan_in) {
     return wanted ? matrix(rows, columns, fan_in) : Tensor{};
   }
-  Tensor vector(bool wanted, std::int64_t size) {
-    return wanted ? matrix(1, size, 100)[0] : Tensor{};
+  static constexpr std::int64_t little = 100'000'000;
+  Tensor vector(bool wanted, std::int64_t size, std::int64_t fan_in = 100) {
+    return wanted ? matrix(1, size, fan_in)[0] : Tensor{};
+  }
+  Tensor ones(bool wanted, std::int64_t size) {
+    if (!wanted) return {};
+    const Tensor there = vector(true, size);
+    const OnHost copy(context_, there);
+    for (std::int64_t i = 0; i < size; ++i) put_element(copy.tensor, i, 1);
+    context_.copy(there.data, copy.tensor.data, at(there.bytes()));
+    return there;
   }
   void experts(ExpertWeights& to, int count, std::int64_t hidden, std::int64_t inner, bool gated,
                bool gate_up_bias, bool down_bias) {
@@ -120,7 +130,7 @@ class Weights {
 
 }  // namespace
 
-StageCase layer_case(const Context& context, const bench::StageShape& shape,
+StageCase layer_case(const Context& context, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes) {
   const LayerSpec& spec = *shape.layer;
   LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
@@ -136,9 +146,11 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
                        shared_bytes(spec, shape.dtype);
   const auto copies = static_cast<std::int64_t>(
       std::clamp(std::ceil(static_cast<double>(rotate_bytes) / whole), 1.0, 64.0));
+  std::vector<std::vector<float>> routers;
   for (std::int64_t i = 0; i < copies; ++i) {
     Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
     if (packed) random.pack_experts(shape.format);
+    if (spread != Spread::uniform) routers.push_back(floats_of(context, random.weights.router));
     made->layers.emplace_back(spec, random.weights, context, options);
     context.synchronize();
   }
@@ -155,6 +167,8 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape,
   }
   fill(context, made->hidden, 1, 7);
   fill(context, made->logits, 1, 8);
+  steer_states(context, spec.route, spread, routers, made->hidden);
+  steer_logits(context, spec.route, spread, made->logits);
   made->workspace = context.allocate(made->layers[0].workspace_bytes(tokens));
 
   // What is counted is what the layer chooses.

@@ -8,6 +8,7 @@
 #include "bench.hpp"
 #include "bench_cases.hpp"
 #include "bench_packed.hpp"
+#include "bench_tensors.hpp"
 #include "cost.hpp"
 #include "shunt/activate.hpp"
 #include "shunt/combine.hpp"
@@ -87,6 +88,11 @@ void bench_route(const BenchPlan& plan, const Context& context, Emit& emit) {
     for (std::int64_t i = 0; i < copies; ++i) {
       hidden.push_back(pool.take(tokens, width));
       router.push_back(pool.take(spec.columns(), width));
+    }
+    RoutingSource source(spec, plan.spread, 1);
+    for (std::int64_t i = 0; plan.spread != Spread::uniform && i < copies; ++i) {
+      states_for(context, floats_of(context, router[at(i)]), source.next(tokens), spec.top_k,
+                 hidden[at(i)]);
     }
     const auto vector = [&](bool wanted, std::int64_t n) {
       return wanted ? pool.take(n) : Tensor{};

@@ -118,6 +118,57 @@ Batches::Batches(const RouteSpec& route, Spread spread, std::int64_t tokens)
   }
 }
 
+namespace {
+
+// make(i, ids, out): copy i, on the host.
+template <class Make>
+void steer(const Context& context, const RouteSpec& route, Spread spread, const Variants& to,
+           Make make) {
+  if (spread == Spread::uniform) return;
+  RoutingSource source(route, spread, 1);
+  for (std::int64_t i = 0; i < to.count(); ++i) {
+    const OnHost copy(context, to[i]);
+    make(i, source.next(copy.tensor.shape[0]), copy.tensor);
+    context.copy(to[i].data, copy.tensor.data, at(copy.tensor.bytes()));
+  }
+}
+
+}  // namespace
+
+void steer_logits(const Context& context, const RouteSpec& route, Spread spread,
+                  const Variants& logits) {
+  steer(context, route, spread, logits,
+        [&](std::int64_t, const std::vector<std::int32_t>& ids, const Tensor& out) {
+          logits_for(host(), ids, route.top_k, out);
+        });
+}
+
+void steer_states(const Context& context, const RouteSpec& route, Spread spread,
+                  const std::vector<std::vector<float>>& routers, const Variants& states) {
+  steer(context, route, spread, states,
+        [&](std::int64_t i, const std::vector<std::int32_t>& ids, const Tensor& out) {
+          states_for(host(), routers[at(i) % routers.size()], ids, route.top_k, out);
+        });
+}
+
+std::vector<float> floats_of(const Context& context, const Tensor& there) {
+  const OnHost copy(context, there);
+  std::vector<float> values(at(there.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = element(copy.tensor, static_cast<std::int64_t>(i));
+  }
+  return values;
+}
+
+std::vector<std::vector<float>> routers_of(const Context& context, Spread spread,
+                                           const Variants& routers) {
+  std::vector<std::vector<float>> all;
+  for (std::int64_t i = 0; spread != Spread::uniform && i < routers.count(); ++i) {
+    all.push_back(floats_of(context, routers[i]));
+  }
+  return all;
+}
+
 void upload(const Context& context, const Variants& to,
             const std::vector<std::vector<std::int32_t>>& drawn) {
   for (std::int64_t i = 0; i < to.count(); ++i) {

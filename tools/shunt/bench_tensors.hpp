@@ -63,6 +63,17 @@ struct Batches {
   OrderSpec spec;
   std::vector<std::vector<std::int32_t>> ids, offsets, permutation, inverse;
 };
+// Rewrites the copies of logits [tokens, columns] so that routing goes as `spread` says; random
+// ones are uniform as they are, and stay.
+void steer_logits(const Context& context, const RouteSpec& route, Spread spread,
+                  const Variants& logits);
+// The same for hidden states [tokens, hidden], copy i for the router [columns, hidden] i % routers.
+void steer_states(const Context& context, const RouteSpec& route, Spread spread,
+                  const std::vector<std::vector<float>>& routers, const Variants& states);
+// Routers [columns, hidden] on the host, in f32; none where nothing is to be steered.
+std::vector<std::vector<float>> routers_of(const Context& context, Spread spread,
+                                           const Variants& routers);
+std::vector<float> floats_of(const Context& context, const Tensor& there);
 // Draw i into copy i; copies beyond the draws repeat them at other places.
 void upload(const Context& context, const Variants& to,
             const std::vector<std::vector<std::int32_t>>& drawn);

@@ -1,5 +1,7 @@
 #include "routing.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -28,7 +30,24 @@ std::vector<double> running_sum(std::vector<double> values) {
 }  // namespace
 
 const char* to_string(Spread spread) {
-  return spread == Spread::uniform ? "uniform" : spread == Spread::zipf ? "zipf" : "one-hot";
+  switch (spread) {
+    case Spread::uniform:
+      return "uniform";
+    case Spread::skewed:
+      return "skewed";
+    case Spread::zipf:
+      return "zipf";
+    case Spread::one_hot:
+      return "one-hot";
+  }
+  return "";
+}
+
+Spread spread_from_string(const std::string& name) {
+  for (const Spread spread : {Spread::uniform, Spread::skewed, Spread::zipf, Spread::one_hot}) {
+    if (name == to_string(spread)) return spread;
+  }
+  throw Error(Status::invalid_argument, fmt::format("'{}' is not {}", name, spread_names));
 }
 
 RoutingSource::RoutingSource(const RouteSpec& spec, Spread spread, std::uint64_t seed)
@@ -47,6 +66,10 @@ RoutingSource::RoutingSource(const RouteSpec& spec, Spread spread, std::uint64_t
     for (std::size_t e = 0; e < weights.size(); ++e) {
       weights[e] = 1.0 / (1.0 + static_cast<double>(rank[e]));
     }
+  }
+  if (spread == Spread::skewed) {
+    std::normal_distribution<double> normal(0, 0.6);
+    for (double& weight : weights) weight = std::exp(normal(random_));
   }
   std::vector<double> of_groups(static_cast<std::size_t>(groups_), 0);
   for (std::size_t e = 0; e < weights.size(); ++e) {
@@ -174,6 +197,23 @@ void states_for(const Context& context, const std::vector<float>& router,
       }
       for (std::int64_t i = 0; i < hidden; ++i) {
         store_f32(out.data, out.dtype, t * hidden + i, sum[static_cast<std::size_t>(i)]);
+      }
+    }
+  });
+}
+
+void logits_for(const Context& context, const std::vector<std::int32_t>& ids, std::int64_t top_k,
+                Tensor out) {
+  const std::int64_t columns = out.shape[1];
+  context.pool().split(out.shape[0], 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::int64_t e = 0; e < columns; ++e) {
+        const auto bits = mixed(static_cast<std::uint64_t>(t * columns + e));
+        store_f32(out.data, out.dtype, t * columns + e, -static_cast<float>(bits >> 40) * 0x1p-24f);
+      }
+      for (std::int64_t j = 0; j < top_k; ++j) {
+        store_f32(out.data, out.dtype, t * columns + ids[static_cast<std::size_t>(t * top_k + j)],
+                  1.5f - 0.5f * static_cast<float>(j) / static_cast<float>(top_k));
       }
     }
   });

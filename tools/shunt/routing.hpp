@@ -14,10 +14,15 @@ namespace shunt::tool {
 
 enum class Spread {
   uniform,
+  skewed,   // popularity exp(0.6 z), z normal: of 128 experts the busiest has some four times the
+            // mean
   zipf,     // the expert of rank r with probability ~ 1 / r
   one_hot,  // every token to the same k experts
 };
 const char* to_string(Spread spread);
+inline constexpr const char* spread_names = "uniform, skewed, zipf or one-hot";
+// Throws Error{invalid_argument} for another name.
+Spread spread_from_string(const std::string& name);
 
 // Draws one run after another. Where a run hits at most half of the experts, they are renamed to
 // those whose last use is longest ago (within the groups of a grouped rule): the draw keeps its
@@ -50,6 +55,10 @@ std::vector<float> unit_rows(std::int64_t experts, std::int64_t hidden, std::uin
 // rows, weighted a little less from slot to slot, so that the k best logits are its ids in order.
 void states_for(const Context& context, const std::vector<float>& router,
                 const std::vector<std::int32_t>& ids, std::int64_t top_k, Tensor out);
+// logits [tokens, columns] into `out` (f32 | bf16 | f16, on the host): its ids are the k best of a
+// row, in order.
+void logits_for(const Context& context, const std::vector<std::int32_t>& ids, std::int64_t top_k,
+                Tensor out);
 
 // A buffer of random numbers of magnitude 1/64 to 1/8, cheap to make by the gigabyte.
 class RandomPool {
