@@ -44,7 +44,7 @@ struct Model : PackedModel {
   double width_of_tile(int tokens, double least, double more) const {
     double tiles = 0, wide = 0;
     for (const double away : {-1.3, -0.3, 0.3, 1.3}) {  // means of a normal distribution's quarters
-      const double rows = std::max(1.0, mean + (sizes.groups > 1 ? away * std::sqrt(mean) : 0));
+      const double rows = std::max(1.0, mean + away * deviation(sizes.groups, mean, uniform));
       const double whole = std::ceil(rows / tokens) - 1, rest = rows - whole * tokens;
       tiles += whole + 1;
       wide += whole * tokens + std::clamp(std::ceil(rest / more) * more, least, 1.0 * tokens);
@@ -88,7 +88,7 @@ struct Model : PackedModel {
   // Many rows in tiles of up to 160, fragment_middle_rows.cuh's.
   PackedPlan middle(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
-    const double down = tiles_of_group(sizes.groups, mean, tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens, uniform);
     const bool shared = sizes.rows_in_place && blocks_share(columns, steps);
     const std::int64_t wide = ceil_div(columns, 2);
     const double tiles = hit * static_cast<double>(wide) * down;
@@ -117,7 +117,7 @@ struct Model : PackedModel {
 
   PackedPlan many(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
-    const double down = tiles_of_group(sizes.groups, mean, tokens);
+    const double down = tiles_of_group(sizes.groups, mean, tokens, uniform);
     const double tiles = hit * static_cast<double>(columns) * down;
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     const double width = width_of_tile(tokens, 128, 32);

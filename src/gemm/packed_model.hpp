@@ -57,7 +57,7 @@ struct PackedModel {
     return bytes / (gpu.read_gbps * memory_share * 1e3);
   }
   // Groups are of different sizes.
-  double planned() const { return sizes.groups > 1 ? mean + std::sqrt(mean) / 2 : mean; }
+  double planned() const { return mean + deviation(sizes.groups, mean) / 2; }
   std::int64_t most_tiles(std::int64_t wide, int tokens) const {
     return wide * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
   }

@@ -15,13 +15,25 @@ inline double groups_with_rows(double groups, double rows) {
   return groups * (1 - std::pow(1 - 1 / groups, rows));
 }
 
+// By how much of their mean groups' rows differ beside what chance does. No routing is quite
+// uniform, so that tiles for few rows are chosen for some more; those for many would lose more
+// where it is than they gain where it is not (docs/notes/cuda-gemm.md, "Routing that is not
+// uniform").
+inline constexpr double uneven = 0.4, uniform = 0;
+
+// The deviation of a group's rows.
+inline double deviation(int groups, double mean, double unevenness = uneven) {
+  return groups > 1 ? std::sqrt(mean + unevenness * unevenness * mean * mean) : 0;
+}
+
 // Tiles of `tokens` rows that one of `groups` makes, `mean` rows in the mean, where groups are
 // drawn: the chances that it has more rows than one, two, .. of them.
-inline double tiles_of_group(int groups, double mean, int tokens) {
+inline double tiles_of_group(int groups, double mean, int tokens, double unevenness = uneven) {
   if (groups == 1) return std::ceil(mean / tokens);
+  const double away = deviation(groups, mean, unevenness);
   double down = 1;
   for (int nth = 1; nth < 64; ++nth) {
-    const double more = std::erfc((nth * tokens + 0.5 - mean) / std::sqrt(2 * mean)) / 2;
+    const double more = std::erfc((nth * tokens + 0.5 - mean) / (std::sqrt(2.0) * away)) / 2;
     if (more < 1e-3) break;
     down += more;
   }

@@ -70,7 +70,7 @@ struct Model {
     const auto fourth = [](double x) { return x * x * x * x; };
     return std::sqrt(std::sqrt(fourth(a) + fourth(b) + fourth(c)));
   }
-  double spread() const { return sizes.groups > 1 ? std::sqrt(mean) : 0; }
+  double spread() const { return deviation(sizes.groups, mean, uniform); }
   // Rows that a group is planned for.
   double planned() const { return mean + spread() / 2; }
 
@@ -177,7 +177,7 @@ struct Model {
     const double rows = static_cast<double>(expected) / groups;
     double down = 0;
     for (const double away : quarters) {
-      const double here = sizes.groups > 1 ? rows + away * std::sqrt(rows) : rows;
+      const double here = rows + away * deviation(sizes.groups, rows, uniform);
       down += std::ceil(std::max(1.0, here) / tiles.tokens) / std::size(quarters);
     }
     const double rounds =

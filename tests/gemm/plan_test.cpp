@@ -87,16 +87,19 @@ TEST(ProductPlan, TilesHoldNearlyEveryGroup) {
   GpuFigures h100 = h200;
   h100.read_gbps = 3352;
   for (const GpuFigures& gpu : {h100, h200}) {
-    for (const auto& [tokens, tile] : {std::pair{48, 16}, {64, 16}, {96, 32}, {128, 32}}) {
+    for (const auto& [tokens, tile] : {std::pair{48, 16}, {96, 32}, {128, 32}}) {
       const ProductSizes s = sizes(32, std::int64_t{4} * tokens, 5760, 2880, true);
       EXPECT_EQ(plan_product(s, gpu).tile_tokens, tile) << tokens;
     }
-    for (const auto& [tokens, tile] : {std::pair{16, 8}, {96, 16}, {128, 16}, {192, 32}}) {
+    for (const auto& [tokens, tile] : {std::pair{16, 8}, {64, 16}, {96, 16}, {192, 32}}) {
       const ProductSizes s = sizes(128, std::int64_t{8} * tokens, 1536, 2048, true);
       EXPECT_EQ(plan_product(s, gpu).tile_tokens, tile) << tokens;
     }
   }
   EXPECT_EQ(plan_product(sizes(32, 768, 5760, 2880, true), h100).tile_tokens, 64);
+  // Where routing is not uniform more groups have more ("Routing that is not uniform").
+  EXPECT_EQ(plan_product(sizes(32, 256, 5760, 2880, true), h100).tile_tokens, 32);
+  EXPECT_EQ(plan_product(sizes(128, 1024, 1536, 2048, true), h100).tile_tokens, 32);
 }
 
 // Room for 1024 rows a group, of which 8 are likely.
