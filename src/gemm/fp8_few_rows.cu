@@ -145,21 +145,23 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t 
 
 #endif
 
-// What a layer asks for most: no k shared out, a scale for a block, results from registers without
-// a bias.
+// What a layer asks for most: no k shared out, a scale for a block (or of rows that are fp8 already
+// one each, and one a row of the weights), results from registers without a bias.
 bool is_usual(const PackedArgs& args, int split) {
-  return split == 1 && args.block_scales && args.finish.bias == nullptr &&
+  return split == 1 && (args.block_scales || args.pieces) && args.finish.bias == nullptr &&
          ends_in_registers(args.finish);
 }
 
-template <class S, Rows rows, FewForm form = FewForm::any>
+// by_row: of a form that is not `any`, which of the two.
+template <class S, Rows rows, FewForm form = FewForm::any, bool by_row = false>
 __global__ void __launch_bounds__(S::threads, S::together)
     few_rows(const __grid_constant__ PackedArgs args, const __grid_constant__ FewChain chain,
              int given_split) {
 #if defined(SHUNT_SM_90A)
   constexpr bool usual = form != FewForm::any;
   const int split = usual ? 1 : given_split;
-  const bool block_scales = usual || args.block_scales;
+  static_assert(!by_row || usual && rows == Rows::pieces);
+  const bool block_scales = usual ? !by_row : args.block_scales;
   constexpr bool wide = rows == Rows::wide;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages], there, used;
@@ -275,7 +277,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
         pieces.copy(args.source + (bytes > 0 ? k : 0), bytes, [&](int c) {
           return to + static_cast<std::uint32_t>(c * 512 + (part ^ (line + 4 * c) % 8) * 16);
         });
-        if (block_scales) {
+        if (block_scales || by_row && i == begin) {
           const std::uint32_t scale_at = shared_address(scales + slot * S::scales + 4 + lane);
 #pragma unroll
           for (int h = 0; h < halves; ++h) {
@@ -424,7 +426,7 @@ __global__ void __launch_bounds__(S::threads, S::together)
     if (split > 1) cluster_wait();
   } else {
     if constexpr (S::together == 2) fewer_registers<56>();
-    if (rows == Rows::pieces && !block_scales) {  // these warps alone read them
+    if (rows == Rows::pieces && !usual && !block_scales) {  // these warps alone read them
       for (int i = thread - 128; i < S::stages * S::scales; i += 256) scales[i] = 1;
     }
     named_arrive(4, 256 + 160);
@@ -446,6 +448,15 @@ __global__ void __launch_bounds__(S::threads, S::together)
       float sum_of[S::tokens / 2];
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; ++i) sum_of[i] = 0;
+      float2 token[S::tokens / 8];  // their scales
+      float weight_scales[2];       // of this thread's two rows of weights
+      if constexpr (by_row) {
+        const float* const of_rows =
+            reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                           args.scales_at) +
+            at.column * S::rows + 64 * group + warp % 4 * 16 + lane / 4;
+        weight_scales[0] = __ldg(of_rows), weight_scales[1] = __ldg(of_rows + 8);
+      }
 #pragma unroll 1
       for (int i = begin; i < end; ++i) {
         mbarrier_wait(&full[stage], parity);
@@ -458,10 +469,11 @@ __global__ void __launch_bounds__(S::threads, S::together)
         wgmma_commit();
         const float* const here = scales + stage * S::scales;
         const float gate = block_scales ? here[0] : 1, up = block_scales ? here[1] : 1;
-        float2 token[S::tokens / 8];
+        if (!by_row || i == begin) {
 #pragma unroll
-        for (int j = 0; j < S::tokens / 8; ++j) {
-          token[j] = *reinterpret_cast<const float2*>(here + 4 + 8 * j + 2 * (lane % 4));
+          for (int j = 0; j < S::tokens / 8; ++j) {
+            token[j] = *reinterpret_cast<const float2*>(here + 4 + 8 * j + 2 * (lane % 4));
+          }
         }
         wgmma_wait<0>();
         __syncwarp();
@@ -470,8 +482,12 @@ __global__ void __launch_bounds__(S::threads, S::together)
         for (const float2& two : token) loaded |= __float_as_uint(two.x);
         const std::uint32_t read = once_loaded(shared_address(&empty[stage]), loaded, zero);
         if (lane == 0) arrive_at(read);
+        if constexpr (by_row) {
 #pragma unroll
-        for (int j = 0; j < S::tokens / 8; ++j) {
+          for (int i = 0; i < S::tokens / 2; ++i) sum_of[i] = __fadd_rn(sum_of[i], d[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < (by_row ? 0 : S::tokens / 8); ++j) {
           sum_of[4 * j] = __fmaf_rn(d[4 * j], __fmul_rn(token[j].x, gate), sum_of[4 * j]);
           sum_of[4 * j + 1] =
               __fmaf_rn(d[4 * j + 1], __fmul_rn(token[j].y, gate), sum_of[4 * j + 1]);
@@ -481,6 +497,13 @@ __global__ void __launch_bounds__(S::threads, S::together)
         if (++stage == S::stages) stage = 0, parity ^= 1;
       }
 
+      if constexpr (by_row) {
+#pragma unroll
+        for (int i = 0; i < S::tokens / 2; ++i) {
+          const float of_token = i % 2 == 0 ? token[i / 4].x : token[i / 4].y;
+          sum_of[i] = __fmul_rn(sum_of[i], __fmul_rn(of_token, weight_scales[i / 2 % 2]));
+        }
+      }
       if (!usual && walk.weights != nullptr) {
         weigh_sums<S::tokens>(walk.weights + at.row, at.count, sum_of, lane);
       }
@@ -561,8 +584,9 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChai
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
          args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
-         : args.pieces ? (form == FewForm::plain ? few_rows<S, Rows::pieces, FewForm::plain>
-                                                 : few_rows<S, Rows::pieces>)
+         : args.pieces ? (form != FewForm::plain ? few_rows<S, Rows::pieces>
+                          : args.block_scales    ? few_rows<S, Rows::pieces, FewForm::plain>
+                                                 : few_rows<S, Rows::pieces, FewForm::plain, true>)
          : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
          : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
              ? (form == FewForm::plain   ? few_rows<S, Rows::narrow, FewForm::plain>
