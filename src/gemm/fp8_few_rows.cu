@@ -583,10 +583,10 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChai
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
-         args.source_dtype == DType::f32 ? few_rows<S, Rows::wide>
-         : args.pieces ? (form != FewForm::plain ? few_rows<S, Rows::pieces>
-                          : args.block_scales    ? few_rows<S, Rows::pieces, FewForm::plain>
-                                                 : few_rows<S, Rows::pieces, FewForm::plain, true>)
+         args.source_dtype == DType::f32       ? few_rows<S, Rows::wide>
+         : args.pieces                         ? (form != FewForm::plain ? few_rows<S, Rows::pieces>
+                                                  : args.block_scales    ? few_rows<S, Rows::pieces, FewForm::plain>
+                                                                         : few_rows<S, Rows::pieces, FewForm::plain, true>)
          : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
          : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
              ? (form == FewForm::plain   ? few_rows<S, Rows::narrow, FewForm::plain>

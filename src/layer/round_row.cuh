@@ -65,12 +65,17 @@ __device__ __forceinline__ void round_row(char* row, const Load& load, std::int6
   __syncthreads();
 }
 
-// One scale for the row. `largest`: shared, one for each warp. The row is read twice.
+// One scale for the row. `largest`: shared, one for each warp. What is behind the first 8 * threads
+// columns is read twice.
 template <int threads, class Load>
 __device__ __forceinline__ void round_whole_row(char* row, const Load& load, std::int64_t columns,
                                                 std::int64_t scale_at, float* largest, int thread) {
-  float amax = 0;
-  for (std::int64_t column = 8 * thread; column < columns; column += 8 * threads) {
+  const std::int64_t own = 8 * thread;
+  float kept[8], amax = 0;
+  load(own, kept);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) amax = larger_size(amax, kept[i]);
+  for (std::int64_t column = own + 8 * threads; column < columns; column += 8 * threads) {
     float x[8];
     load(column, x);
 #pragma unroll
@@ -85,8 +90,13 @@ __device__ __forceinline__ void round_whole_row(char* row, const Load& load, std
 #pragma unroll
   for (int w = 0; w < threads / 32; ++w) amax = fmaxf(amax, largest[w]);
   const DeviceFp8Scale scale = device_fp8_scale(amax, 0, false);
+  const auto load_again = [&](std::int64_t column, float(&x)[8]) {
+    if (column != own) return load(column, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = kept[i];
+  };
   round_values<threads>(
-      row, load, columns, [&](const float(&)[8], std::int64_t) { return scale; }, thread);
+      row, load_again, columns, [&](const float(&)[8], std::int64_t) { return scale; }, thread);
   if (thread == 0) *reinterpret_cast<float*>(row + scale_at) = scale.scale;
   __syncthreads();
 }

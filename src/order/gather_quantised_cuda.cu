@@ -9,9 +9,10 @@
 // infinities and NaN count as 0: over the lanes of a chunk (block_128), or over the block as well
 // (row; barrier: every warp's maximum is there; at the loop's end: all have read them).
 //
-// Rows of 16 bits that become block_128, all at multiples of 16 bytes, have a kernel of their own:
-// a warp takes 512 columns of an item, 16 a lane, and knows all rows that they go to before it
-// computes. It stores 16 bytes a lane, and executes 10 instructions a row and 512 columns.
+// Rows of 16 bits at multiples of 16 bytes have kernels of their own: a warp takes 512 columns of
+// an item, 16 a lane, and knows all rows that they go to before it computes. It stores 16 bytes a
+// lane, and executes 10 instructions a row and 512 columns. With a scale a row (of 8192 columns at
+// most) a block has the whole item, and one barrier.
 //
 // Bytes: as gather, with rows of one byte an element and the scales. Predicted: 80 % of a copy.
 #include "cuda/fp8.cuh"
@@ -199,6 +200,71 @@ __global__ void __launch_bounds__(32 * warps_of_block) quantise_kernel(QuantiseC
 
 constexpr int each = 16, span = 32 * each;  // columns of a lane, of a warp
 constexpr int warps_together = 4;
+constexpr int most_of_a_row = 8192;  // columns that a block has in registers
+
+// Lane i: row i of those that an item goes to, or -1. None, where the item is no row.
+template <bool spread>
+__device__ __forceinline__ int find_targets(const QuantiseCall& call, std::int64_t item, int lane,
+                                            MoveItem& move, std::int32_t& target) {
+  move = {.from = item, .to = item};
+  target = -1;
+  if constexpr (spread) {
+    const int targets = call.by_token.targets;
+    if (lane < targets) target = call.by_token.target(item * targets + lane);
+    if (target >= call.by_token.row_count()) target = -1;
+    return targets;
+  } else {
+    move = call.by_row.item(item);
+    target = static_cast<std::int32_t>(move.to);
+    return move.from < 0 ? 0 : 1;
+  }
+}
+
+// 16 numbers of a row, weighed, and the bits of the largest magnitude among them.
+template <Form form>
+__device__ __forceinline__ std::uint32_t load_sixteen(const QuantiseCall& call,
+                                                      const MoveItem& move, std::int64_t column,
+                                                      bool inside, float (&x)[each]) {
+  Raw<2 * each> raw{};
+  if (inside) {
+    raw = load_raw<2 * each>(call.from.data + move.from * call.from.row_bytes + 2 * column);
+  }
+  widen<each, form>(raw, x);
+  std::uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    x[i] = __fmul_rn(move.weight, x[i]);
+    const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
+    most = max(most, size < 0x7f800000u ? size : 0);
+  }
+  return most;
+}
+
+// To column `column` of all targets; `first`: of the lanes that share a scale.
+__device__ __forceinline__ void write_sixteen(const QuantiseCall& call, const float (&x)[each],
+                                              const DeviceFp8Scale& scale, std::int64_t column,
+                                              std::int64_t scale_column, bool inside, bool first,
+                                              int targets, std::int32_t target) {
+  std::uint32_t words[each / 4];
+#pragma unroll
+  for (int i = 0; i < each / 4; ++i) {
+    float y[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = __fmul_rn(x[4 * i + j], scale.factor);
+    words[i] = to_e4m3x2(y[0], y[1]) | to_e4m3x2(y[2], y[3]) << 16;
+  }
+  const uint4 out = make_uint4(words[0], words[1], words[2], words[3]);
+  char* const to = call.to + column;
+  float* const to_scale = call.scales + scale_column * call.scale_column;
+#pragma unroll 4
+  for (int i = 0; i < targets; ++i) {
+    const std::int64_t row = __shfl_sync(0xffffffffu, target, i);
+    if (row < 0) continue;
+    // The experts' product reads them next: as they come, nothing is marked to leave the L2.
+    if (inside) *reinterpret_cast<uint4*>(to + row * call.to_row_bytes) = out;
+    if (first) to_scale[row * call.scale_row] = scale.scale;
+  }
+}
 
 // blockIdx.x: spans of columns, so that a row's are written at about the same time; blockIdx.y:
 // items.
@@ -214,67 +280,70 @@ __global__ void __launch_bounds__(32 * warps_together)
   const bool inside = column < call.width;
   for (std::int64_t item = std::int64_t{blockIdx.y} * warps_together + warp; item < items;
        item += step) {
-    MoveItem move{.from = item, .to = item};
-    std::int32_t target = -1;  // lane i: the token's row i
-    int targets = 1;
-    if constexpr (spread) {
-      targets = call.by_token.targets;
-      if (lane < targets) target = call.by_token.target(item * targets + lane);
-      if (target >= call.by_token.row_count()) target = -1;
-    } else {
-      move = call.by_row.item(item);
-      if (move.from < 0) continue;  // so for the whole warp
-      target = static_cast<std::int32_t>(move.to);
-    }
-    Raw<2 * each> raw{};
-    if (inside) {
-      raw = load_raw<2 * each>(call.from.data + move.from * call.from.row_bytes + 2 * column);
-    }
+    MoveItem move;
+    std::int32_t target;
+    const int targets = find_targets<spread>(call, item, lane, move, target);
+    if (targets == 0) continue;  // so for the whole warp
     float x[each];
-    widen<each, form>(raw, x);
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      x[i] = __fmul_rn(move.weight, x[i]);
-      const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
-      most = max(most, size < 0x7f800000u ? size : 0);
-    }
+    std::uint32_t most = load_sixteen<form>(call, move, column, inside, x);
 #pragma unroll
     for (int apart = chunk / each / 2; apart > 0; apart /= 2) {
       most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
     }
     const DeviceFp8Scale scale =
         device_fp8_scale(__uint_as_float(most), call.upper_bound, call.power_of_two);
-    std::uint32_t words[each / 4];
-#pragma unroll
-    for (int i = 0; i < each / 4; ++i) {
-      float y[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = __fmul_rn(x[4 * i + j], scale.factor);
-      words[i] = to_e4m3x2(y[0], y[1]) | to_e4m3x2(y[2], y[3]) << 16;
-    }
-    const uint4 out = make_uint4(words[0], words[1], words[2], words[3]);
-    char* const to = call.to + column;
-    float* const to_scale = call.scales + column / chunk * call.scale_column;
     const bool first = inside && lane % (chunk / each) == 0;
-#pragma unroll 4
-    for (int i = 0; i < targets; ++i) {
-      const std::int64_t row = spread ? __shfl_sync(0xffffffffu, target, i) : target;
-      if (row < 0) continue;
-      // The experts' product reads them next: as they come, nothing is marked to leave the L2.
-      if (inside) *reinterpret_cast<uint4*>(to + row * call.to_row_bytes) = out;
-      if (first) to_scale[row * call.scale_row] = scale.scale;
-    }
+    write_sixteen(call, x, scale, column, column / chunk, inside, first, targets, target);
+  }
+}
+
+// A block an item, all of its columns.
+template <Form form, bool spread>
+__global__ void __launch_bounds__(most_of_a_row / each)
+    quantise_rows_kernel(const __grid_constant__ QuantiseCall call) {
+  __shared__ std::uint32_t most_of_warp[2][most_of_a_row / span];  // in turns
+  wait_for_predecessor();
+  let_successor_start();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const std::int64_t items = spread ? call.items : call.by_row.items();
+  const std::int64_t column = std::int64_t{thread} * each;
+  const bool inside = column < call.width;
+  int turn = 0;
+  for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    MoveItem move;
+    std::int32_t target;
+    const int targets = find_targets<spread>(call, item, lane, move, target);
+    if (targets == 0) continue;  // so for the whole block
+    float x[each];
+    std::uint32_t most = load_sixteen<form>(call, move, column, inside, x);
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (lane == 0) most_of_warp[turn][thread / 32] = most;
+    __syncthreads();
+    for (int w = 0; w < warps; ++w) most = max(most, most_of_warp[turn][w]);
+    const DeviceFp8Scale scale =
+        device_fp8_scale(__uint_as_float(most), call.upper_bound, call.power_of_two);
+    write_sixteen(call, x, scale, column, 0, inside, thread == 0, targets, target);
+    turn ^= 1;  // not where an item was passed over: then there was no barrier
   }
 }
 
 template <Form form, bool spread>
 bool launch_quantise_blocks(const Gpu& gpu, const QuantiseCall& call) {
-  const bool fits = !call.per_row && call.width % each == 0 && call.from.aligned(16) &&
+  const bool fits = (!call.per_row || call.width <= most_of_a_row) && call.width % each == 0 &&
+                    call.from.aligned(16) &&
                     (reinterpret_cast<std::uintptr_t>(call.to) | call.to_row_bytes) % 16 == 0 &&
                     (!spread || call.by_token.targets <= 32);
   const std::int64_t spans = (call.width + span - 1) / span;
   if (!fits) return false;
+  if (call.per_row) {
+    const std::int64_t most = 2 * gpu.multiprocessors * (2048 / (32 * spans));
+    launch("gather", gpu,
+           {.grid = {static_cast<unsigned>(std::min(call.items, most))},
+            .block = {static_cast<unsigned>(32 * spans)}},
+           quantise_rows_kernel<form, spread>, call);
+    return true;
+  }
   const std::int64_t blocks = (call.items + warps_together - 1) / warps_together;
   launch("gather", gpu,
          {.grid = {static_cast<unsigned>(spans),
