@@ -20,6 +20,7 @@ enum class End {
   plain16,   // 16 bits, neither bias nor activation, out at multiples of 16 bytes
   places16,  // likewise, to the rows' places (RowPlaces)
   pairs8,    // block scales, SiLU of pairs, no limit or bias, then fp8 at multiples of 16 bytes
+  pairs16,   // the same pairs, then 16 bits
 };
 
 #if defined(SHUNT_SM_90A)
@@ -86,6 +87,21 @@ class WarpFinish {
     }
   }
 
+  // The same from shared memory: `rows`, the warp's, and `columns`.
+  __device__ __forceinline__ void scale(float (&acc)[64], const float* rows,
+                                        const float* columns) const {
+    const float row[2] = {rows[row_], rows[row_ + 8]};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc[4 * j + e] =
+            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
+      }
+    }
+  }
+
   // The bias and the activation, in place: of pairs the first 32 numbers, acc[4 j + e] of column
   // 8 j + 2 (lane % 4) + e % 2 of the pairs.
   template <End end>
@@ -104,8 +120,9 @@ class WarpFinish {
         }
       }
     }
-    if (end == End::pairs8 || f_.paired) {
-      if (end == End::pairs8 || (f_.plain && is_unlimited(f_.rule))) {
+    constexpr bool pairs = end == End::pairs8 || end == End::pairs16;
+    if (pairs || f_.paired) {
+      if (pairs || (f_.plain && is_unlimited(f_.rule))) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           const int gate = i / 4 * 8 + i % 4;
@@ -199,6 +216,34 @@ class WarpFinish {
       }
       __syncwarp();
     }
+  }
+  // 64 columns of pairs in 16 bits, in pieces of 16 bytes.
+  template <bool bf16>
+  __device__ __forceinline__ void write_pairs16(const float (&acc)[64], const Where& at) const {
+    const int line = lane_ / 8, v = lane_ % 8;
+    const std::uint32_t turned =
+        shared_address(turn_) + static_cast<std::uint32_t>(lane_ % 16 * pitch + lane_ / 16 * 16);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* const d = acc + 4 * j;
+      const std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
+                                     pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
+      stmatrix_x4(turned + static_cast<std::uint32_t>(16 * j), four);
+    }
+    __syncwarp();
+    const std::int64_t column = at.first / 2 + 8 * v;
+    const unsigned char* const from = turn_ + line * pitch + 16 * v;
+    auto* to = static_cast<std::uint16_t*>(f_.out) + (std::int64_t{at.row} + line) * f_.out_stride +
+               column;
+    const int lines = column < f_.out_columns ? at.count - line : 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (4 * n < lines) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + 4 * n * pitch);
+      }
+      to += 4 * f_.out_stride;
+    }
+    __syncwarp();
   }
   __device__ __forceinline__ void scales_of(const Where& at, const float (&most)[2],
                                             bool with_scales, float (&factor)[2]) const {

@@ -70,12 +70,17 @@ constexpr int tiles_ahead = 4;                               // tiles that have 
 using Tiles = TallFirst<block_tokens>;
 
 // Shared memory: the ring, where warps' results leave, scales, tiles.
-template <End end>
+template <End end, bool by_row>
 struct Room {
   // A box of 16 x 128 bytes, or 16 lines.
   static constexpr int turn = end == End::plain16 ? 2 * stage_bytes / finishers : 16 * pitch;
+  // Where scales are a row's and a column's: a tile's, and those of the next one.
+  static constexpr int tile_scales = block_tokens + 128 * halves_most;
+  __host__ __device__ static constexpr int scales(int slots) {
+    return by_row ? 2 * tile_scales : slots * slot_scales;
+  }
   static int bytes(int slots, int groups) {
-    return 1024 + slots * (slot_bytes + slot_scales * 4) + finishers * turn + Tiles::bytes(groups);
+    return 1024 + slots * slot_bytes + scales(slots) * 4 + finishers * turn + Tiles::bytes(groups);
   }
   static int slots(int groups, int most_bytes) {
     return bytes(slots_most, groups) + 2048 <= most_bytes ? slots_most : slots_most - 1;
@@ -143,7 +148,8 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], std::uint32_t a, s
 
 #endif
 
-template <End end>
+// by_row: not block scales, but one a row and one a column. End::any looks which, as it runs.
+template <End end, bool by_row>
 __global__ void __launch_bounds__(threads, 1)
     many_rows(const __grid_constant__ PackedArgs args, int slots,
               const __grid_constant__ CUtensorMap tokens,
@@ -152,7 +158,7 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[slots_most], empty[slots_most], found[tiles_ahead],
       left[tiles_ahead];
-  __shared__ std::uint64_t staged, stored;
+  __shared__ std::uint64_t staged, stored, scaled[2], rescaled[2];
   __shared__ int4 found_tile[tiles_ahead];  // group (-1: no more), row, count, column
   __shared__ float met[2][teams][box];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -160,15 +166,18 @@ __global__ void __launch_bounds__(threads, 1)
   // The same offset in both blocks.
   unsigned char* const ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const turns = ring + slots * slot_bytes;
-  unsigned char* const scales_at = turns + finishers * Room<end>::turn;
+  unsigned char* const scales_at = turns + finishers * Room<end, by_row>::turn;
   auto* const scales = reinterpret_cast<float*>(scales_at);
-  if (!args.block_scales) {
+  constexpr int tile_scales = Room<end, by_row>::tile_scales;
+  static_assert(!by_row || (end != End::any && end != End::pairs8));
+  const bool block_scales = end == End::any ? args.block_scales : !by_row;
+  if (end == End::any && !block_scales) {
     for (int i = thread; i < slots * slot_scales; i += threads) scales[i] = 1;
   }
   if (thread == 0) {
     prefetch_tensor_map(&tokens);
     for (int s = 0; s < slots; ++s) {
-      mbarrier_init(&full[s], args.block_scales ? 1 + 32 : 1);
+      mbarrier_init(&full[s], block_scales ? 1 + 32 : 1);
       mbarrier_init(&empty[s], finishers * cluster);
     }
     for (int t = 0; t < tiles_ahead; ++t) {
@@ -177,11 +186,16 @@ __global__ void __launch_bounds__(threads, 1)
     }
     mbarrier_init(&staged, finishers);
     mbarrier_init(&stored, 1);
+    for (int t = 0; t < 2; ++t) {
+      mbarrier_init(&scaled[t], 32);
+      mbarrier_init(&rescaled[t], finishers);
+    }
     mbarrier_init_fence();
   }
   wait_for_predecessor();
   let_successor_start();
-  Tiles list(scales_at + slots * slot_scales * 4, args.walk, args.groups, args.columns);
+  Tiles list(scales_at + Room<end, by_row>::scales(slots) * 4, args.walk, args.groups,
+             args.columns);
   list.build();
   cluster_barrier();  // the other block's barriers are there
 
@@ -316,9 +330,35 @@ __global__ void __launch_bounds__(threads, 1)
       constexpr int rows = block_tokens / 32;  // of a lane: lane, lane + 32, ..
       const auto last = static_cast<int>(args.walk.rows) - 1;
       const std::int64_t along = args.row_scale_step;
+      unsigned turn = 0;  // of tiles; by_row
       while (next_tile()) {
-        if (!args.block_scales) continue;
+        if (!by_row && !block_scales) continue;
         const Share mine(at, rank, args.row_tiles);
+        if constexpr (by_row) {
+          float row[rows], column[4 * halves_most];
+          const float* const of_columns =
+              reinterpret_cast<const float*>(args.tiles + mine.group * args.group_bytes +
+                                             args.scales_at) +
+              128 * mine.tile + lane;
+#pragma unroll
+          for (int r = 0; r < rows; ++r) {
+            row[r] = __ldg(args.row_scales +
+                           min(mine.row + lane + 32 * r, last) * args.row_scale_stride);
+          }
+#pragma unroll
+          for (int c = 0; c < 4 * halves_most; ++c) {
+            column[c] = c / 4 < mine.halves ? __ldg(of_columns + 32 * c) : 0;
+          }
+          if (turn > 1) mbarrier_wait(&rescaled[turn & 1], turn / 2 & 1 ^ 1);
+          float* const to = scales + (turn & 1) * tile_scales + lane;
+#pragma unroll
+          for (int r = 0; r < rows; ++r) to[32 * r] = row[r];
+#pragma unroll
+          for (int c = 0; c < 4 * halves_most; ++c) to[block_tokens + 32 * c] = column[c];
+          mbarrier_arrive(&scaled[turn & 1]);
+          ++turn;
+          continue;
+        }
         const float* of_rows[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
@@ -369,7 +409,7 @@ __global__ void __launch_bounds__(threads, 1)
         once(static_cast<std::uint32_t>(wgmma_descriptor(shared_address(ring))));
     constexpr std::uint32_t weights_at = teams * box_bytes8 / 16, half_at = half_bytes / 16;
     const int line = warp % 4 * 16;  // of 64 tokens, the warp's first
-    unsigned char* const turn = turns + (warp - 4) * Room<end>::turn;
+    unsigned char* const turn = turns + (warp - 4) * Room<end, by_row>::turn;
     const WarpFinish finish(args, turn, lane);
     const auto leave = [&](int which, bool really = true) {
       __syncwarp();  // all lanes have read their scales
@@ -386,6 +426,17 @@ __global__ void __launch_bounds__(threads, 1)
       before = true, stored_parity ^= 1;
     };
     int turns_met = 0;
+    unsigned scale_turn = 0;
+    // by_row: this tile's scales, which nobody else changes until they are given up.
+    const auto scales_here = [&] {
+      mbarrier_wait(&scaled[scale_turn & 1], scale_turn / 2 & 1);
+      return scales + (scale_turn & 1) * tile_scales;
+    };
+    const auto give_up_scales = [&] {
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&rescaled[scale_turn & 1]);
+      ++scale_turn;
+    };
     while (next_tile()) {
       const Share share(at, rank, args.row_tiles);
       const bool both = share.count > box;  // warpgroups have 64 tokens each, and all weights
@@ -400,6 +451,10 @@ __global__ void __launch_bounds__(threads, 1)
         if (end == End::plain16 && share.halves > 0) {
           wait_for_store();
           store();
+        }
+        if constexpr (by_row) {
+          scales_here();
+          give_up_scales();
         }
         continue;
       }
@@ -431,8 +486,15 @@ __global__ void __launch_bounds__(threads, 1)
           multiply_step(d, a, b);
           wgmma_commit();
           float s[2][2][2];  // of halves, of rows lane / 4 and 8 further, of gate and of up
+          const auto add = [&](int p) {
 #pragma unroll
-          for (int p = 0; p < count; ++p) {
+            for (int e = 0; e < 64; ++e) {
+              acc[p][e] = by_row ? __fadd_rn(acc[p][e], d[e])
+                                 : __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
+            }
+          };
+#pragma unroll
+          for (int p = 0; p < (by_row ? 0 : count); ++p) {
             const float2 weights =
                 *reinterpret_cast<const float2*>(of_weights + now * slot_scales + 2 * p);
 #pragma unroll
@@ -443,10 +505,7 @@ __global__ void __launch_bounds__(threads, 1)
           }
           if (count == 2) {
             wgmma_wait<0>();
-#pragma unroll
-            for (int e = 0; e < 64; ++e) {
-              acc[0][e] = __fmaf_rn(d[e], s[0][e / 2 % 2][e / 4 % 2], acc[0][e]);
-            }
+            add(0);
             wgmma_fence();
             multiply_step(d, a, b + half_at);
             wgmma_commit();
@@ -457,11 +516,7 @@ __global__ void __launch_bounds__(threads, 1)
                              is_there(full_at + 8 * static_cast<unsigned>(slot), parity)) != 0;
           wgmma_wait<0>();
           leave(now, end != End::plain16 || i + 1 < args.steps);
-          constexpr int p = count - 1;
-#pragma unroll
-          for (int e = 0; e < 64; ++e) {
-            acc[p][e] = __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
-          }
+          add(count - 1);
         }
       };
       if (mine == 2) {
@@ -486,12 +541,19 @@ __global__ void __launch_bounds__(threads, 1)
         if (both || share.halves == 2) named_barrier(1, 128 * teams);
         wait_for_store();
       }
+      const float* tile_rows = nullptr;
+      if constexpr (by_row) tile_rows = scales_here();
       // A constant number: or else sums would have addresses, and lie in memory.
       const auto finish_part = [&](auto number) {
         constexpr int p = decltype(number)::value;
         if (p >= mine) return;
         const Where where = where_of(p);
-        if constexpr (end != End::pairs8) finish.scale(acc[p], where);
+        if constexpr (by_row) {
+          finish.scale(acc[p], tile_rows + box * my_box + line,
+                       tile_rows + block_tokens + 128 * (first_half + p));
+        } else if constexpr (end == End::any) {
+          finish.scale(acc[p], where);
+        }
         if constexpr (end == End::plain16) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -506,6 +568,11 @@ __global__ void __launch_bounds__(threads, 1)
             args.finish.out_dtype == DType::bf16 ? finish.write_places<true>(acc[p], where)
                                                  : finish.write_places<false>(acc[p], where);
           }
+        } else if constexpr (end == End::pairs16) {
+          finish.template activate<end>(acc[p], where);
+          args.finish.out_dtype == DType::bf16
+              ? finish.template write_pairs16<true>(acc[p], where)
+              : finish.template write_pairs16<false>(acc[p], where);
         } else {
           finish.template activate<end>(acc[p], where);
           if (!fp8) {
@@ -520,6 +587,7 @@ __global__ void __launch_bounds__(threads, 1)
       };
       finish_part(std::integral_constant<int, 0>{});
       finish_part(std::integral_constant<int, 1>{});
+      if constexpr (by_row) give_up_scales();
       if constexpr (end == End::plain16) {
         fence_for_async();
         store();
@@ -568,6 +636,7 @@ End end_of(const PackedArgs& args, const Tensor& out) {
   }
   const bool pairs = f.paired && f.plain && f.rule.limit == INFINITY;
   if (bytes == 1 && pairs && args.block_scales && f.out_columns % 16 == 0) return End::pairs8;
+  if (bytes == 2 && pairs && f.out_columns % 8 == 0) return End::pairs16;
   return End::any;
 }
 
@@ -597,14 +666,29 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
             .cluster = cluster},
            kernel, args, slots, tokens, results);
   };
-  if (end == End::plain16) {
-    start(many_rows<End::plain16>, Room<End::plain16>{});
-  } else if (end == End::places16) {
-    start(many_rows<End::places16>, Room<End::places16>{});
-  } else if (end == End::pairs8) {
-    start(many_rows<End::pairs8>, Room<End::pairs8>{});
-  } else {
-    start(many_rows<End::any>, Room<End::any>{});
+  const auto start_end = [&](auto of) {
+    constexpr End end = decltype(of)::value;
+    if constexpr (end != End::any && end != End::pairs8) {
+      if (!args.block_scales) return start(many_rows<end, true>, Room<end, true>{});
+    }
+    start(many_rows<end, false>, Room<end, false>{});
+  };
+  switch (end) {
+    case End::plain16:
+      start_end(std::integral_constant<End, End::plain16>{});
+      break;
+    case End::places16:
+      start_end(std::integral_constant<End, End::places16>{});
+      break;
+    case End::pairs8:
+      start_end(std::integral_constant<End, End::pairs8>{});
+      break;
+    case End::pairs16:
+      start_end(std::integral_constant<End, End::pairs16>{});
+      break;
+    case End::any:
+      start_end(std::integral_constant<End, End::any>{});
+      break;
   }
   return true;
 }
