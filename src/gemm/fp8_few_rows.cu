@@ -11,7 +11,8 @@
 //               where they lie at multiples of 16 bytes. What is behind a group's last row stays
 //               what it was: nobody reads its sums
 //   warps 4-11  two warpgroups with wgmma: each has 64 rows of weights, all tokens. After each step
-//               its sums leave the tensor cores: sums += products * (scale of row * of token)
+//               its sums leave the tensor cores: sums += products * (scale of row * of token).
+//               Scales of whole rows come with a tile's first step and are multiplied at its end
 //   warp 12     one thread orders bulk copies: 16 KB of weights a step, and the step's scales; at
 //               last, of what comes next into the L2
 //   Where groups are older than the grid before this one, only warps 0-3 wait for that.

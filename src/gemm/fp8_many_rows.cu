@@ -10,7 +10,7 @@
 // warps:
 //   warp 0      one thread orders copies (tokens by a tensor map: what lies behind the group's end
 //               comes as zeros, which are multiplied for less power than another group's rows)
-//   warp 1      the step's scales
+//   warp 1      the step's scales; or, where they are a row's and a column's, a tile's
 //   warp 2      16 bits as they are, in order: one thread orders the stores of a tile's results
 //   warp 3      finds tiles ahead of the others
 //   warps 4-11  two warpgroups: 64 tokens each by 128 of the weights, then by the other 128; of 64
@@ -20,17 +20,19 @@
 //               where there are scales
 //   empty[s]    what slot s had may be overwritten in both blocks: 16 arrivals
 //   found, left a tile has been found, has been read by all warps that want it
-//   staged      a tile's results lie in shared memory: 8 arrivals
-//   stored      and have been read from there
+//   scaled[t], rescaled[t]  a tile's scales are there, have been read: by row only, 32 and 8
+//   arrivals staged      a tile's results lie in shared memory: 8 arrivals stored      and have
+//   been read from there
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
 // shared memory. Ends of a layer's products have kernels of their own, for their code alone fits
 // the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave from
 // where the last step's operands lay (what that had is freed by warp 2) while products of the next
-// tile run; the same to the rows' places (row_places.hpp), by the warps that have them; and pairs
-// that become fp8. The 128 columns of pairs that share a scale are the
-// block's; where warpgroups have halves of them, they exchange magnitudes. The last cluster
-// barrier: no block leaves while the other writes into it.
+// tile run; the same to the rows' places (row_places.hpp), by the warps that have them; pairs that
+// become fp8; and pairs in 16 bits. Each but those in fp8 has two, for scales of blocks and for
+// those of rows and columns, which step by step are only added up. The 128 columns of pairs that
+// share a scale are the block's; where warpgroups have halves of them, they exchange magnitudes.
+// The last cluster barrier: no block leaves while the other writes into it.
 //
 // Bytes a step and block from L2, for 8.4 MFLOP: 32 KB of a tall tile, 40 of a low one. Shared
 // memory is written 48 KB and read 96: 1152 clocks at 128 bytes a clock, and the tensor cores need
