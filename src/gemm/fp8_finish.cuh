@@ -73,33 +73,15 @@ class WarpFinish {
     const float* const columns = reinterpret_cast<const float*>(
         args_.tiles + at.group * args_.group_bytes + args_.scales_at + at.first * 4);
     const std::int64_t last = args_.walk.rows - 1;
-    const float row[2] = {
-        args_.row_scales[min(std::int64_t{at.row} + row_, last) * args_.row_scale_stride],
-        args_.row_scales[min(std::int64_t{at.row} + row_ + 8, last) * args_.row_scale_stride]};
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        acc[4 * j + e] =
-            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
-      }
-    }
+    const auto row = [&](int r) {
+      return args_.row_scales[min(std::int64_t{at.row} + row_ + r, last) * args_.row_scale_stride];
+    };
+    scale(acc, {row(0), row(8)}, columns);
   }
-
   // The same from shared memory: `rows`, the warp's, and `columns`.
   __device__ __forceinline__ void scale(float (&acc)[64], const float* rows,
                                         const float* columns) const {
-    const float row[2] = {rows[row_], rows[row_ + 8]};
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        acc[4 * j + e] =
-            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
-      }
-    }
+    scale(acc, {rows[row_], rows[row_ + 8]}, columns);
   }
 
   // The bias and the activation, in place: of pairs the first 32 numbers, acc[4 j + e] of column
@@ -355,6 +337,19 @@ class WarpFinish {
   }
 
  private:
+  // By the scales of this thread's two rows.
+  __device__ __forceinline__ void scale(float (&acc)[64], const float (&row)[2],
+                                        const float* columns) const {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * pair_);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc[4 * j + e] =
+            __fmul_rn(acc[4 * j + e], __fmul_rn(row[e / 2], e % 2 == 0 ? column.x : column.y));
+      }
+    }
+  }
   template <int columns>
   __device__ __forceinline__ void write_f32(const float (&acc)[64], const Where& at,
                                             std::int64_t first) const {

@@ -20,9 +20,9 @@
 //               where there are scales
 //   empty[s]    what slot s had may be overwritten in both blocks: 16 arrivals
 //   found, left a tile has been found, has been read by all warps that want it
-//   scaled[t], rescaled[t]  a tile's scales are there, have been read: by row only, 32 and 8
-//   arrivals staged      a tile's results lie in shared memory: 8 arrivals stored      and have
-//   been read from there
+//   scaled, rescaled   (by_row) a tile's scales are there, 32 arrivals; have been read, 8
+//   staged      a tile's results lie in shared memory: 8 arrivals
+//   stored      and have been read from there
 // The tile's end: scales a row and a column where those are the format's, bias, activation, and out
 // in f32, 16 bits, or fp8 with a scale for 128 columns of a row; each warp turns its 16 rows in
 // shared memory. Ends of a layer's products have kernels of their own, for their code alone fits
