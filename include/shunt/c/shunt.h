@@ -192,7 +192,8 @@ SHUNT_API size_t shunt_buffer_bytes(const shunt_buffer* buffer);
 /* For every operation X below:
  *
  * shunt_X_supports(context, spec): SHUNT_OK: it computes that spec. SHUNT_UNSUPPORTED: it does not,
- *   and shunt_last_error() is the reason.
+ *   and shunt_last_error() is the reason. A context on a GPU asks that GPU, which may lack the
+ *   kernels that others have.
  * shunt_X_workspace_bytes(.., bytes): *bytes of scratch memory that one call needs.
  * shunt_X(context, spec, inputs, outputs, workspace, workspace_bytes): the call itself: neither
  *   allocates nor waits. SHUNT_INVALID_ARGUMENT for a missing, superfluous or misshapen tensor, a
