@@ -144,6 +144,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   }
   naming_ = naming();
   files_ = source_files(checkpoint_);
+  if (naming_ == Naming::gpt_oss) merge_experts(checkpoint_, files_);
   for (const SourceFile& file : files_) {
     expert_tensors_.insert(file.experts.begin(), file.experts.end());
     module_tensors_.insert(file.packed.begin(), file.packed.end());
@@ -530,6 +531,13 @@ ConversionReport Conversion::run() {
     throw;
   }
   for (const SourceFile& file : files_) {
+    if (plan(file).empty()) {  // its matrices are parts of tensors in other files
+      report.bytes_before += file.bytes;
+      for (const std::string& name : file.experts) {
+        report.experts_before += checkpoint_.tensor(name).bytes();
+      }
+      continue;
+    }
     const Json finished = folder.finished(file.name);
     if (finished.is_null()) {
       try {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "checkpoint/access.hpp"
 #include "core/check.hpp"
@@ -264,6 +265,30 @@ std::vector<SourceFile> source_files(const Checkpoint& checkpoint) {
     result.push_back(std::move(file));
   }
   return result;
+}
+
+void merge_experts(const Checkpoint& checkpoint, std::vector<SourceFile>& files) {
+  const std::vector<ExpertNames>& all = CheckpointAccess::model(checkpoint).plan.names.experts;
+  const auto merged = std::find_if(all.begin(), all.end(), [](const ExpertNames& names) {
+    return names.form == ExpertNames::Form::merged;
+  });
+  if (merged == all.end())
+    fail(Status::internal, "convert: {} merges no experts", checkpoint.family());
+  std::map<std::string, std::size_t> home;  // of a tensor: its file
+  std::vector<std::vector<SourceMatrix>> moved(files.size());
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    for (SourceMatrix& matrix : files[f].matrices) {
+      matrix.tensor = CheckpointAccess::layer_prefix(checkpoint, matrix.layer) +
+                      (matrix.which == ExpertMatrix::down ? merged->down : merged->up);
+      moved[home.emplace(matrix.tensor, f).first->second].push_back(std::move(matrix));
+    }
+  }
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    std::sort(moved[f].begin(), moved[f].end(), [](const SourceMatrix& a, const SourceMatrix& b) {
+      return std::tie(a.layer, a.expert, a.which) < std::tie(b.layer, b.expert, b.which);
+    });
+    files[f].matrices = std::move(moved[f]);
+  }
 }
 
 std::string expert_module(const Checkpoint& checkpoint, int layer, int expert, ExpertMatrix which) {

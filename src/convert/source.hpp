@@ -43,6 +43,10 @@ struct SourceFile {
 // are not known.
 std::vector<SourceFile> source_files(const Checkpoint& checkpoint);
 
+// Says of every matrix that it becomes part of the family's tensors of all experts, each of them in
+// the file that has its first matrix. The family must have such tensors.
+void merge_experts(const Checkpoint& checkpoint, std::vector<SourceFile>& files);
+
 // "model.layers.7.mlp.experts.3.gate_proj", by the family's naming of single experts
 // (single_experts() of family.hpp).
 std::string expert_module(const Checkpoint& checkpoint, int layer, int expert, ExpertMatrix which);
