@@ -1,5 +1,5 @@
 // Layers drawn at random: what supports() accepts gives what double precision gives, and the same
-// bits again, on a GPU from a graph; what it refuses, the constructor refuses.
+// bits again, on a GPU from a graph, and from a file; what it refuses, the constructor refuses.
 //
 // SHUNT_DRAWN=first:count takes other seeds than the few of every run.
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checkpoint/temporary.hpp"
 #include "core/convert.hpp"
 #include "drawn.hpp"
 #include "engine.hpp"
@@ -352,6 +353,12 @@ void check(unsigned seed) {
   const std::vector<char> first = call.bits();
   call.forward(context, layer, again);
   EXPECT_TRUE(call.bits() == first) << "again";
+  if (seed % 3 == 0) {
+    const test::TemporaryFolder folder;
+    layer.save_prepared(folder / "layer.safetensors");
+    call.forward(context, Layer::load_prepared(folder / "layer.safetensors", context), at_once);
+    EXPECT_TRUE(call.bits() == first) << "saved and loaded";
+  }
   expect_right(drawn, held, call);
 }
 
