@@ -579,15 +579,16 @@ bool launch_few(const Gpu& gpu, const PackedPlan& plan, PackedArgs args, FewChai
   chain.at_once = gpu.multiprocessors * S::together;
   args.columns = args.row_tiles;
   const FewForm form = few_form(is_usual(args, plan.split), false, args.sum_weight, chain);
+  auto* const of_pieces = form != FewForm::plain ? few_rows<S, Rows::pieces>
+                          : args.block_scales    ? few_rows<S, Rows::pieces, FewForm::plain>
+                                                 : few_rows<S, Rows::pieces, FewForm::plain, true>;
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(plan.blocks)),
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups, chain.ids != nullptr)),
           .cluster = static_cast<unsigned>(plan.split)},
          args.source_dtype == DType::f32       ? few_rows<S, Rows::wide>
-         : args.pieces                         ? (form != FewForm::plain ? few_rows<S, Rows::pieces>
-                                                  : args.block_scales    ? few_rows<S, Rows::pieces, FewForm::plain>
-                                                                         : few_rows<S, Rows::pieces, FewForm::plain, true>)
+         : args.pieces                         ? of_pieces
          : args.source_dtype == DType::f8_e4m3 ? few_rows<S, Rows::anywhere>
          : args.aligned && args.k % 8 == 0 && args.row_weight == nullptr
              ? (form == FewForm::plain   ? few_rows<S, Rows::narrow, FewForm::plain>

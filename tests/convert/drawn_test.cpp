@@ -168,13 +168,6 @@ ConversionSpec draw_conversion(Draw& draw) {
   return spec;
 }
 
-std::array<std::vector<float>, 3> values_of_expert(const ExpertWeights& w, std::size_t e) {
-  const auto one = [&](const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed) {
-    return packed.empty() ? values_of(plain[e]) : values_of(packed[e]);
-  };
-  return {one(w.gate, w.packed_gate), one(w.up, w.packed_up), one(w.down, w.packed_down)};
-}
-
 // Of a format's weights, for normal numbers that it reaches.
 double most_error(const ConversionSpec& spec) {
   if (spec.prune) return 0.75;
@@ -221,7 +214,10 @@ void check_conversion(const std::string& in, const std::string& out, const Conve
       const auto at = static_cast<std::size_t>(e);
       const ConvertedExpert wanted =
           convert_expert(cpu(), spec, was, from, e, calibration ? &*calibration : nullptr);
-      const auto got = values_of_expert(made.experts, at);
+      const ExpertWeights& w = made.experts;
+      const std::array<std::vector<float>, 3> got = {values_of(w.gate, w.packed_gate, at),
+                                                     values_of(w.up, w.packed_up, at),
+                                                     values_of(w.down, w.packed_down, at)};
       // nvfp4's divisor in checkpoints is a reciprocal: a rounding of f32.
       const bool reciprocal =
           spec.format.format == Format::nvfp4 || spec.format.format == Format::sparse_nvfp4;

@@ -28,19 +28,14 @@ ConversionOptions to(const std::string& format, bool prune = false) {
   return options;
 }
 
-std::vector<float> values(const std::vector<Tensor>& plain, const std::vector<PackedMatrix>& packed,
-                          std::size_t e) {
-  return packed.empty() ? values_of(plain[e]) : values_of(packed[e]);
-}
-
 // Every matrix of layer 0: gate, up, down of each expert.
 std::vector<std::vector<float>> all_values(const Checkpoint& checkpoint) {
   const ExpertWeights w = checkpoint.weights(0).experts;
   std::vector<std::vector<float>> result;
   for (std::size_t e = 0; e < std::max(w.up.size(), w.packed_up.size()); ++e) {
-    result.push_back(values(w.gate, w.packed_gate, e));
-    result.push_back(values(w.up, w.packed_up, e));
-    result.push_back(values(w.down, w.packed_down, e));
+    result.push_back(values_of(w.gate, w.packed_gate, e));
+    result.push_back(values_of(w.up, w.packed_up, e));
+    result.push_back(values_of(w.down, w.packed_down, e));
   }
   return result;
 }
@@ -139,7 +134,7 @@ TEST(ConvertPacked, WhatIsPackedBesideTheExpertsBecomesPlain) {
   ASSERT_EQ(weight.describe(), "bf16 [24, 136]");
   const Checkpoint before = Checkpoint::open(in);
   const LayerWeights source = before.weights(0);
-  std::vector<std::uint16_t> wanted(24 * 136);
+  std::vector<std::uint16_t> wanted(std::size_t{24} * 136);
   unpack(source.experts.packed_up[0], view(wanted.data(), DType::bf16, {24, 136}));
   EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), weight.as<const std::uint16_t>()));
   const Json config = Json::parse(read_file(out + "/config.json"));

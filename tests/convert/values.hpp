@@ -27,4 +27,10 @@ inline std::vector<float> values_of(const PackedMatrix& m) {
   return values;
 }
 
+// Of matrix e of one list or the other.
+inline std::vector<float> values_of(const std::vector<Tensor>& plain,
+                                    const std::vector<PackedMatrix>& packed, std::size_t e) {
+  return packed.empty() ? values_of(plain[e]) : values_of(packed[e]);
+}
+
 }  // namespace shunt::test

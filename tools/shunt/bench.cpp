@@ -494,10 +494,12 @@ void add_bench(CLI::App& app, Action& action) {
       ->option_text("KIND")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
-            for (const char* kind : {"uniform", "skewed", "zipf", "one-hot"}) {
-              if (text == kind) return {};
+            try {
+              spread_from_string(text);
+            } catch (const Error& error) {
+              return error.what();
             }
-            return fmt::format("'{}' is not {}", text, spread_names);
+            return {};
           },
           ""));
   command

@@ -47,7 +47,8 @@ Spread spread_from_string(const std::string& name) {
   for (const Spread spread : {Spread::uniform, Spread::skewed, Spread::zipf, Spread::one_hot}) {
     if (name == to_string(spread)) return spread;
   }
-  throw Error(Status::invalid_argument, fmt::format("'{}' is not {}", name, spread_names));
+  throw Error(Status::invalid_argument,
+              fmt::format("'{}' is not uniform, skewed, zipf or one-hot", name));
 }
 
 RoutingSource::RoutingSource(const RouteSpec& spec, Spread spread, std::uint64_t seed)

@@ -20,7 +20,6 @@ enum class Spread {
   one_hot,  // every token to the same k experts
 };
 const char* to_string(Spread spread);
-inline constexpr const char* spread_names = "uniform, skewed, zipf or one-hot";
 // Throws Error{invalid_argument} for another name.
 Spread spread_from_string(const std::string& name);
 
