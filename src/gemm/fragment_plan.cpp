@@ -158,8 +158,15 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
   const PackedPlans plans = fragment_candidates(sizes, gpu);
   if (plans.size() == 0) return {};
+  // What a second kernel's code takes to be fetched (docs/notes/cuda-layer.md, "Code that is
+  // fetched anew").
+  constexpr double other_kernel_us = 8;
+  const auto us = [&](const PackedPlan& plan) {
+    const bool other = sizes.tile_before > 0 && plan.tile_tokens != sizes.tile_before;
+    return plan.us + (other ? other_kernel_us : 0);
+  };
   return *std::min_element(plans.begin(), plans.end(),
-                           [](const auto& a, const auto& b) { return a.us < b.us; });
+                           [&](const auto& a, const auto& b) { return us(a) < us(b); });
 }
 
 std::string fragment_words(const PackedPlan& plan) {

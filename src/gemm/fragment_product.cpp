@@ -23,16 +23,6 @@ bool as_they_are(const FragmentProduct& p) {
           (p.rows.strides[0] % 8 == 0 && p.rows.shape[0] * (p.rows.strides[0] / 8) < 0xffffffff));
 }
 
-PackedSizes sizes_for(const FragmentLayout& layout, int groups, std::int64_t rows) {
-  return {.groups = groups,
-          .rows = rows,
-          .group_rows = layout.rows(),
-          .k = layout.k,
-          .bits = bits_per_weight(layout.format),
-          .sparse = layout.codes() == Codes::sparse,
-          .looked_up = layout.codes() == Codes::dense3};
-}
-
 FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& plan) {
   const bool bf16 = layout.dtype == DType::bf16;
   const auto of = [&](FragmentLaunch* middle, FragmentLaunch* many) {
@@ -89,10 +79,21 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
 
 }  // namespace
 
+PackedSizes sizes_of(const FragmentLayout& layout, int groups, std::int64_t rows) {
+  return {.groups = groups,
+          .rows = rows,
+          .group_rows = layout.rows(),
+          .k = layout.k,
+          .bits = bits_per_weight(layout.format),
+          .sparse = layout.codes() == Codes::sparse,
+          .looked_up = layout.codes() == Codes::dense3};
+}
+
 PackedSizes sizes_of(const FragmentProduct& p) {
-  PackedSizes sizes = sizes_for(p.layout, p.groups, p.out.shape[0]);
+  PackedSizes sizes = sizes_of(p.layout, p.groups, p.out.shape[0]);
   sizes.expected = expected_rows(p);
   sizes.whole_k = p.whole_k;
+  sizes.tile_before = p.tile_before;
   sizes.rows_in_place = p.permutation == nullptr && p.row_scale == nullptr && as_they_are(p);
   return sizes;
 }
@@ -102,7 +103,7 @@ bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, st
   // Rows that are not copied as they are come slowly, number by number.
   if ((picked.other || (picked.weighed && picked.whole_k)) && rows >= 256) return true;
   const GpuFigures f = figures(gpu);
-  PackedSizes sizes = sizes_for(layout, groups, rows);
+  PackedSizes sizes = sizes_of(layout, groups, rows);
   const double after = plan_fragments(sizes, f).us;
   sizes.rows_in_place = false;
   const PackedPlan on_the_way = plan_fragments(sizes, f);
@@ -202,20 +203,17 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& given, void* memo
   }
 }
 
-std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
-                          std::int64_t rows, bool whole_k, bool gathered) {
-  PackedSizes sizes = sizes_for(layout, groups, rows);
-  sizes.whole_k = whole_k;
-  sizes.rows_in_place = !gathered;
+std::string product_words(const Gpu& gpu, const PackedSizes& sizes) {
   const GpuFigures f = figures(gpu);
   return fragment_words(plan_fragments(sizes, f)) + weighed(fragment_candidates(sizes, f));
 }
 
-double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
-                  bool whole_k) {
-  PackedSizes sizes = sizes_for(layout, groups, rows);
-  sizes.whole_k = whole_k;
+double product_us(const Gpu& gpu, const PackedSizes& sizes) {
   return plan_fragments(sizes, figures(gpu)).us;
+}
+
+int product_tile(const Gpu& gpu, const PackedSizes& sizes) {
+  return plan_fragments(sizes, figures(gpu)).tile_tokens;
 }
 
 }  // namespace shunt::cuda_engine

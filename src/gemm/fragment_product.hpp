@@ -32,6 +32,7 @@ struct FragmentProduct {
   std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
   bool whole_k = false;         // a row's bits do not depend on how many there are
   bool early = false;           // as GroupedProduct
+  int tile_before = 0;          // PackedSizes::tile_before
 
   Tensor rows{};  // [T, k] f32 | bf16 | f16, rows may be strided; rounded to the layout's dtype
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
@@ -69,6 +70,8 @@ struct FragmentArgs {
 };
 
 PackedSizes sizes_of(const FragmentProduct& product);
+// Of a product of `rows` rows that are copied as they are.
+PackedSizes sizes_of(const FragmentLayout& layout, int groups, std::int64_t rows);
 FragmentArgs args_of(const FragmentProduct& product);
 // Whether rows that a permutation picks are better gathered, converted and weighed beforehand.
 bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
@@ -92,10 +95,10 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
 void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, void* memory,
                         const FewChain& chain = {});
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& product);
-std::string product_words(const Gpu& gpu, const FragmentLayout& layout, int groups,
-                          std::int64_t rows, bool whole_k, bool gathered);
-double product_us(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
-                  bool whole_k);
+std::string product_words(const Gpu& gpu, const PackedSizes& sizes);
+double product_us(const Gpu& gpu, const PackedSizes& sizes);
+// Rows of a tile, 0 where there is no plan.
+int product_tile(const Gpu& gpu, const PackedSizes& sizes);
 
 // Plans for many rows in tiles of so many rows at most take fragment_middle_rows.cuh.
 inline constexpr int most_middle_tokens = 160;

@@ -22,6 +22,7 @@ struct MlpInput {
   bool whole_k = false;
   // Offsets, valid and bias were there before the launch that precedes this one on the GPU.
   bool early = false;
+  int tile_before = 0;  // mlp_tile() of the product before; 0: there is none
   // Row r reads rows[permutation[r] / slots]; null: rows[r].
   const std::int32_t* permutation = nullptr;
   int slots = 1;
@@ -79,9 +80,14 @@ struct MlpWay {
   bool whole_k = false;
   bool rounded = false;  // rows of fp8 products are fp8 already
   bool gathers = false;  // on a GPU: the product reads rows as a permutation picks them
+  int tile_before = 0;   // as MlpInput's
 };
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way = {});
+// On a GPU: the rows of the tiles of the product, where one after it would be the same kernel with
+// the same tiles, and does well to be. Else 0.
+int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+             const MlpWay& way = {});
 // On a GPU: the predicted time of the product. On the CPU 0.
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k);

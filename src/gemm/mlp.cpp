@@ -52,10 +52,22 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   p.out = out;
   if constexpr (requires { p.early; }) p.whole_k = in.whole_k, p.early = in.early;
   if constexpr (requires { p.places; }) p.places = in.places;
+  if constexpr (requires { p.tile_before; }) p.tile_before = in.tile_before;
   return p;
 }
 [[maybe_unused]] cuda_engine::RowLayout tiles_of(const PreparedWeights& weights) {
   return {weights.dtype, weights.n, weights.k, weights.paired};
+}
+
+// Of packed weights that are decoded.
+[[maybe_unused]] cuda_engine::PackedSizes sizes_of(const PreparedWeights& weights,
+                                                   std::int64_t rows, const MlpWay& way) {
+  cuda_engine::PackedSizes sizes =
+      cuda_engine::sizes_of(cuda_engine::fragments_of(weights), weights.groups, rows);
+  sizes.whole_k = way.whole_k;
+  sizes.rows_in_place = !way.gathers || weights.format.ordered;  // put in order beforehand
+  sizes.tile_before = way.tile_before;
+  return sizes;
 }
 
 // Calls with(product) in the terms of the one of the GPU's products that the weights are for.
@@ -247,12 +259,21 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
               bool whole_k) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
-      return cuda_engine::product_us(context.gpu(), cuda_engine::fragments_of(weights),
-                                     weights.groups, rows, whole_k);
+      return cuda_engine::product_us(context.gpu(), sizes_of(weights, rows, {.whole_k = whole_k}));
     }
     if (on_gpu(context)) {
       return cuda_engine::product_us(context.gpu(), tiles_of(weights), weights.groups, rows,
                                      whole_k);
+    }
+  }
+  return 0;
+}
+
+int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_t rows,
+             const MlpWay& way) {
+  if constexpr (cuda_engine::built) {
+    if (on_gpu(context) && decoded(weights)) {
+      return cuda_engine::product_tile(context.gpu(), sizes_of(weights, rows, way));
     }
   }
   return 0;
@@ -264,8 +285,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     if (on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
-             cuda_engine::product_words(context.gpu(), cuda_engine::fragments_of(weights),
-                                        weights.groups, rows, way.whole_k, way.gathers);
+             cuda_engine::product_words(context.gpu(), sizes_of(weights, rows, way));
     }
     if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";

@@ -23,6 +23,7 @@ struct PackedSizes {
   bool whole_k = false;       // k is not shared out: a row's bits do not depend on the batch
   bool packed_out = false;    // out is to be fp8, which few_rows does not write
   bool sparse = false;        // two of four kept: half the products
+  int tile_before = 0;        // rows of a tile of the product before it in a layer; 0: none
   bool looked_up = false;     // numbers in shared memory, dense3's: more instructions a weight
 };
 

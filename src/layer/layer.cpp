@@ -185,19 +185,22 @@ std::string Layer::explain(std::int64_t tokens) const {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
   const bool gathered = impl_->gathers_first(tokens, impl_->options.dtype);
+  const MlpWay way{.whole_k = whole_k, .rounded = rounded, .gathers = !gathered};
   text += fmt::format(
       "  gate_up  {}{}, {} in the epilogue; {}\n",
       !impl_->on_gpu() ? "gather while packing rows"
       : gathered       ? "rows gathered first"
                        : "rows gathered on the way",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
-                  {.whole_k = whole_k, .rounded = rounded, .gathers = !gathered}));
-  text += fmt::format("  down     {}{} rows; {}\n",
-                      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
-                      to_string(impl_->rows_dtype()),
-                      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
-                                  {.whole_k = whole_k, .rounded = rounded}));
+      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit), way));
+  text += fmt::format(
+      "  down     {}{} rows; {}\n",
+      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
+      to_string(impl_->rows_dtype()),
+      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
+                  {.whole_k = whole_k,
+                   .rounded = rounded,
+                   .tile_before = mlp_tile(impl_->context, impl_->experts.gate_up, pairs, way)}));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);
     text += fmt::format(

@@ -435,6 +435,50 @@ TEST(FragmentPlan, TilesOf160AroundGroupsOf128AndOf256) {
   EXPECT_EQ(plan_fragments(sizes(8, 6144, 28672, 4096), h100).tile_tokens, 160);
 }
 
+// A second kernel in a layer costs some 8 us (docs/notes/cuda-layer.md, "Code that is fetched
+// anew"): the product after another takes its tiles unless others are faster by more.
+TEST(FragmentPlan, TheSecondProductTakesTheTilesOfTheFirst) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  const auto after = [&](PackedSizes s, int tile) {
+    s.tile_before = tile;
+    return plan_fragments(s, h100);
+  };
+  const auto us_in_tiles_of = [&](const PackedSizes& s, int tile) {
+    double least = INFINITY;
+    for (const PackedPlan& plan : fragment_candidates(s, h100)) {
+      if (plan.tile_tokens == tile) least = std::min(least, plan.us);
+    }
+    return least;
+  };
+  // Granite 3.0 1B with 768 tokens, whose down by itself takes another kernel than its gate_up.
+  const PackedSizes granite = sizes(32, 6144, 1024, 512);
+  PackedSizes gate_up = sizes(32, 6144, 1024, 1024);
+  gate_up.rows_in_place = false;
+  EXPECT_EQ(plan_fragments(gate_up, h100).tile_tokens, 128);
+  EXPECT_EQ(plan_fragments(granite, h100).tile_tokens, 256);
+  EXPECT_EQ(after(granite, 128).tile_tokens, 128);
+  // What is predicted stays the kernel's own time.
+  EXPECT_EQ(after(granite, 128).us, us_in_tiles_of(granite, 128));
+  int others = 0;
+  for (const std::int64_t tokens : {1, 4, 16, 64, 256, 1024, 4096}) {
+    for (const auto& s : {sizes(128, 8 * tokens, 2048, 768), sizes(32, 4 * tokens, 2880, 2880),
+                          sizes(8, 2 * tokens, 4096, 14336)}) {
+      const PackedPlan alone = plan_fragments(s, h100);
+      EXPECT_EQ(after(s, alone.tile_tokens).us, alone.us);
+      for (const int tile : {8, 24, 64, 128, 160, 192, 256}) {
+        const PackedPlan plan = after(s, tile);
+        const double same = us_in_tiles_of(s, tile), dearer = same - alone.us;
+        EXPECT_EQ(plan.tile_tokens, dearer <= 8 ? tile : alone.tile_tokens)
+            << tokens << " tokens, k " << s.k << ", tiles of " << tile << ": " << same << ", "
+            << alone.us;
+        others += dearer > 8;
+      }
+    }
+  }
+  EXPECT_GT(others, 0);
+}
+
 // Few tokens get the kernel that may be told their pairs, whatever the memory; hundreds of rows a
 // group do not.
 TEST(FragmentPlan, FewPairsKeepToFewRows) {

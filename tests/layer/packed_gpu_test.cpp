@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -85,6 +86,24 @@ TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {
       expect_as_on_the_cpu(spec, {.dtype = dtype, .format = format}, tokens);
     }
   }
+}
+
+// Granite 3.0 1B: down by itself would take tiles of 256 after gate_up's of 128.
+TEST(LayerPackedOnAGpu, BothProductsTakeTheSameTiles) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  const LayerSpec spec = small_layer({.experts = 32, .top_k = 8, .renormalize = true}, 1024, 512);
+  const LayerOptions options{.dtype = DType::bf16, .format = {Format::nvfp4}};
+  const std::int64_t tokens = 768;
+  RandomLayer made(spec, 1);
+  const std::string words = Layer(spec, made.weights, cuda(), options).explain(tokens);
+  std::vector<std::string> tiles;
+  for (const char* line : {"  gate_up ", "  down "}) {
+    const std::size_t from = words.find("tiles of ", words.find(line));
+    ASSERT_NE(from, std::string::npos) << words;
+    tiles.push_back(words.substr(from, words.find(" rows", from) - from));
+  }
+  EXPECT_EQ(tiles[0], tiles[1]) << words;
+  expect_as_on_the_cpu(spec, options, tokens);
 }
 
 // Few tokens of many experts, whose matrices have more rows than a GPU has warps for tiles of 16:
