@@ -11,6 +11,7 @@
 #include "gemm/cuda_layout.hpp"
 #include "gemm/few_chain.hpp"
 #include "gemm/group_walk.hpp"
+#include "gemm/product_plan.hpp"
 #include "gemm/row_places.hpp"
 #include "shunt/tensor.hpp"
 
@@ -33,6 +34,7 @@ struct GroupedProduct {
   // launch of the engine waited for its predecessor before it let this one start: they may be read
   // while that one still runs.
   bool early = false;
+  int tile_before = 0;  // ProductSizes::few_before
 
   Tensor rows{};                              // [T, k], rows may be strided
   const std::int32_t* permutation = nullptr;  // row r reads rows[permutation[r] / slots]
@@ -73,11 +75,12 @@ struct PickedRows {
 };
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                     const PickedRows& picked);
-// The kernel for `rows` rows that need no conversion, in words; and its predicted time.
-std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                          bool whole_k, bool gathered);
-double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                  bool whole_k);
+// Of a product of `rows` rows that lie in order and need no conversion.
+ProductSizes sizes_of(const RowLayout& layout, int groups, std::int64_t rows);
+// The kernel for it in words; its predicted time; and what ProductSizes::few_before is after it.
+std::string product_words(const Gpu& gpu, const ProductSizes& sizes);
+double product_us(const Gpu& gpu, const ProductSizes& sizes);
+int few_tile(const Gpu& gpu, const ProductSizes& sizes);
 
 // One group of prepared weights from its matrix, or its two; device memory, any strides. Enqueued.
 void write_group(const Gpu& gpu, const RowLayout& layout, const Tensor& gate, const Tensor& up,

@@ -158,8 +158,7 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
   const PackedPlans plans = fragment_candidates(sizes, gpu);
   if (plans.size() == 0) return {};
-  // What a second kernel's code takes to be fetched (docs/notes/cuda-layer.md, "Code that is
-  // fetched anew").
+  // For code to be fetched (docs/notes/cuda-layer.md, "Code that is fetched anew").
   constexpr double other_kernel_us = 8;
   const auto us = [&](const PackedPlan& plan) {
     const bool other = sizes.tile_before > 0 && plan.tile_tokens != sizes.tile_before;

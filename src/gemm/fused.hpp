@@ -84,8 +84,8 @@ struct MlpWay {
 };
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way = {});
-// On a GPU: the rows of the tiles of the product, where one after it would be the same kernel with
-// the same tiles, and does well to be. Else 0.
+// On a GPU: the rows of the tiles of the product, where one after it could take the same kernel
+// with the same tiles, and does well to. Else 0.
 int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_t rows,
              const MlpWay& way = {});
 // On a GPU: the predicted time of the product. On the CPU 0.

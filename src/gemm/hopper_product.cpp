@@ -69,6 +69,15 @@ GpuFigures figures(const Gpu& gpu) {
 
 int with_kernels(int compute) { return has_kernels(compute) && !only_portable() ? compute : 0; }
 
+ProductSizes sizes_of(const RowLayout& layout, int groups, std::int64_t rows) {
+  return {.dtype = layout.dtype,
+          .groups = groups,
+          .rows = rows,
+          .group_rows = layout.rows(),
+          .k = layout.k,
+          .in_place = layout.k % 8 == 0};
+}
+
 ProductSizes sizes_of(const GroupedProduct& p) {
   return {.dtype = p.layout.dtype,
           .groups = p.groups,
@@ -80,7 +89,8 @@ ProductSizes sizes_of(const GroupedProduct& p) {
           .in_place = p.layout.k % 8 == 0 && readable(p.rows, p.layout.dtype, p.whole_k) &&
                       weights_readable(p),
           .weighed = p.row_scale != nullptr,
-          .whole_k = p.whole_k};
+          .whole_k = p.whole_k,
+          .few_before = p.tile_before};
 }
 
 namespace {
@@ -138,16 +148,6 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
   return (bf16 ? few_rows_bf16 : few_rows_f16)(gpu, plan, p, args, chain);
 }
 
-ProductSizes sizes_for(const RowLayout& layout, int groups, std::int64_t rows, bool gathered) {
-  return {.dtype = layout.dtype,
-          .groups = groups,
-          .rows = rows,
-          .group_rows = layout.rows(),
-          .k = layout.k,
-          .gathered = gathered,
-          .in_place = layout.k % 8 == 0};
-}
-
 }  // namespace
 
 bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p) {
@@ -172,7 +172,7 @@ bool takes_places(const Gpu& gpu, const GroupedProduct& p) {
 
 bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
                     const PickedRows& picked) {
-  ProductSizes sizes = sizes_for(layout, groups, rows, false);
+  ProductSizes sizes = sizes_of(layout, groups, rows);
   sizes.weighed = picked.weighed;
   sizes.whole_k = picked.whole_k;
   const GpuFigures f = figures(gpu);
@@ -181,22 +181,21 @@ bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::in
   return plan_product(sizes, f).kernel != ProductPlan::portable;
 }
 
-std::string product_words(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                          bool whole_k, bool gathered) {
-  ProductSizes sizes = sizes_for(layout, groups, rows, gathered);
-  sizes.whole_k = whole_k;
+std::string product_words(const Gpu& gpu, const ProductSizes& sizes) {
   const ProductPlan plan = plan_product(sizes, figures(gpu));
   const char* const words = plan.kernel != ProductPlan::portable ? ""
-                            : layout.dtype == DType::f32         ? "f32 FMA, "
+                            : sizes.dtype == DType::f32          ? "f32 FMA, "
                                                                  : "mma.sync m16n8k16, ";
   return words + describe(plan) + weighed(candidates(sizes, figures(gpu)));
 }
 
-double product_us(const Gpu& gpu, const RowLayout& layout, int groups, std::int64_t rows,
-                  bool whole_k) {
-  ProductSizes sizes = sizes_for(layout, groups, rows, false);
-  sizes.whole_k = whole_k;
+double product_us(const Gpu& gpu, const ProductSizes& sizes) {
   return plan_product(sizes, figures(gpu)).us;
+}
+
+int few_tile(const Gpu& gpu, const ProductSizes& sizes) {
+  const ProductPlan plan = plan_product(sizes, figures(gpu));
+  return plan.kernel == ProductPlan::few_rows ? plan.tile_tokens : 0;
 }
 
 }  // namespace shunt::cuda_engine

@@ -60,13 +60,23 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
 }
 
 // Of packed weights that are decoded.
-[[maybe_unused]] cuda_engine::PackedSizes sizes_of(const PreparedWeights& weights,
-                                                   std::int64_t rows, const MlpWay& way) {
+[[maybe_unused]] cuda_engine::PackedSizes packed_sizes(const PreparedWeights& weights,
+                                                       std::int64_t rows, const MlpWay& way) {
   cuda_engine::PackedSizes sizes =
       cuda_engine::sizes_of(cuda_engine::fragments_of(weights), weights.groups, rows);
   sizes.whole_k = way.whole_k;
   sizes.rows_in_place = !way.gathers || weights.format.ordered;  // put in order beforehand
   sizes.tile_before = way.tile_before;
+  return sizes;
+}
+
+// Of weights that are not packed.
+[[maybe_unused]] cuda_engine::ProductSizes plain_sizes(const PreparedWeights& weights,
+                                                       std::int64_t rows, const MlpWay& way) {
+  cuda_engine::ProductSizes sizes = cuda_engine::sizes_of(tiles_of(weights), weights.groups, rows);
+  sizes.gathered = way.gathers;
+  sizes.whole_k = way.whole_k;
+  sizes.few_before = way.tile_before;
   return sizes;
 }
 
@@ -259,11 +269,12 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
               bool whole_k) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
-      return cuda_engine::product_us(context.gpu(), sizes_of(weights, rows, {.whole_k = whole_k}));
+      return cuda_engine::product_us(context.gpu(),
+                                     packed_sizes(weights, rows, {.whole_k = whole_k}));
     }
     if (on_gpu(context)) {
-      return cuda_engine::product_us(context.gpu(), tiles_of(weights), weights.groups, rows,
-                                     whole_k);
+      return cuda_engine::product_us(context.gpu(),
+                                     plain_sizes(weights, rows, {.whole_k = whole_k}));
     }
   }
   return 0;
@@ -273,7 +284,10 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
              const MlpWay& way) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context) && decoded(weights)) {
-      return cuda_engine::product_tile(context.gpu(), sizes_of(weights, rows, way));
+      return cuda_engine::product_tile(context.gpu(), packed_sizes(weights, rows, way));
+    }
+    if (on_gpu(context) && weights.format == FormatSpec{}) {
+      return cuda_engine::few_tile(context.gpu(), plain_sizes(weights, rows, way));
     }
   }
   return 0;
@@ -285,7 +299,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     if (on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
-             cuda_engine::product_words(context.gpu(), sizes_of(weights, rows, way));
+             cuda_engine::product_words(context.gpu(), packed_sizes(weights, rows, way));
     }
     if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";
@@ -295,8 +309,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
                                         weights.groups, rows, way.rounded);
     }
     if (on_gpu(context)) {
-      return cuda_engine::product_words(context.gpu(), tiles_of(weights), weights.groups, rows,
-                                        way.whole_k, way.gathers);
+      return cuda_engine::product_words(context.gpu(), plain_sizes(weights, rows, way));
     }
   }
   const PanelLayout layout(weights);

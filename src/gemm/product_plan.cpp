@@ -37,7 +37,8 @@ constexpr double few_bytes_a_clock = 36;                      // that one block 
 constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
 constexpr double split_us = 3;                                // for each time that k is halved
 constexpr double quarters[] = {-1.3, -0.3, 0.3, 1.3};         // of a normal distribution: means
-constexpr int most_groups = 1024;                             // that the kernels list
+constexpr double other_kernel_us = 5;  // for code to be fetched: cuda-layer.md, "Code that is .."
+constexpr int most_groups = 1024;      // that the kernels list
 
 struct Model {
   const ProductSizes& sizes;
@@ -203,8 +204,13 @@ bool fits(const ProductSizes& sizes) {
          (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
 }
 
-ProductPlan fastest(const ProductPlan* begin, const ProductPlan* end) {
-  return *std::min_element(begin, end, [](const auto& a, const auto& b) { return a.us < b.us; });
+ProductPlan fastest(const ProductPlan* begin, const ProductPlan* end, int few_before = 0) {
+  const auto us = [&](const ProductPlan& plan) {
+    const bool other =
+        few_before > 0 && (plan.kernel != ProductPlan::few_rows || plan.tile_tokens != few_before);
+    return plan.us + (other ? other_kernel_us : 0);
+  };
+  return *std::min_element(begin, end, [&](const auto& a, const auto& b) { return us(a) < us(b); });
 }
 
 }  // namespace
@@ -255,7 +261,7 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
   const ProductPlans plans = candidates(sizes, gpu);
   if (plans.size() == 1) return *plans.begin();
   // Of those that can, the portable kernel is never the fastest, whatever the model says.
-  return fastest(plans.begin(), plans.end() - 1);
+  return fastest(plans.begin(), plans.end() - 1, sizes.few_before);
 }
 
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {

@@ -36,6 +36,8 @@ struct ProductSizes {
   bool weighed = false;
   // Not to be shared out along k, so that a row's bits are the same for any number of rows.
   bool whole_k = false;
+  // Of few_rows, where the product before it in a layer is that kernel: rows of its tile; else 0.
+  int few_before = 0;
 };
 
 struct ProductPlan {

@@ -187,8 +187,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                    .offsets = s.offsets,
                    .whole_k = whole_k,
                    .early = true,  // gate_up lies in between
-                   .tile_before = mlp_tile(context, experts.gate_up, pairs,
-                                           {.whole_k = whole_k, .gathers = !gathered}),
+                   .tile_before = down_way(tokens, gathered).tile_before,
                    .bias = experts.down_bias.as<float>(),
                    .row_scales = rounded ? fp8_h.scales : Tensor{}};
   // Work beside routing would wait for the products' blocks, which are there before routing ends.

@@ -35,6 +35,10 @@ struct Layer::Impl {
   Rounding rounding(std::int64_t tokens) const;
   // Whether the experts' first product finds its rows gathered, of hidden states of that dtype.
   bool gathers_first(std::int64_t tokens, DType hidden) const;
+  // The way of the second product, after a first one that finds its rows gathered or not: it takes
+  // the first one's tiles where that is faster, but not where rows may be written to their places,
+  // which kernels for few rows do not.
+  MlpWay down_way(std::int64_t tokens, bool gathered) const;
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;

@@ -108,6 +108,16 @@ bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
                             spec.route.weight_on_input, options.batch_invariant);
 }
 
+MlpWay Layer::Impl::down_way(std::int64_t tokens, bool gathered) const {
+  MlpWay way{.whole_k = options.batch_invariant,
+             .rounded = rounding(tokens) != Rounding::on_the_way};
+  if (!one_row_a_token(spec) || experts.down.format != FormatSpec{}) {
+    way.tile_before = mlp_tile(context, experts.gate_up, tokens * spec.route.slots(),
+                               {.whole_k = options.batch_invariant, .gathers = !gathered});
+  }
+  return way;
+}
+
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
   const RouteSpec rule = routing();
@@ -185,22 +195,19 @@ std::string Layer::explain(std::int64_t tokens) const {
     text += "  order    stable counting sort, compact: no padding rows\n";
   }
   const bool gathered = impl_->gathers_first(tokens, impl_->options.dtype);
-  const MlpWay way{.whole_k = whole_k, .rounded = rounded, .gathers = !gathered};
   text += fmt::format(
       "  gate_up  {}{}, {} in the epilogue; {}\n",
       !impl_->on_gpu() ? "gather while packing rows"
       : gathered       ? "rows gathered first"
                        : "rows gathered on the way",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit), way));
-  text += fmt::format(
-      "  down     {}{} rows; {}\n",
-      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
-      to_string(impl_->rows_dtype()),
-      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
-                  {.whole_k = whole_k,
-                   .rounded = rounded,
-                   .tile_before = mlp_tile(impl_->context, impl_->experts.gate_up, pairs, way)}));
+      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
+                  {.whole_k = whole_k, .rounded = rounded, .gathers = !gathered}));
+  text += fmt::format("  down     {}{} rows; {}\n",
+                      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
+                      to_string(impl_->rows_dtype()),
+                      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
+                                  impl_->down_way(tokens, gathered)));
   if (spec.shared.intermediate > 0) {
     const SharedPlan plan = impl_->shared_plan(tokens);
     text += fmt::format(
