@@ -95,3 +95,12 @@ Context cuda(CudaOptions options);
 Context cuda(void* stream = nullptr, int index = 0);
 
 }  // namespace shunt
+
+// What a context of a GPU asks of its caller:
+// - Its kernels share counters, so that they must run one after the other, as they do on its
+// stream.
+//   Graphs captured from one context likewise: replay them on one stream, or with an event between
+//   them, never two at once, which would give wrong sums or wait for each other for ever. For work
+//   side by side make two contexts, with a stream each.
+// - The stream outlives the context and all that is made with it: buffers, layers, captured graphs.
+// Operations may be called whichever GPU is the calling thread's current one, and leave it so.

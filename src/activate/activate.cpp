@@ -10,6 +10,7 @@
 #include "activate/cuda_engine.hpp"
 #include "core/check.hpp"
 #include "cpu/pool.hpp"
+#include "cuda/current.hpp"
 
 namespace shunt {
 namespace cpu_engine {
@@ -70,6 +71,7 @@ Support supports(const ActivationSpec& spec, Device device) {
 
 void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
               Tensor out, Tensor rows) {
+  const cuda_engine::Current current(context);
   require(supports(spec, context.device()), "activate");
   const Device device = context.device();
   check_tensor("activate: up", up,

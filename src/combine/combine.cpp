@@ -8,6 +8,7 @@
 #include "combine/engine.hpp"
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 
 namespace shunt {
@@ -74,6 +75,7 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
 
 void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out,
              bool early) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "combine: {}", support.reason);

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/current.hpp"
 #include "cuda/launch.hpp"
 
 namespace shunt::cuda_engine {
@@ -20,6 +21,18 @@ std::string capability(const Gpu& gpu) {
 }
 }  // namespace
 
+int make_current(int index) {
+  int before = 0;
+  check(cudaGetDevice(&before), "cudaGetDevice");
+  if (before != index) check(cudaSetDevice(index), "cudaSetDevice");
+  return before;
+}
+
+void restore_current(int before) noexcept {
+  int now = 0;
+  if (cudaGetDevice(&now) == cudaSuccess && now != before) cudaSetDevice(before);
+}
+
 void check_fits(const char* what, const Gpu& gpu, const Shape& shape) {
   if (shape.shared <= static_cast<std::size_t>(gpu.shared_bytes)) return;
   throw Error(Status::unsupported, std::string(what) + ": needs " + std::to_string(shape.shared) +
@@ -35,28 +48,22 @@ namespace {
 __global__ void probe_kernel() {}
 
 // Makes a GPU current, and the one before it again at the end.
-class Current {
+class CurrentGpu {
  public:
-  explicit Current(int index) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != index) check(cudaSetDevice(index), "cudaSetDevice");
-    index_ = index;
-  }
-  ~Current() {
-    if (before_ != index_) cudaSetDevice(before_);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+  explicit CurrentGpu(int index) : before_(make_current(index)) {}
+  ~CurrentGpu() { restore_current(before_); }
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
 
  private:
-  int before_ = 0, index_ = 0;
+  int before_;
 };
 
 }  // namespace
 
 namespace {
 int clusters_at_once(const Gpu& gpu, int size) {
-  const Current current(gpu.index);
+  const CurrentGpu current(gpu.index);
   check(cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              gpu.shared_bytes),
         "cudaFuncSetAttribute");
@@ -113,7 +120,7 @@ Gpu open(void* stream, int index, bool dependent_launch) {
                                          ": must be 8.0 or newer");
   }
   {
-    const Current current(index);
+    const CurrentGpu current(index);
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
@@ -148,7 +155,7 @@ void close(const Gpu& gpu) noexcept {
 }
 
 void* allocate(const Gpu& gpu, std::size_t bytes) {
-  const Current current(gpu.index);
+  const CurrentGpu current(gpu.index);
   void* data = nullptr;
   const std::string what = "allocate: " + std::to_string(bytes) + " bytes on GPU " +
                            std::to_string(gpu.index) + " cannot be had";
@@ -166,12 +173,12 @@ void release(int index, void* data) noexcept {
   if (cudaGetDevice(&before) != cudaSuccess) return;  // the process is ending
   if (before != index) cudaSetDevice(index);
   cudaFree(data);
-  if (before != index) cudaSetDevice(before);
+  restore_current(before);
 }
 
 void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  const Current current(gpu.index);
+  const CurrentGpu current(gpu.index);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(gpu)), "copy");
   check(cudaStreamSynchronize(stream_of(gpu)), "copy");
 }

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/workspace.hpp"
+#include "cuda/current.hpp"
 #include "gemm/check_prepared.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
@@ -254,6 +255,7 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
 
 void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                   Tensor out, Workspace workspace) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   require(supports(spec, device), "grouped_gemm");
   check_walk(spec, in);

@@ -1,5 +1,6 @@
 // Weights that become their prepared form where they lie, a matrix at a time through a copy of one.
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "shunt/gemm.hpp"
 
 namespace shunt {
@@ -27,6 +28,7 @@ struct Parts {
 
 PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool paired,
                                  Workspace scratch) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   check_tensor("prepare_in_place: matrices", matrices,
                {.dtypes = float_dtypes, .shape = {any_size, any_size, any_size}, .dense = true},
@@ -67,6 +69,7 @@ PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool p
 }
 
 void unprepare_in_place(const Context& context, const PreparedWeights& weights, Workspace scratch) {
+  const cuda_engine::Current current(context);
   if (!weights) fail(Status::invalid_argument, "unprepare_in_place: no weights are given");
   if (weights.device != context.device()) {
     fail(Status::invalid_argument,

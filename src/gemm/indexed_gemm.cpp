@@ -6,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/workspace.hpp"
+#include "cuda/current.hpp"
 #include "gemm/check_prepared.hpp"
 #include "gemm/fused.hpp"
 #include "shunt/combine.hpp"
@@ -83,6 +84,7 @@ std::size_t indexed_gemm_workspace_bytes(const Context& context, const GroupedGe
 
 void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const IndexedGemmInputs& in,
                   Tensor out, Workspace workspace) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   require(supports_indexed(spec, device), "indexed_gemm");
   check_tensor("indexed_gemm: rows", in.rows,

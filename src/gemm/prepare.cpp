@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
+#include "cuda/current.hpp"
 #include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fp4_product.hpp"
@@ -107,6 +108,7 @@ bool on_gpu(const Context& context) {
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
                             const std::vector<Tensor>& gate, const std::vector<Tensor>* up,
                             Workspace memory) {
+  const cuda_engine::Current current(context);
   if (gate.empty()) fail(Status::invalid_argument, "{}: no matrices are given", what);
   const Device device = context.device();
   // A GPU takes matrices from the host as well.
@@ -199,6 +201,7 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 }
 
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out) {
+  const cuda_engine::Current current(context);
   if (!weights) fail(Status::invalid_argument, "unprepare: no weights are given");
   if (group < 0 || group >= weights.groups) {
     fail(Status::invalid_argument, "unprepare: group is {}: must be 0 to {}", group,

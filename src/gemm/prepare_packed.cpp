@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "core/shape.hpp"
 #include "cpu/pool.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
@@ -127,6 +128,7 @@ void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMa
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
                             const std::vector<PackedMatrix>& gate,
                             const std::vector<PackedMatrix>* up, Workspace memory, RowFormat rows) {
+  const cuda_engine::Current current(context);
   if (gate.empty()) fail(Status::invalid_argument, "{}: no matrices are given", what);
   if (up != nullptr && up->size() != gate.size()) {
     fail(Status::invalid_argument, "{}: {} gates are given, but {} ups", what, gate.size(),

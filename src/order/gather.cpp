@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "order/engine.hpp"
 
@@ -72,6 +73,7 @@ GatherSpec gather_spec_from_json(const std::string& json) {
 
 void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows,
             Tensor scales) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "gather: {}", support.reason);

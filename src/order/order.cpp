@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "order/engine.hpp"
 
@@ -128,6 +129,7 @@ OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const Orde
 
 void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
            const OrderOutputs& out, Workspace workspace) {
+  const cuda_engine::Current current(context);
   const OrderCall call = checked_order(spec, in, out, context.device());
   check_workspace("order", workspace, order_workspace_bytes(context, spec, call.tokens));
   if constexpr (cuda_engine::built) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "route/engine.hpp"
 
@@ -153,6 +154,7 @@ std::size_t route_workspace_bytes(const Context& context, const RouteSpec& spec,
 
 void route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
            const RouteOutputs& out, Workspace workspace) {
+  const cuda_engine::Current current(context);
   check_spec(spec, context.device());
   const RouteCall call = checked_route(context, spec, in, out);
   if (call.tokens == 0) return;

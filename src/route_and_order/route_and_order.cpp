@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "route_and_order/engine.hpp"
 
 namespace shunt {
@@ -67,6 +68,7 @@ std::size_t route_and_order_workspace_bytes(const Context& context, const RouteS
 void route_and_order(const Context& context, const RouteSpec& route, const RouteInputs& in,
                      const RouteOutputs& routed, const OrderSpec& order,
                      const OrderOutputs& ordered, Workspace workspace, const Tensor& expert_map) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   require(supports(route, order, device), "route_and_order");
   const auto [tokens, hidden] = route_shape(route, in, device);

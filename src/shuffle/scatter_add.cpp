@@ -9,6 +9,7 @@
 #include "core/workspace.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/pool.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "shuffle/engine.hpp"
 
@@ -124,6 +125,7 @@ std::size_t scatter_add_workspace_bytes(const Context& context, const ScatterAdd
 
 void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
                         const ScatterAddInputs& in, Tensor out, Workspace workspace) {
+  const cuda_engine::Current current(context);
   const Device device = context.device();
   require(supports(spec, device), "scatter_add_padded");
   check_tensor("scatter_add_padded: out", out,

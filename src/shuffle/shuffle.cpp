@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "shuffle/engine.hpp"
 
@@ -85,6 +86,7 @@ std::size_t shuffle_workspace_bytes(const Context& context, const ShuffleSpec& s
 
 void combine_shuffling(const Context& context, const ShuffleSpec& spec, Tensor tokens,
                        Tensor token_counts, Tensor rows, Tensor counts, Workspace workspace) {
+  const cuda_engine::Current current(context);
   if (spec.zero_fill) {
     fail(Status::invalid_argument,
          "combine_shuffling: zero_fill is true: only split_shuffling fills");
@@ -95,6 +97,7 @@ void combine_shuffling(const Context& context, const ShuffleSpec& spec, Tensor t
 
 void split_shuffling(const Context& context, const ShuffleSpec& spec, Tensor rows,
                      Tensor token_counts, Tensor tokens, Workspace workspace) {
+  const cuda_engine::Current current(context);
   shuffle("split_shuffling", context, spec, rows, "rows", token_counts, tokens, "tokens", {}, false,
           workspace);
 }
