@@ -37,8 +37,8 @@ std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std:
 // Lays out matrices: one view [n, k] a group, f32 | bf16 | f16, any strides (a transposed
 // checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16 saturating.
 // `memory` must hold prepared_bytes. Uses all threads; allocates nothing.
-// On CUDA the matrices may lie on the host or on the context's device. From the host: each is
-// copied over first, which takes memory for the largest meanwhile, and waits.
+// On CUDA they may lie on the host (each is copied first: memory for the largest) or on the device,
+// read in the stream's order. It waits: the matrices are not needed afterwards.
 PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
                         Workspace memory);
 // The paired form: gate[g] and up[g], each [n / 2, k]. An interleaved checkpoint is two views with

@@ -161,7 +161,9 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
 class Checkpoint;
 
 // An MoE block ready to run. Holds one prepared copy of its expert weights and small copies of the
-// router's; nothing of the source is referred to afterwards. Move only.
+// router's; nothing of the source is referred to afterwards, but for what is prepared in place.
+// Weights on a GPU are read in the order of the context's stream: what writes them on another must
+// have ended. Made and called with one context at a time (context.hpp); move only.
 class Layer {
  public:
   // Throws Error for a spec that supports() refuses and for weights that do not fit it.
@@ -181,9 +183,17 @@ class Layer {
   std::size_t workspace_bytes(std::int64_t max_tokens) const;
 
   // y = MoE(x). Allocates nothing, does not wait; the same input gives the same bits for any number
-  // of threads. T = 0 is legal. Throws Error before anything is enqueued. On CUDA the host reads
-  // nothing of the device's, valid_tokens and the routing neither: a captured graph of a call
-  // follows whatever its inputs hold when it is replayed.
+  // of threads. T = 0 is legal. Throws Error before anything is enqueued or written. The output may
+  // be the hidden states or the residual themselves; other tensors must not overlap. Pointers are
+  // aligned to their elements; rows of a multiple of 16 bytes at addresses that are one are read
+  // fastest.
+  // On CUDA the host reads nothing of the device's, valid_tokens and the routing neither: a
+  // captured graph of a call follows whatever its inputs hold when it is replayed. Call once with
+  // as many tokens before a capture, for kernels are loaded when they are first launched; other
+  // numbers of tokens may take others. A graph refers to the layer, its context, workspace and
+  // tensors, all of which must outlive it, and to what the context's kernels share (context.hpp).
+  // One to eight tokens are fastest where the layer routes by itself, hidden states or logits
+  // given, without valid_tokens.
   void forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
   void forward(Tensor x, Tensor y, Workspace workspace) const {
     forward(LayerInputs{.hidden = x}, LayerOutputs{.output = y}, workspace);

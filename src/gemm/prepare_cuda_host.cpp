@@ -86,7 +86,7 @@ void write_groups(const Context& context, const RowLayout& layout, const std::ve
     write_group(context.gpu(), layout, gate_there, up_there,
                 static_cast<char*>(to) + static_cast<std::int64_t>(g) * layout.group_bytes());
   }
-  if (room > 0) context.synchronize();  // the copies are freed now
+  context.synchronize();  // the copies are freed now, and the matrices are the caller's again
 }
 
 void read_decoded(const Context& context, const void* from, std::int64_t bytes,

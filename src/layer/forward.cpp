@@ -5,6 +5,7 @@
 
 #include "combine/engine.hpp"
 #include "core/check.hpp"
+#include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/fused.hpp"
 #include "layer/impl.hpp"
@@ -41,7 +42,8 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
   if (in.logits) {
     if (in.ids) fail(Status::invalid_argument, "forward: logits are given beside ids: must be one");
     check_tensor("forward: logits", in.logits,
-                 {.dtypes = float_dtypes, .shape = {tokens, route.columns()}}, device);
+                 {.dtypes = float_dtypes, .shape = {tokens, route.columns()}, .rows_dense = true},
+                 device);
   }
   if (!held.views.router && !in.ids && !in.logits) {
     fail(Status::invalid_argument,
@@ -59,6 +61,10 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
       fail(Status::invalid_argument, "forward: expert_map has {} ids: must be {} or more",
            in.expert_map.shape[0], spec.experts.experts);
     }
+    OrderSpec by_expert = order_spec(spec);
+    by_expert.experts = static_cast<int>(std::min<std::int64_t>(in.expert_map.shape[0], INT32_MAX));
+    by_expert.expert_map = true;
+    require(supports(by_expert, device), "forward: expert_map");
   }
   if (check_given("forward: weights", in.weights, static_cast<bool>(in.ids), "the call's ids")) {
     check_tensor("forward: ids", in.ids,
@@ -118,6 +124,7 @@ void clear_rest(const LayerOutputs& out, std::int64_t tokens, std::int64_t given
 
 void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
                       std::vector<StageTime>* times) const {
+  const cuda_engine::Current current(context);
   check_call(in, out, workspace);
   const std::int64_t given = in.hidden.shape[0];
   std::int64_t tokens = given;
@@ -127,8 +134,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   } else if (in.valid_tokens) {
     tokens = std::clamp<std::int64_t>(*in.valid_tokens.as<std::int32_t>(), 0, given);
   }
-  if (tokens < given) clear_rest(out, tokens, given);
-  if (tokens == 0) return;
+  if (tokens == 0) return clear_rest(out, tokens, given);
 
   const auto cut = [&](const Tensor& of) { return of ? of.rows(0, tokens) : Tensor{}; };
   const auto at = [&](const void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -293,6 +299,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         },
         [&] { return order_cost(spec, tokens); });
   }
+  // Not before routing and order have read what the caller may have got wrong.
+  clear_rest(out, tokens, given);
 
   Tensor u = x;
   if (spec.input_norm.enabled) {

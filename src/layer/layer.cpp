@@ -183,9 +183,11 @@ std::string Layer::explain(std::int64_t tokens) const {
                                                : "no router: ids, or logits and selection",
                       describe(spec.route));
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
-  if (!rounded && orders_in_products(spec, impl_->context.device(), tokens)) {
+  const bool few_pairs = !rounded && orders_in_products(spec, impl_->context.device(), tokens);
+  if (few_pairs) {
     text += fmt::format(
-        "  order    by each block of the products that follow, where they are for few rows{}\n",
+        "  order    by each block of the products that follow, where they are for few rows and the "
+        "call gives neither ids nor valid_tokens{}\n",
         whole_k ? "" : "; these read weights in one pass where all of their warps fit on the GPU");
   } else if (impl_->routes_and_orders_at_once(tokens)) {
     text +=
@@ -219,8 +221,7 @@ std::string Layer::explain(std::int64_t tokens) const {
                          : "after the experts: a fork would cost more than it hides; ",
         mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, {.whole_k = whole_k}));
   }
-  const bool added_up = !rounded && !whole_k && adds_up(spec, tokens) &&
-                        orders_in_products(spec, impl_->context.device(), tokens);
+  const bool added_up = few_pairs && !whole_k && adds_up(spec, tokens);
   const bool placed = impl_->on_gpu() && one_row_a_token(spec) && !added_up;
   text +=
       fmt::format("  combine  per token, slots in order of selection, then the shared expert{}\n",
@@ -249,8 +250,8 @@ std::string Layer::explain(std::int64_t tokens) const {
     text += impl_->on_gpu()
                 ? fmt::format(
                       "  batch-invariant: one router for any number of tokens, products "
-                      "about {:.0f} us longer than with k shared out\n",
-                      more)
+                      "about {:.0f} us longer than with k shared out{}\n",
+                      more, few_pairs ? ", and not the kernel that reads weights in one pass" : "")
                 : std::string("  batch-invariant, as ever on the CPU\n");
   }
   return text;

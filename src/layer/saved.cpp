@@ -100,6 +100,10 @@ class Reader {
       fail(Status::bad_file, "{}: is in format {}: the layer's options say {}", where,
            to_string(read.format), to_string(wanted.format));
     }
+    if (read.rows != wanted.rows) {
+      fail(Status::bad_file, "{}: takes rows as {}: the layer's options say {}", where,
+           to_string(read.rows), to_string(wanted.rows));
+    }
     if (read.dtype != wanted.dtype || read.groups != wanted.groups || read.n != wanted.n ||
         read.k != wanted.k || read.paired != wanted.paired) {
       fail(Status::bad_file, "{}: is {} [{}, {}, {}]: the layer's spec says {} [{}, {}, {}]", where,
@@ -111,18 +115,23 @@ class Reader {
     read.data = memory.data();
     return read;
   }
-  // `format`: plain for whatever the weights were prepared from.
-  PreparedExperts experts(const std::string& name, DType dtype, const FormatSpec& format,
-                          int groups, std::int64_t hidden, std::int64_t intermediate, bool gated,
+  // A plain format of the options is any that the weights were prepared from.
+  PreparedExperts experts(const std::string& name, const LayerOptions& options, int groups,
+                          std::int64_t hidden, std::int64_t intermediate, bool gated,
                           bool gate_up_bias, bool down_bias) const {
     PreparedExperts experts;
     const std::int64_t columns = gated ? 2 * intermediate : intermediate;
     const auto matrix = [&](const char* which, std::int64_t n, std::int64_t k, bool paired) {
       Buffer memory;
-      const PreparedWeights read = prepared(
-          name + which,
-          {.dtype = dtype, .groups = groups, .n = n, .k = k, .paired = paired, .format = format},
-          memory);
+      const PreparedWeights read = prepared(name + which,
+                                            {.dtype = options.dtype,
+                                             .groups = groups,
+                                             .n = n,
+                                             .k = k,
+                                             .paired = paired,
+                                             .format = resolved(options.format),
+                                             .rows = options.rows},
+                                            memory);
       experts.keep(std::move(memory));
       return read;
     };
@@ -221,11 +230,10 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   require(supports(spec, layer->options, context.device()), "load_prepared");
   layer->held = HeldWeights(context, weights);
   const ExpertSpec& e = spec.experts;
-  layer->experts =
-      reader.experts("experts", dtype, resolved(layer->options.format), e.experts, e.hidden,
-                     e.intermediate, e.activation.gated, e.gate_up_bias, e.down_bias);
+  layer->experts = reader.experts("experts", layer->options, e.experts, e.hidden, e.intermediate,
+                                  e.activation.gated, e.gate_up_bias, e.down_bias);
   if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
-    layer->shared = reader.experts("shared", dtype, {}, 1, spec.hidden, s.intermediate,
+    layer->shared = reader.experts("shared", {.dtype = dtype}, 1, spec.hidden, s.intermediate,
                                    s.activation.gated, s.gate_up_bias, s.down_bias);
   }
   if (spec.latent > 0) {
