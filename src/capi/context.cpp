@@ -42,6 +42,16 @@ shunt_status shunt_context_synchronize(const shunt_context* context) {
       __func__, [&](const Call& call) { call.not_null("context", context).context.synchronize(); });
 }
 
+shunt_status shunt_context_copy(const shunt_context* context, void* to, const void* from,
+                                size_t size) {
+  return shunt::capi::run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    if (size == 0) return;
+    on.copy(&call.not_null("to", static_cast<char*>(to)),
+            &call.not_null("from", static_cast<const char*>(from)), size);
+  });
+}
+
 shunt_status shunt_buffer_create(const shunt_context* context, size_t bytes,
                                  shunt_buffer** buffer) {
   return shunt::capi::run(__func__, [&](const Call& call) {

@@ -1,8 +1,11 @@
 /* Every stage through the C ABI against values worked out by hand, and what it refuses. */
+#include <stdlib.h>
+
 #include "check.h"
 
 int failures = 0;
 void test_layers(const shunt_context* context);
+void test_layers_on_gpu(const shunt_context* context);
 void test_packed(const shunt_context* context);
 
 static shunt_tensor ints(const int32_t* data, int64_t n) {
@@ -609,8 +612,26 @@ static void test_activate(const shunt_context* context) {
               shunt_activate_supports(context, &spec));
 }
 
-int main(void) {
+/* With SHUNT_TEST_DEVICE=cuda a layer on the GPU, and nothing else; 77: there is none. */
+static int main_on_gpu(void) {
   shunt_context* context = NULL;
+  const shunt_status status = shunt_context_create_cuda(NULL, 0, &context);
+  if (status == SHUNT_UNSUPPORTED) {
+    printf("skipped: %s\n", shunt_last_error());
+    return 77;
+  }
+  CHECK_OK(status);
+  if (context == NULL) return 1;
+  test_layers_on_gpu(context);
+  shunt_context_destroy(context);
+  printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}
+
+int main(void) {
+  const char* const device = getenv("SHUNT_TEST_DEVICE");
+  shunt_context* context = NULL;
+  if (device != NULL && strcmp(device, "cuda") == 0) return main_on_gpu();
   CHECK_OK(shunt_context_create_cpu(2, &context));
   if (context == NULL) return 1;
   CHECK(shunt_context_threads(context) == 2);

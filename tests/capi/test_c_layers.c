@@ -6,6 +6,12 @@
 #define TINY_MOE SHUNT_SOURCE_DIR "/models/tiny-moe"
 
 void test_layers(const shunt_context* context);
+void test_layers_on_gpu(const shunt_context* context);
+
+static shunt_tensor on_device(shunt_tensor tensor, int32_t device) {
+  tensor.device_type = device;
+  return tensor;
+}
 
 /* One expert of width 1 over H = 2, written out: y = down * silu(gate . x) * (up . x). */
 static void test_own_weights(const shunt_context* context) {
@@ -92,7 +98,7 @@ static void test_own_weights(const shunt_context* context) {
 
 /* Layer 0 of the small model against what was recorded of it, and made twice: from the checkpoint,
  * and from its spec and tensors. */
-static void test_checkpoint(const shunt_context* context) {
+static void test_checkpoint(const shunt_context* context, int32_t device) {
   shunt_checkpoint* checkpoint = NULL;
   shunt_safetensors* recorded = NULL;
   shunt_checkpoint_layer info = {.struct_size = sizeof info};
@@ -101,7 +107,9 @@ static void test_checkpoint(const shunt_context* context) {
   shunt_tensor x, want, router, weights[3][16];
   shunt_expert_weights experts = {.struct_size = sizeof experts, .count = 16};
   shunt_layer_weights all = {.struct_size = sizeof all, .router = &router, .experts = &experts};
-  shunt_buffer *outputs[2] = {NULL, NULL}, *workspace = NULL;
+  shunt_buffer *inputs = NULL, *output = NULL, *workspace = NULL;
+  static float got[2][256 * 256];
+  const size_t size = sizeof got[0];
   static const char* const parts[3] = {"gate_proj", "up_proj", "down_proj"};
   char spec[4096], name[128];
   size_t length = 0, bytes = 0;
@@ -156,34 +164,39 @@ static void test_checkpoint(const shunt_context* context) {
 
   CHECK_OK(shunt_safetensors_tensor(recorded, "layers.0.input", &x));
   CHECK_OK(shunt_safetensors_tensor(recorded, "layers.0.output", &want));
+  CHECK_OK(shunt_buffer_create(context, size, &inputs));
+  CHECK_OK(shunt_context_copy(context, shunt_buffer_data(inputs), x.data, size));
+  x = on_device(shunt_view_2d(shunt_buffer_data(inputs), SHUNT_F32, 256, 256), device);
   for (i = 0; i < 2 && layers[i] != NULL; ++i) {
     shunt_tensor y;
     shunt_layer_inputs in = {.struct_size = sizeof in, .hidden = &x};
     shunt_layer_outputs out = {.struct_size = sizeof out, .output = &y};
-    CHECK_OK(shunt_buffer_create(context, 256 * 256 * sizeof(float), &outputs[i]));
-    y = shunt_view_2d(shunt_buffer_data(outputs[i]), SHUNT_F32, 256, 256);
+    CHECK_OK(shunt_buffer_create(context, size, &output));
+    y = on_device(shunt_view_2d(shunt_buffer_data(output), SHUNT_F32, 256, 256), device);
     CHECK_OK(shunt_layer_workspace_bytes(layers[i], 256, &bytes));
     CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
     CHECK_OK(shunt_layer_forward(layers[i], &in, &out, shunt_buffer_data(workspace), bytes));
+    CHECK_OK(shunt_context_copy(context, got[i], shunt_buffer_data(output), size));
     shunt_buffer_destroy(workspace);
+    shunt_buffer_destroy(output);
     shunt_layer_destroy(layers[i]);
   }
-  if (outputs[0] != NULL && outputs[1] != NULL) {
-    const float* y = shunt_buffer_data(outputs[0]);
-    CHECK(memcmp(y, shunt_buffer_data(outputs[1]), 256 * 256 * sizeof(float)) == 0);
-    for (i = 0; i < 256 * 256; ++i) {
-      const double right = (double)((const float*)want.data)[i];
-      worst = fmax(worst, fabs((double)y[i] - right));
-      largest = fmax(largest, fabs(right));
-    }
-    CHECK(largest > 0 && worst <= 1e-5 * largest);
+  CHECK(memcmp(got[0], got[1], size) == 0);
+  for (i = 0; i < 256 * 256; ++i) {
+    const double right = (double)((const float*)want.data)[i];
+    worst = fmax(worst, fabs((double)got[0][i] - right));
+    largest = fmax(largest, fabs(right));
   }
-  shunt_buffer_destroy(outputs[0]);
-  shunt_buffer_destroy(outputs[1]);
+  CHECK(largest > 0 && worst <= 1e-5 * largest);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "to is NULL",
+              shunt_context_copy(context, NULL, want.data, size));
+  shunt_buffer_destroy(inputs);
   shunt_safetensors_destroy(recorded);
 }
 
 void test_layers(const shunt_context* context) {
   test_own_weights(context);
-  test_checkpoint(context);
+  test_checkpoint(context, SHUNT_CPU);
 }
+
+void test_layers_on_gpu(const shunt_context* context) { test_checkpoint(context, SHUNT_CUDA); }

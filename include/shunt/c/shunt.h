@@ -146,13 +146,19 @@ static inline shunt_tensor shunt_view_3d(const void* data, int32_t dtype, int64_
 /* ---- contexts and memory ----------------------------------------------------------------------
  */
 
-/* Where operations run: threads of the CPU, or a stream of a GPU. */
+/* Where operations run: threads of the CPU, or a stream of a GPU. One context is for one calling
+ * thread at a time. On CUDA its kernels share counters, so that they must run one after the other,
+ * as they do on its stream; graphs captured from one context likewise: never two replays at once,
+ * which would give wrong sums or wait for each other for ever. For work side by side make two
+ * contexts, with a stream each. Operations may be called whichever GPU is the thread's current one.
+ */
 typedef struct shunt_context shunt_context;
 
 /* threads: 1 .. 1024, the caller included; 0: every core that this process may use. */
 SHUNT_API shunt_status shunt_context_create_cpu(int32_t threads, shunt_context** context);
-/* stream: a cudaStream_t, which stays the caller's and must outlive the context; index: the device.
- * SHUNT_UNSUPPORTED without a GPU, or when the library was built without CUDA. */
+/* stream: a cudaStream_t, which stays the caller's and must outlive the context and all that is
+ * made with it, layers and captured graphs too; index: the device. SHUNT_UNSUPPORTED without a GPU,
+ * or when the library was built without CUDA. */
 SHUNT_API shunt_status shunt_context_create_cuda(void* stream, int32_t index,
                                                  shunt_context** context);
 
@@ -188,6 +194,10 @@ SHUNT_API void shunt_buffer_destroy(shunt_buffer* buffer);
 /* NULL for NULL and for 0 bytes. */
 SHUNT_API void* shunt_buffer_data(const shunt_buffer* buffer);
 SHUNT_API size_t shunt_buffer_bytes(const shunt_buffer* buffer);
+/* Copies `size` bytes between the context's device and the host, either way, in the order of its
+ * stream, and waits: for set-up. */
+SHUNT_API shunt_status shunt_context_copy(const shunt_context* context, void* to, const void* from,
+                                          size_t size);
 
 /* For every operation X below:
  *
@@ -486,7 +496,8 @@ SHUNT_API shunt_status shunt_prepared_bytes(const shunt_context* context, int32_
                                             int32_t groups, int64_t n, int64_t k, int32_t paired,
                                             size_t* bytes);
 /* Lays out `groups` matrices, each [n, k] float with any strides, into memory; *prepared refers to
- * that memory. The matrices are not needed afterwards. */
+ * that memory. Matrices on a GPU are read in the order of the context's stream. It waits: they are
+ * not needed afterwards. */
 SHUNT_API shunt_status shunt_prepare(const shunt_context* context, int32_t dtype,
                                      const shunt_tensor* matrices, int32_t groups, void* memory,
                                      size_t memory_bytes, shunt_prepared_weights* prepared);
@@ -885,7 +896,8 @@ typedef struct shunt_layer_outputs {
  * shunt_checkpoint_layer_spec, unknown ones refused by name. options: NULL for the defaults. */
 SHUNT_API shunt_status shunt_layer_supports(const shunt_context* context, const char* spec_json,
                                             const shunt_layer_options* options);
-/* Copies and prepares the weights, which are not needed afterwards. */
+/* Copies and prepares the weights, which are not needed afterwards (but for in_place). Weights on a
+ * GPU are read in the order of the context's stream. */
 SHUNT_API shunt_status shunt_layer_create(const shunt_context* context, const char* spec_json,
                                           const shunt_layer_weights* weights,
                                           const shunt_layer_options* options, shunt_layer** layer);
@@ -913,7 +925,10 @@ SHUNT_API shunt_status shunt_layer_workspace_bytes(const shunt_layer* layer, int
 /* What the plan chose for so many tokens, and why; a few lines. */
 SHUNT_API shunt_status shunt_layer_explain(const shunt_layer* layer, int64_t tokens, char* text,
                                            size_t capacity, size_t* length);
-/* output = MoE(hidden), on the context that the layer was created with. */
+/* output = MoE(hidden), on the context that the layer was created with. The output may be the
+ * hidden states or the residual themselves. On CUDA it is enqueued, and can be captured after one
+ * call with as many tokens; the graph refers to the layer, its context, the workspace and the
+ * tensors. An error comes before anything is enqueued or written. */
 SHUNT_API shunt_status shunt_layer_forward(const shunt_layer* layer,
                                            const shunt_layer_inputs* inputs,
                                            const shunt_layer_outputs* outputs, void* workspace,
