@@ -12,6 +12,7 @@
 #include "checkpoint/golden.hpp"
 #include "engine.hpp"
 #include "format/plain.hpp"
+#include "layer/format_limits.hpp"
 #include "layer/random_layer.hpp"
 #include "layer/run_layer.hpp"
 #include "shunt/checkpoint.hpp"
@@ -75,6 +76,36 @@ TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
                 dtype == f32 ? 1e-5 : 1e-2);
       EXPECT_EQ(ours.ids, theirs.ids);
       EXPECT_LE(test::relative_error(ours.weights, theirs.weights), 1e-5);
+    }
+  }
+}
+
+// Experts in every format that the family and the GPU take, with rows in 16 bits and in fp8:
+// refused by name, or as far from what was recorded as the format is on the CPU.
+TEST_P(GoldenOnGpu, InEveryFormat) {
+  const std::string folder = test::goldens_folder + "/" + GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(folder);
+  const SafetensorsFile file = SafetensorsFile::open(folder + "/golden.safetensors");
+  const Context gpu = cuda();
+  for (const test::Recorded& block : test::recorded(file)) {
+    const LayerSpec spec = checkpoint.spec(block.layer);
+    const std::vector<float> wanted = test::floats(block.output);
+    for (const FormatSpec& format : known_formats()) {
+      for (const RowFormat rows :
+           {RowFormat::as_dtype, RowFormat::fp8_token, RowFormat::fp8_block}) {
+        const LayerOptions options{.dtype = bf16, .format = format, .rows = rows};
+        SCOPED_TRACE(block.module + " in " + to_string(format) + ", rows " + to_string(rows));
+        if (const Support support = supports(spec, options, gpu.device()); !support) {
+          EXPECT_FALSE(support.reason.empty());
+          continue;
+        }
+        const Layer layer(checkpoint, block.layer, gpu, options);
+        const LayerInputs in{.hidden = block.input, .token_ids = block.token_ids};
+        const Result ours = run(gpu, layer, in);
+        EXPECT_LE(test::relative_power(ours.output, wanted),
+                  test::format_limits().at(to_string(format)).high + 1e-3);
+        EXPECT_EQ(ours.output, run(gpu, layer, in).output);
+      }
     }
   }
 }

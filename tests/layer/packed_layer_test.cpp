@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
-#include <map>
 
 #include "checkpoint/golden.hpp"
+#include "layer/format_limits.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::test {
@@ -19,17 +19,6 @@ std::vector<float> forward(const Layer& layer, const Context& context, const Ten
   const Buffer workspace = context.allocate(layer.workspace_bytes(hidden.shape[0]));
   layer.forward(hidden, view(out.data(), {hidden.shape[0], hidden.shape[1]}), workspace);
   return out;
-}
-
-// Squared error over power.
-double relative_power(const std::vector<float>& got, const std::vector<float>& wanted) {
-  double error = 0, power = 0;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const auto w = static_cast<double>(wanted[i]);
-    error += (static_cast<double>(got[i]) - w) * (static_cast<double>(got[i]) - w);
-    power += w * w;
-  }
-  return error / power;
 }
 
 // Plain f32 copies of packed experts, in `memory`.
@@ -46,16 +35,6 @@ void unpack_experts(ExpertWeights& weights, std::vector<std::vector<float>>& mem
   all(weights.packed_up, weights.up);
   all(weights.packed_down, weights.down);
 }
-
-// Recorded layers: their outputs with packed experts, and how far they are off.
-struct Limits {
-  double low, high;
-};
-const std::map<std::string, Limits> limits = {
-    {"fp8_tensor", {1e-4, 5e-3}}, {"fp8_channel", {1e-4, 5e-3}}, {"fp8_block", {1e-4, 5e-3}},
-    {"mxfp8", {1e-4, 5e-3}},      {"nvfp4", {4e-3, 5e-2}},       {"mxfp4", {4e-3, 8e-2}},
-    {"int8", {1e-6, 1e-3}},       {"int4:32", {4e-3, 5e-2}},     {"dense3", {1e-2, 0.15}},
-    {"sparse_nvfp4", {5e-2, 0.8}}};
 
 // tiny-moe's recording has names of its own.
 std::vector<Recorded> layers_of(const SafetensorsFile& file) {
@@ -77,7 +56,7 @@ void check_recorded(const std::string& folder, const std::string& recording) {
   const Context context = cpu({.threads = 2});
   for (const FormatSpec& format : known_formats()) {
     SCOPED_TRACE(folder + " as " + to_string(format));
-    const Limits& limit = limits.at(to_string(format));
+    const Limits& limit = format_limits().at(to_string(format));
     double sum = 0;
     int layers = 0;
     for (const Recorded& r : layers_of(file)) {
