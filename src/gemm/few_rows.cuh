@@ -106,14 +106,15 @@ __global__ void __launch_bounds__(S::threads, 1)
     const int weight_row = at.group * args.group_rows + at.column * S::rows;
     const char* const tiles = args.tiles + at.group * args.group_bytes +
                               std::int64_t{at.column} * args.steps * S::weight_bytes;
+    const std::uint64_t policy = weights_policy(at.alone);
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
       if (again) mbarrier_wait(&empty[stage], parity ^ 1);
       mbarrier_arrive_expect(&full[stage], S::weight_bytes);
       unsigned char* const stage_at = stages + stage * S::stage_bytes;
       if (usual || args.tiles != nullptr) {
-        copy_bytes_once(stage_at, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
-                        &full[stage]);
+        copy_bytes(stage_at, tiles + std::int64_t{i} * S::weight_bytes, S::weight_bytes,
+                   &full[stage], policy);
       } else {
         copy_box(stage_at, &weights, &full[stage], S::step * i, weight_row);
       }

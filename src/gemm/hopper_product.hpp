@@ -41,7 +41,6 @@ struct HopperArgs {
   const char* tiles = nullptr;
   int row_tiles = 0;  // of 128 rows, of a group
   std::int64_t group_bytes = 0;
-  bool once = false;  // many_rows: most weights are read by one tile only
   // Rows as few_rows gathers them.
   const char* source = nullptr;
   std::int64_t source_rows = 0, source_row_bytes = 0, k_bytes = 0;

@@ -74,6 +74,7 @@ struct ManyTile {
   // Everything lies in dynamic memory, which then begins at a multiple of 1024.
   static constexpr int source_count = gathers ? tokens / 2 : 0;  // a tile's, of a block
   // full, empty, tiles of stages, found and their rows
+  static_assert(sizeof(GroupTile) == 16);
   static constexpr int barrier_bytes = 32 * (stages + 1) + 8 * source_count;
   __host__ __device__ static constexpr int boxes(int groups) {
     constexpr int most = 227 * 1024;
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
           const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
           const bool tiled = args.tiles != nullptr;
+          const std::uint64_t policy = weights_policy(at.alone);
           const char* from =
               tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
           const int weight_row = at.group * args.group_rows + part * S::rows;
@@ -219,12 +221,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             if (tiled) {
 #pragma unroll 1
               for (int b = 0; b < here; ++b) {
-                unsigned char* const to = stage + b * tile_bytes;
-                if (args.once) {
-                  copy_bytes_once(to, from + b * apart, tile_bytes, &full[s]);
-                } else {
-                  copy_bytes(to, from + b * apart, tile_bytes, &full[s]);
-                }
+                copy_bytes(stage + b * tile_bytes, from + b * apart, tile_bytes, &full[s], policy);
               }
               from += tile_bytes;
             } else {
@@ -348,7 +345,6 @@ template <class T, class S>
 bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& p, HopperArgs args,
                  bool bf16) {
   if (S::gathers && args.source_rows * args.source_row_bytes / 16 >= most_pieces) return false;
-  args.once = expected_rows(p) <= std::int64_t{args.groups} * S::tokens;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
   CUtensorMap weights{}, tokens{}, large_tokens{}, out{};
   if ((args.tiles == nullptr &&

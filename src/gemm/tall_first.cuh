@@ -78,7 +78,7 @@ class TallFirst {
       const int nth = number / wide_, group = low_[nth];
       const GroupRows mine = walk_.of(group);
       const int begin = static_cast<int>(mine.begin);
-      return {group, begin, static_cast<int>(mine.end) - begin, number - nth * wide_};
+      return tile_of(group, begin, static_cast<int>(mine.end) - begin, number - nth * wide_);
     }
     const int lane = static_cast<int>(threadIdx.x) % 32;
     // Behind the last entry that is not above `number` lies a group with tiles.
@@ -99,14 +99,17 @@ class TallFirst {
       const int two = 2 * high + 1, pair = place / two;
       column = 2 * pair, in = place - pair * two;
       if (in >= high * min(2, columns_ - column)) {
-        return {group, begin + 2 * half * down, rest, pair};
+        return tile_of(group, begin + 2 * half * down, rest, pair);
       }
     }
     const int further = in / high, row = 2 * half * (nth * band + in - further * high);
-    return {group, begin + row, min(2 * half, rows - row), column + further};
+    return tile_of(group, begin + row, min(2 * half, rows - row), column + further);
   }
 
  private:
+  __device__ static GroupTile tile_of(int group, int row, int count, int column) {
+    return {.group = group, .row = row, .count = static_cast<short>(count), .column = column};
+  }
   __device__ static int talls_of(int rows) { return (rows + half - 1) / (2 * half); }
 
   int* sums_;           // [2][32] of warps

@@ -17,8 +17,10 @@ inline constexpr int most_listed_groups = 1024;
 
 struct GroupTile {
   int group = 0;
-  int row = 0, count = 0;  // the first row, and how many
-  int column = 0;          // of tiles
+  int row = 0;        // the first
+  short count = 0;    // of rows
+  bool alone = true;  // of its group and column
+  int column = 0;     // of tiles
 };
 
 template <int unit, int most>
@@ -161,13 +163,14 @@ class TileList {
   __device__ static GroupTile within(int group, int begin, int rows, int local, int columns) {
     const int units = (rows + unit - 1) / unit;
     const int down = row_tiles(rows);
-    if (down == 1) return {group, begin, rows, local};
+    if (down == 1) return {group, begin, static_cast<short>(rows), true, local};
     const int nth = local / (band * columns), place = local - nth * (band * columns);
     const int high = min(band, down - nth * band);
     const int column = place / high, tile = nth * band + place - column * high;
     const int each = units / down, larger = units - each * down;  // by one unit
     const int row = (tile * each + min(tile, larger)) * unit;
-    return {group, begin + row, min((each + (tile < larger)) * unit, rows - row), column};
+    const int count = min((each + (tile < larger)) * unit, rows - row);
+    return {group, begin + row, static_cast<short>(count), false, column};
   }
 
   __device__ static int row_tiles(int rows) {

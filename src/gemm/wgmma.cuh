@@ -53,11 +53,18 @@ __device__ __forceinline__ void fence_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// As copy_bytes(); what comes leaves the L2 first.
-__device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsigned bytes,
-                                                std::uint64_t* barrier) {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+// How long a tile's weights stay in the L2: where no other tile reads them they leave it first,
+// else they are there for the others (docs/notes/cuda-gemm.md, "Weights that several tiles read").
+__device__ __forceinline__ std::uint64_t weights_policy(bool alone) {
+  std::uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return alone ? first : normal;
+}
+
+// As copy_bytes(), by a policy.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes,
+                                           std::uint64_t* barrier, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
