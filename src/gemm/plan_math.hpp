@@ -16,9 +16,9 @@ inline double groups_with_rows(double groups, double rows) {
 }
 
 // By how much of their mean groups' rows differ beside what chance does. No routing is quite
-// uniform, so that tiles for few rows are chosen for some more; those for many would lose more
-// where it is than they gain where it is not (docs/notes/cuda-gemm.md, "Routing that is not
-// uniform").
+// uniform, so that tiles for few rows are chosen for some more; those for many rows of packed
+// weights would lose more where it is than they gain where it is not (docs/notes/cuda-gemm.md,
+// "Routing that is not uniform").
 inline constexpr double uneven = 0.4, uniform = 0;
 
 // The deviation of a group's rows.

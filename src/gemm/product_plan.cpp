@@ -33,10 +33,13 @@ constexpr double passed_bytes_a_clock = 20;   // of gathered rows, from block to
 constexpr double gathered_share = 1.01;       // of a product's time, with rows gathered on the way
 constexpr double together_clocks = 3500;      // a tile's end and the next one's start
 constexpr double in_turn_clocks = 1000;
-constexpr double few_bytes_a_clock = 36;                      // that one block streams at most
-constexpr double few_end_clocks = 600, few_row_clocks = 200;  // of a tile's end, and a row of it
-constexpr double split_us = 3;                                // for each time that k is halved
-constexpr double quarters[] = {-1.3, -0.3, 0.3, 1.3};         // of a normal distribution: means
+constexpr double few_bytes_a_clock = 36;                     // that one block streams at most
+constexpr double few_end_clocks = 600, few_row_clocks = 20;  // of a tile's end, and a row of it
+constexpr double split_us = 3;                               // for each time that k is halved
+constexpr double eighths[] = {-1.65, -0.9, -0.49, -0.16,     // of a normal distribution: means
+                              0.16,  0.49, 0.9,   1.65};
+constexpr double many_uneven = 0.3;       // as plan_math.hpp's `uneven`
+constexpr double many_reads_again = 0.1;  // and reads_of_weights(): fewer tiles are there at once
 constexpr double other_kernel_us = 5;  // for code to be fetched: cuda-layer.md, "Code that is .."
 constexpr int most_groups = 1024;      // that the kernels list
 
@@ -56,11 +59,10 @@ struct Model {
 
   double us(double clocks) const { return clocks / (gpu.clock_ghz * 1e3); }
   double memory_us() const { return memory_us(static_cast<double>(hit)); }
-  // `tiles`: of a group, each of which reads its weights.
-  double memory_us(double groups, double tiles = 1) const {
+  // `reads`: how often a group's weights cross memory.
+  double memory_us(double groups, double reads = 1) const {
     const double bytes =
-        groups * static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k) *
-            reads_of_weights(tiles) +
+        groups * static_cast<double>(sizes.group_rows) * static_cast<double>(sizes.k) * reads +
         static_cast<double>(expected) * static_cast<double>(sizes.k + sizes.group_rows);
     return 2 * bytes / (gpu.read_gbps * memory_share * 1e3);
   }
@@ -71,9 +73,8 @@ struct Model {
     const auto fourth = [](double x) { return x * x * x * x; };
     return std::sqrt(std::sqrt(fourth(a) + fourth(b) + fourth(c)));
   }
-  double spread() const { return deviation(sizes.groups, mean, uniform); }
   // Rows that a group is planned for.
-  double planned() const { return mean + spread() / 2; }
+  double planned() const { return mean + deviation(sizes.groups, mean, uniform) / 2; }
 
   // in_turn: a tile's end passes while another tile is multiplied.
   ProductPlan many(int rows, int tokens, bool in_turn) const {
@@ -83,8 +84,9 @@ struct Model {
     // Of a group and a column: tiles, units of 64 rows, clocks; bytes copied in a step, and
     // products.
     double tiles = 0, units = 0, clocks = 0, copied = 0, multiplied = 0;
-    for (const double away : quarters) {
-      const double rows_here = std::max(1.0, mean + away * spread());
+    const double spread = deviation(sizes.groups, mean, many_uneven);
+    for (const double away : eighths) {
+      const double rows_here = std::max(1.0, mean + away * spread);
       const double down = std::ceil(rows_here / tokens);
       // Rows are multiplied in steps of 16 from 32 on, and loaded in units of 64.
       const double wide = std::max(32.0, std::ceil(rows_here / 16) * 16 / down);
@@ -95,11 +97,11 @@ struct Model {
       double loads = (rows * 128 + loaded / cluster * 128) /
                      (at_once ? at_once_bytes_a_clock : l2_bytes_a_clock);
       if (sizes.gathered) loads += loaded / cluster * 128 / passed_bytes_a_clock;
-      tiles += down / 4;
-      units += here / 4;
+      tiles += down / std::size(eighths);
+      units += here / std::size(eighths);
       copied += (at_once ? at_once_power : 1) * down * (rows * 128 + loaded / cluster * 128);
       multiplied += down * rows * wide;
-      clocks += down / 4 *
+      clocks += down / std::size(eighths) *
                 (static_cast<double>(steps) * both(products, loads) +
                  (in_turn ? in_turn_clocks : together_clocks));
     }
@@ -111,7 +113,9 @@ struct Model {
     // Copies take power from products; 128 x 256 has a byte for each.
     const double power = (1 + copy_power * (copied / multiplied - 1)) *
                          us(operations / (4096 * tensor_share * gpu.multiprocessors));
-    plan.us = many_start_us + all(memory_us(), us(rounds * clocks / tiles), power);
+    const double reads = 1 + many_reads_again * (tiles - 1);
+    plan.us = many_start_us +
+              all(memory_us(static_cast<double>(hit), reads), us(rounds * clocks / tiles), power);
     if (sizes.gathered) plan.us *= gathered_share;
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
@@ -136,7 +140,7 @@ struct Model {
     const double each = static_cast<double>(ceil_div(steps, split)) * step + few_end_clocks +
                         few_row_clocks * mean / std::max(1.0, mean / tokens);
     plan.us = start_us + split_us * (split == 4 ? 3 : split - 1) +
-              all(memory_us(static_cast<double>(hit), down), turns * us(each), 0);
+              all(memory_us(static_cast<double>(hit), reads_of_weights(down)), turns * us(each), 0);
     const std::int64_t most =
         columns * (ceil_div(sizes.rows, tokens) + std::min<std::int64_t>(sizes.groups, sizes.rows));
     plan.blocks = static_cast<int>(split * std::min(clusters, most));
@@ -177,9 +181,9 @@ struct Model {
     const double groups = groups_with_rows(sizes.groups, static_cast<double>(expected));
     const double rows = static_cast<double>(expected) / groups;
     double down = 0;
-    for (const double away : quarters) {
+    for (const double away : eighths) {
       const double here = rows + away * deviation(sizes.groups, rows, uniform);
-      down += std::ceil(std::max(1.0, here) / tiles.tokens) / std::size(quarters);
+      down += std::ceil(std::max(1.0, here) / tiles.tokens) / std::size(eighths);
     }
     const double rounds =
         std::max(1.0, groups * static_cast<double>(columns) * down / gpu.multiprocessors);
