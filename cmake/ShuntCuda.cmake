@@ -37,6 +37,11 @@ if(SHUNT_CUDA_ENABLED)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90a)
   endif()
+  # Hopper's own instructions are those of 90a; nothing that 90, native or all gives has them.
+  if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+    message(WARNING "CMAKE_CUDA_ARCHITECTURES is '${CMAKE_CUDA_ARCHITECTURES}', without 90a: on Hopper this build "
+      "multiplies by the portable kernels alone, at about two thirds of the speed, and refuses packed weights there")
+  endif()
   enable_language(CUDA)
   # CMake 3.25 knows no C++20 for nvcc 13 and refuses it; later versions set these themselves.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
