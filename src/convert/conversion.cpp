@@ -464,6 +464,7 @@ std::string Conversion::config_text() const {
       if (item.value().is_object()) forget(item.value());
     }
   }
+  config.erase("expert_dtype");  // DeepSeek-V4's, of what was
   if (naming_ == Naming::as_source) {
     for (const char* field : {"dtype", "torch_dtype"}) {
       if (config.contains(field)) config[field] = dtype_name(options_.spec.dtype);

@@ -108,6 +108,27 @@ TEST(ConvertPacked, ExpertsInOneTensor) {
   }
 }
 
+// What the source said of its own packing must not contradict the result.
+TEST(ConvertPacked, WordsOfTheSourceAreForgotten) {
+  const TemporaryFolder folder;
+  const std::string deepseek = folder / "deepseek";
+  convert_checkpoint(cpu(), quantised + "/mxfp4_deepseek_v4", deepseek, to("fp8_block"));
+  EXPECT_FALSE(Json::parse(read_file(deepseek + "/config.json")).contains("expert_dtype"));
+  EXPECT_FALSE(Checkpoint::open(deepseek).weights(0).experts.packed_up.empty());
+
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  fs::copy_file(quantised + "/nvfp4_modelopt/model.safetensors", in + "/model.safetensors");
+  Json config = Json::parse(read_file(quantised + "/nvfp4_modelopt/config.json"));
+  config.erase("quantization_config");
+  write_file(in + "/config.json", config.dump());
+  write_file(in + "/hf_quant_config.json",
+             R"({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["*gate"]}})");
+  convert_checkpoint(cpu(), in, out, to("mxfp8"));
+  EXPECT_FALSE(fs::exists(out + "/hf_quant_config.json"));
+  EXPECT_EQ(Checkpoint::open(out).weights(0).experts.packed_up[0].format.format, Format::mxfp8);
+}
+
 // An fp8 model's attention and shared expert: plain in the new checkpoint, which says so.
 TEST(ConvertPacked, WhatIsPackedBesideTheExpertsBecomesPlain) {
   const TemporaryFolder folder;
