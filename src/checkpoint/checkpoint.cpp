@@ -63,6 +63,11 @@ Checkpoint Checkpoint::open(const std::string& folder) {
   impl->folder = folder;
   const std::string config = folder + "/config.json";
   impl->model = read_model(config, read_text(config, max_config_bytes));
+  // ModelOpt's own file, of checkpoints whose config.json does not repeat it.
+  const std::string beside = folder + "/hf_quant_config.json";
+  if (impl->model.quantised.method.empty() && file_exists(beside)) {
+    impl->model.quantised = read_quantised_beside(beside, read_text(beside, max_config_bytes));
+  }
   impl->family = impl->model.family->type;
   impl->store = TensorStore::open(folder);
   const Plan& plan = impl->model.plan;

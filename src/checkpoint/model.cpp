@@ -44,6 +44,19 @@ void read_quantised_field(const std::string& where, const nlohmann::json& object
   }
 }
 
+void read_expert_dtype(const std::string& where, const nlohmann::json& object,
+                       QuantisedConfig& out) {
+  // DeepSeek-V4's own word, beside its own method.
+  const nlohmann::json* const dtype = child(object, "expert_dtype");
+  if (dtype == nullptr || (!out.method.empty() && out.method != "fp8")) return;
+  std::vector<Format> formats;
+  if (*dtype == "fp4") formats = {Format::mxfp4};
+  if (*dtype == "fp8") {
+    formats = {Format::fp8_block, Format::fp8_channel, Format::fp8_tensor, Format::mxfp8};
+  }
+  out.experts.push_back({fmt::format("{}: expert_dtype is {}", where, shown(*dtype)), formats});
+}
+
 const Family* find_family(const std::string& type) {
   for (const Family& family : family_table()) {
     if (family.type == type) return &family;
@@ -100,6 +113,7 @@ Model read_model(const std::string& where, const std::string& text) {
   Config config(path, *object);
   model.plan = model.family->plan(config);
   config.finish(type);
+  read_expert_dtype(path, *object, model.quantised);
 
   const nlohmann::json* names = child(root, "architectures");
   const bool named =

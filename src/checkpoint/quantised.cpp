@@ -44,6 +44,13 @@ void transpose_words(const std::uint32_t* from, std::int64_t rows, std::int64_t 
 // Which nibble of a word AWQ keeps column c of eight in.
 constexpr std::array<int, 8> awq_nibble = {0, 4, 1, 5, 2, 6, 3, 7};
 
+// Zero points in nibbles: whether all are the usual one, 8, which is none.
+bool all_words(const Tensor& zeros, std::uint32_t usual) {
+  const auto* const words = zeros.as<const std::uint32_t>();
+  return std::all_of(words, words + zeros.elements(),
+                     [&](std::uint32_t word) { return word == usual; });
+}
+
 // The dense transpose of a matrix of 16-bit or 32-bit elements.
 template <class T>
 void transpose(const Tensor& from, T* to) {
@@ -121,24 +128,6 @@ Tensor QuantisedReader::floats(const std::string& name, std::int64_t count) cons
   return view(to, DType::f32, {count});
 }
 
-void QuantisedReader::check_listed(const std::string& module, bool packed) const {
-  if (config_.method.empty()) return;
-  std::string by;
-  const Listed excluded = config_.excluded.find(module, &by);
-  if (packed && excluded == Listed::yes) {
-    fail(Status::bad_file,
-         "{}: tensors of '{}' are packed: quantization_config.{} leaves it plain, by '{}'",
-         store_.folder(), clean(module), config_.list, clean(by));
-  }
-  const Listed meant = config_.targets.empty() ? Listed::yes : config_.targets.find(module);
-  if (!packed && excluded == Listed::no && meant == Listed::yes) {
-    fail(Status::bad_file,
-         "{}: tensors of '{}' are plain: quantization_config.{} does not name it, so that method "
-         "{} packs it",
-         store_.folder(), clean(module), config_.list, config_.method);
-  }
-}
-
 bool QuantisedReader::has(const std::string& name) const {
   const std::string base = base_of(name);
   for (const char* part : {".weight_packed", ".qweight"}) {
@@ -162,9 +151,10 @@ PackedMatrix QuantisedReader::matrix(const std::string& name, std::int64_t n,
            store_.file_of(base + ".qweight"), clean(base + ".qweight"));
     }
   } else if (const std::string packed = base + ".weight_packed"; store_.contains(packed)) {
-    m = config_.method == "shunt"            ? own(base, n, k)
-        : tensor(packed).dtype == DType::i32 ? integers(base, n, k)
-                                             : four_bits(base, packed, n, k);
+    m = config_.method == "shunt" ? own(base, n, k)
+        : integers_in(base)       ? integers(base, n, k)
+                                  : four_bits(base, packed, n, k);
+    check_weight_shape(base, n, k);
   } else {
     const Tensor values = tensor(name);
     if (values.dtype == DType::f8_e4m3 ||
@@ -180,6 +170,7 @@ PackedMatrix QuantisedReader::matrix(const std::string& name, std::int64_t n,
   }
   m.n = n;
   m.k = k;
+  check_described(base, m);
   return m;
 }
 
@@ -195,6 +186,10 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
     if (!store_.contains(name)) name = base + other;
   }
   if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
+  if (config_.method == "compressed-tensors" && name != base + ".weight_scale") {
+    fail(Status::bad_file, "{}: tensor '{}' is there: quant_method compressed-tensors has '{}'",
+         store_.file_of(name), clean(name), clean(base + ".weight_scale"));
+  }
   const Tensor scales = tensor(name);
   if (m.values.dtype == DType::i8) {
     m.format = {Format::int8};
@@ -246,28 +241,33 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
                                groups_of(k, 32)));
   }
   m.format = {Format::nvfp4};
-  if (const std::string divides = base + ".weight_global_scale"; store_.contains(divides)) {
+  const std::string divides = base + ".weight_global_scale", multiplies = base + ".weight_scale_2";
+  if (store_.contains(divides) && store_.contains(multiplies)) {
+    fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
+         store_.file_of(divides), clean(divides), clean(multiplies));
+  }
+  if (store_.contains(divides)) {
     m.global_scale = 1 / number(divides);
     if (!std::isfinite(m.global_scale)) mismatch(divides, "a number that 1 can be divided by");
   } else {
-    m.global_scale = number(base + ".weight_scale_2");
+    m.global_scale = number(multiplies);
   }
   return m;
 }
 
 // The group that makes `groups` of k, of those that the config names.
-FormatSpec QuantisedReader::int4(const std::string& name, std::int64_t k,
+FormatSpec QuantisedReader::int4(const std::string& base, const std::string& scales, std::int64_t k,
                                  std::int64_t groups) const {
-  for (const int group : config_.groups) {
-    const std::int64_t size = group == -1 ? groups_of(k, 16) * 16 : group;
-    if (groups == groups_of(k, size)) return {Format::int4, static_cast<int>(size)};
-  }
   std::string list;
-  for (const int group : config_.groups) {
-    list += fmt::format("{}{}", list.empty() ? "" : " or ", groups_of(k, group == -1 ? k : group));
+  for (const QuantisedScheme* const scheme : config_.schemes_of(base)) {
+    for (const int group : scheme->groups) {
+      const std::int64_t size = group == -1 ? groups_of(k, 16) * 16 : group;
+      if (groups == groups_of(k, size)) return {Format::int4, static_cast<int>(size)};
+      list += fmt::format("{}{}", list.empty() ? "" : " or ", groups_of(k, size));
+    }
   }
-  mismatch(name, list.empty() ? "described by quantization_config, which names no group size"
-                              : fmt::format("{} groups a row", list));
+  mismatch(scales, list.empty() ? "described by quantization_config, which names no group size"
+                                : fmt::format("{} groups a row", list));
 }
 
 // GPTQ's order of activations: nothing where it is the plain one, or not set.
@@ -292,8 +292,15 @@ Tensor QuantisedReader::order(const std::string& name, std::int64_t k, int group
   return view(t.data, DType::i32, {k});
 }
 
+// Of u8 [n, k / 2] the scales tell: e2m1 has bytes, integers have floats.
+bool QuantisedReader::integers_in(const std::string& base) const {
+  const std::string scales = base + ".weight_scale";
+  return tensor(base + ".weight_packed").dtype == DType::i32 ||
+         (store_.contains(scales) && plain(tensor(scales).dtype));
+}
+
 // compressed-tensors' pack-quantized: 32-bit words along k, of eight nibbles or four bytes, each
-// with half its range added.
+// with half its range added. The same nibbles are found as u8 [n, k / 2] too.
 PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
                                        std::int64_t k) const {
   const std::string values = base + ".weight_packed", scales = base + ".weight_scale";
@@ -301,7 +308,8 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
   if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
   PackedMatrix m;
   m.scales = tensor(scales);
-  if (has_shape(words, {n, groups_of(k, 4)}) && !has_shape(words, {n, groups_of(k, 8)})) {
+  const bool bytes = words.dtype == DType::u8;
+  if (!bytes && has_shape(words, {n, groups_of(k, 4)}) && !has_shape(words, {n, groups_of(k, 8)})) {
     refuse_extras(base);
     if (m.scales.elements() != n && m.scales.elements() != 1) {
       fail(Status::unsupported, "{}: tensor '{}' is {}: of 8-bit integers one scale a row is read",
@@ -321,24 +329,27 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
     });
     return m;
   }
-  if (!has_shape(words, {n, groups_of(k, 8)})) {
-    mismatch(values, fmt::format("i32 [{}, {}]", n, groups_of(k, 8)));
+  if (bytes ? !has_shape(words, {n, groups_of(k, 2)})
+            : words.dtype != DType::i32 || !has_shape(words, {n, groups_of(k, 8)})) {
+    mismatch(values,
+             fmt::format("i32 [{}, {}] or u8 [{}, {}]", n, groups_of(k, 8), n, groups_of(k, 2)));
   }
   if (!plain(m.scales.dtype) || m.scales.rank != 2 || m.scales.shape[0] != n) {
     mismatch(scales, fmt::format("f32, bf16 or f16 [{}, groups]", n));
   }
   const std::int64_t groups = m.scales.shape[1], row_bytes = groups_of(k, 2);
-  m.format = int4(scales, k, groups);
+  const std::int64_t stored = bytes ? row_bytes : groups_of(k, 8) * 4;  // bytes of a row
+  m.format = int4(base, scales, k, groups);
   m.group_of = order(base + ".weight_g_idx", k, m.format.group, groups);
-  if (k % 8 == 0) {
+  if (k % 2 == 0 && stored == row_bytes) {
     m.values = view(words.data, DType::u8, {n, row_bytes});
   } else {
     auto* const to =
         static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * row_bytes)));
     m.values = view(to, DType::u8, {n, row_bytes});
-    repacking_.later([words, to, n, k, row_bytes] {
+    repacking_.later([words, to, n, k, row_bytes, stored] {
       for (std::int64_t row = 0; row < n; ++row) {
-        std::memcpy(to + row * row_bytes, words.as<const char>() + row * groups_of(k, 8) * 4,
+        std::memcpy(to + row * row_bytes, words.as<const char>() + row * stored,
                     static_cast<std::size_t>(row_bytes));
         if (k % 2 != 0) to[(row + 1) * row_bytes - 1] &= 15;
       }
@@ -416,7 +427,7 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
     mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
   }
   const std::int64_t groups = s.shape[0];
-  PackedMatrix m{.format = int4(scales, k, groups)};
+  PackedMatrix m{.format = int4(base, scales, k, groups)};
   m.group_of = order(base + ".g_idx", k, m.format.group, groups);
   auto* const to =
       static_cast<std::uint32_t*>(repacking_.take(static_cast<std::size_t>(n * k / 2)));
@@ -426,12 +437,8 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
   m.scales = transposed_scales(s);
   if (!store_.contains(zeros)) return m;
   const Tensor packed = packed_zeros(zeros, groups, n);
-  // The usual zero point, 8, is none.
-  const std::uint32_t usual = config_.next_zero ? 0x77777777U : 0x88888888U;
+  if (all_words(packed, config_.next_zero ? 0x77777777U : 0x88888888U)) return m;
   const auto* const from = packed.as<const std::uint32_t>();
-  if (std::all_of(from, from + groups * n / 8, [&](std::uint32_t w) { return w == usual; })) {
-    return m;
-  }
   auto* const z = static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
   m.zeros = view(z, DType::u8, {n, groups});
   const int next = config_.next_zero ? 1 : 0;
@@ -461,7 +468,7 @@ PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::
     mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
   }
   const std::int64_t groups = s.shape[0];
-  PackedMatrix m{.format = int4(scales, k, groups)};
+  PackedMatrix m{.format = int4(base, scales, k, groups)};
   const std::int64_t row_bytes = groups_of(k, 2);
   auto* const to =
       static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * row_bytes)));
@@ -486,6 +493,7 @@ PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::
   m.scales = transposed_scales(s);
   if (!store_.contains(zeros)) return m;
   const Tensor packed = packed_zeros(zeros, groups, n);
+  if (all_words(packed, 0x88888888U)) return m;
   auto* const z = static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
   m.zeros = view(z, DType::u8, {n, groups});
   repacking_.later([packed, z, n, groups] {
@@ -530,11 +538,13 @@ PackedMatrix QuantisedReader::blocks(const std::string& name, std::int64_t exper
     });
     return view(to, dtype, {n, bytes});
   };
-  return {.format = {Format::mxfp4},
-          .n = n,
-          .k = k,
-          .values = take(v, groups * 16, DType::u8),
-          .scales = take(s, groups, DType::f8_e8m0)};
+  PackedMatrix m{.format = {Format::mxfp4},
+                 .n = n,
+                 .k = k,
+                 .values = take(v, groups * 16, DType::u8),
+                 .scales = take(s, groups, DType::f8_e8m0)};
+  check_described(name, m);
+  return m;
 }
 
 }  // namespace shunt

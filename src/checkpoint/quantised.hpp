@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,20 +17,44 @@
 
 namespace shunt {
 
-// quantization_config, as far as tensors do not say it themselves.
+// What a field says of packed weights.
+struct QuantisedClaim {
+  std::string field;            // with its value: "config.json: quantization_config: bits is 4"
+  std::vector<Format> formats;  // that agree
+};
+
+// All that quantization_config says of some modules' weights. Tensors tell what it leaves out.
+struct QuantisedScheme {
+  ModuleList targets;  // empty: all linear layers
+  std::vector<QuantisedClaim> claims;
+  std::vector<int> groups;               // group sizes, -1 for a whole row
+  std::optional<bool> zeros;             // whether zero points are stored that are not 8
+  bool order = false;                    // an order of activations is stored
+  std::string zeros_field, order_field;  // that say so, as QuantisedClaim::field
+};
+
+// quantization_config, as far as tensors do not say it themselves, and what they are held to.
 struct QuantisedConfig {
-  std::string method;       // quant_method; empty: none is given
-  std::vector<int> groups;  // group sizes that it names, -1 for a whole row
-  bool next_zero = false;   // GPTQ's first format stores a zero point less 1
-  FormatSpec own{};         // of the method shunt
+  std::string method;      // quant_method; empty: none is given
+  bool next_zero = false;  // GPTQ's first format stores a zero point less 1
+  FormatSpec own{};        // of the method shunt
+  std::vector<QuantisedScheme> schemes;
+  std::vector<QuantisedClaim> experts;                        // of routed experts alone
+  std::map<std::string, std::vector<QuantisedClaim>> layers;  // of ModelOpt's quantized_layers
   // Modules that stay plain, and, unless empty, those that alone do not.
   ModuleList excluded, targets;
-  std::string list = "modules_to_not_convert";  // the field that excludes, for messages
+  // The field that excludes, and what holds it, for messages.
+  std::string list = "modules_to_not_convert", holder = "quantization_config";
+
+  // The schemes that may be meant for a module.
+  std::vector<const QuantisedScheme*> schemes_of(const std::string& module) const;
 };
 
 // Throws Error{unsupported} naming the method, format or field that is not read. `where` begins
 // every message.
 QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& object);
+// The text of ModelOpt's hf_quant_config.json.
+QuantisedConfig read_quantised_beside(const std::string& where, const std::string& text);
 
 // Memory for what a dialect does not store as a PackedMatrix wants it, and the work of filling it:
 // all at once, on all cores, when everything has been checked.
@@ -53,8 +79,8 @@ class QuantisedReader {
   // Whether the matrix that would be called `name` ("..gate_proj.weight" or "..gate_up_proj") is
   // there in a quantised form.
   bool has(const std::string& name) const;
-  // That matrix, [n, k]. Throws Error{bad_file} naming the tensor that is missing or of a wrong
-  // shape, Error{unsupported} for a form that is not read.
+  // That matrix, [n, k]. Throws Error{bad_file} naming the tensor that is missing, of a wrong shape
+  // or not what quantization_config says, Error{unsupported} for a form that is not read.
   PackedMatrix matrix(const std::string& name, std::int64_t n, std::int64_t k) const;
 
   // gpt-oss: NAME_blocks [E, rows, k / 32, 16] and NAME_scales [E, rows, k / 32]. Expert e's rows
@@ -87,17 +113,24 @@ class QuantisedReader {
   Tensor tensor(const std::string& name) const { return store_.get(name); }
   [[noreturn]] void mismatch(const std::string& name, const std::string& wanted) const;
   void refuse_extras(const std::string& base) const;
+  void check_described(const std::string& module, const PackedMatrix& m) const;
+  std::string contradiction(const QuantisedScheme& scheme, const std::string& module,
+                            const PackedMatrix& m) const;
+  void check_weight_shape(const std::string& base, std::int64_t n, std::int64_t k) const;
   float number(const std::string& name) const;
   Tensor floats(const std::string& name, std::int64_t count) const;
   PackedMatrix eight_bits(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix four_bits(const std::string& base, const std::string& values, std::int64_t n,
                          std::int64_t k) const;
+  bool integers_in(const std::string& base) const;
   PackedMatrix integers(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix own(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix gptq(const std::string& base, std::int64_t n, std::int64_t k) const;
   PackedMatrix awq(const std::string& base, std::int64_t n, std::int64_t k) const;
-  FormatSpec int4(const std::string& name, std::int64_t k, std::int64_t groups) const;
+  FormatSpec int4(const std::string& base, const std::string& scales, std::int64_t k,
+                  std::int64_t groups) const;
   Tensor order(const std::string& name, std::int64_t k, int group, std::int64_t groups) const;
+  PackedMatrix fused_matrix(const std::string& name, FusedPart part) const;
   Tensor fused_rows(const Tensor& all, const FusedPart& part, std::int64_t width,
                     DType dtype) const;
   bool fused_number(const Tensor& scales, const FusedPart& part, float& number) const;

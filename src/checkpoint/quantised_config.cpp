@@ -19,6 +19,21 @@ const Json* child(const Json& object, std::string_view key) {
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
+using Formats = std::vector<Format>;
+
+// Which of them, the shape of the scales says.
+Formats fp8(const Formats& others = {}) {
+  Formats all = {Format::fp8_tensor, Format::fp8_channel, Format::fp8_block};
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+// A legal value of a field, and the formats that it means; none: it says nothing of them.
+struct Meaning {
+  Json value;
+  Formats formats;
+};
+
 class Fields {
  public:
   Fields(std::string where, const Json& object) : where_(std::move(where)), object_(object) {}
@@ -35,14 +50,44 @@ class Fields {
     const Json* const value = get(key);
     if (value != nullptr && !value->empty()) refuse(key, *value, "empty");
   }
-  // A group size that is there: an integer, -1 for a whole row.
-  void add_group(std::string_view key, std::vector<int>& groups) const {
+  // The field, if it is there, as later messages have it.
+  std::string says(std::string_view key) const {
     const Json* const value = get(key);
-    if (value == nullptr) return;
+    return value == nullptr ? std::string()
+                            : fmt::format("{}: {} is {}", where_, key, shown(*value));
+  }
+  // A field whose value must be one of these, and one that may have others, which say nothing.
+  void claim(std::string_view key, const std::vector<Meaning>& legal,
+             std::vector<QuantisedClaim>& to) const {
+    std::vector<Json> values;
+    for (const Meaning& meaning : legal) values.push_back(meaning.value);
+    expect(key, values);
+    claim_if_known(key, legal, to);
+  }
+  void claim_if_known(std::string_view key, const std::vector<Meaning>& known,
+                      std::vector<QuantisedClaim>& to) const {
+    for (const Meaning& meaning : known) {
+      if (get(key) == nullptr || *get(key) != meaning.value || meaning.formats.empty()) continue;
+      to.push_back({says(key), meaning.formats});
+    }
+  }
+  std::optional<bool> flag(std::string_view key) const {
+    expect(key, {true, false});
+    const Json* const value = get(key);
+    return value == nullptr ? std::nullopt : std::optional<bool>(value->get<bool>());
+  }
+  // A group size that is there: an integer, -1 for a whole row. ModelOpt's 0 is none.
+  void add_group(std::string_view key, QuantisedScheme& to) const {
+    const Json* const value = get(key);
+    if (value == nullptr || *value == 0) return;
     const std::int64_t size = value->is_number_integer() ? value->get<std::int64_t>() : 0;
     const bool legal = size == -1 || (size >= 16 && size <= (1 << 24) && size % 16 == 0);
     if (!legal) refuse(key, *value, "-1 or a multiple of 16");
-    groups.push_back(static_cast<int>(size));
+    to.groups.push_back(static_cast<int>(size));
+    Formats formats = fp8({Format::int8, Format::int4});  // int4: its own groups are compared
+    if (size == 16) formats.push_back(Format::nvfp4);
+    if (size == 32) formats.insert(formats.end(), {Format::mxfp4, Format::mxfp8});
+    to.claims.push_back({says(key), formats});
   }
   // The modules that a list names.
   void add_modules(std::string_view key, ListSyntax syntax, ModuleList& to) const {
@@ -69,10 +114,69 @@ class Fields {
   const Json& object_;
 };
 
-void read_compressed(const Fields& f, QuantisedConfig& out) {
-  f.expect("format",
-           {"float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
-            "pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"});
+// `weights` of a group of config_groups.
+void read_weights_of(const Fields& w, QuantisedScheme& to) {
+  w.claim(
+      "num_bits",
+      {{4, {Format::int4, Format::nvfp4, Format::mxfp4}}, {8, fp8({Format::int8, Format::mxfp8})}},
+      to.claims);
+  w.claim("type",
+          {{"int", {Format::int4, Format::int8}},
+           {"float", fp8({Format::nvfp4, Format::mxfp4, Format::mxfp8})}},
+          to.claims);
+  w.claim("strategy",
+          {{"tensor", fp8({Format::int8})},
+           {"channel", fp8({Format::int8, Format::int4})},
+           {"group", {Format::int4, Format::int8, Format::nvfp4, Format::mxfp4, Format::mxfp8}},
+           {"tensor_group", {Format::nvfp4}},
+           {"block", fp8()}},
+          to.claims);
+  if (const Json* block = w.get("block_structure")) {
+    if (*block != Json::array({128, 128}) && *block != "128x128") {
+      w.refuse("block_structure", *block, "[128, 128]");
+    }
+  }
+  if (w.get("strategy") != nullptr && *w.get("strategy") == "channel") to.groups.push_back(-1);
+  w.add_group("group_size", to);
+  if (const std::optional<bool> symmetric = w.flag("symmetric")) {
+    to.zeros = !*symmetric;
+    to.zeros_field = w.says("symmetric");
+  }
+  // By weight, also called static, the order is folded in where weights were rounded.
+  w.expect("actorder", {"group", "dynamic", true, "weight", "static", false});
+  const Json* const order = w.get("actorder");
+  to.order = order != nullptr && (*order == "group" || *order == "dynamic" || *order == true);
+  to.order_field = w.says("actorder");
+}
+
+// Calls each(name, group, weights) for config_groups; weights may say nothing.
+template <class Each>
+void for_groups(const Fields& f, Each&& each) {
+  const Json* const groups = f.get("config_groups");
+  if (groups == nullptr || !groups->is_object()) return;
+  const Json nothing = Json::object();
+  for (const auto& item : groups->items()) {
+    if (!item.value().is_object()) continue;
+    const std::string where = fmt::format("{}.config_groups.{}", f.where(), clean(item.key()));
+    const Json* const weights = child(item.value(), "weights");
+    each(Fields(where, item.value()),
+         Fields(where + ".weights",
+                weights != nullptr && weights->is_object() ? *weights : nothing));
+  }
+}
+
+void read_compressed(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
+  const std::vector<Meaning> formats = {
+      {"float-quantized", fp8({Format::mxfp8})},
+      {"nvfp4-pack-quantized", {Format::nvfp4}},
+      {"mxfp4-pack-quantized", {Format::mxfp4}},
+      {"mxfp8-quantized", {Format::mxfp8}},
+      {"pack-quantized", {Format::int4, Format::int8}},
+      {"int-quantized", {Format::int8}},
+      {"naive-quantized", fp8({Format::mxfp8, Format::int8})},
+      {"mixed-precision", {}},
+  };
+  f.claim("format", formats, base.claims);
   f.expect("quantization_status", {"compressed", "frozen"});
   if (const Json* sparsity = f.get("sparsity_config")) {
     const Json* const format = sparsity->is_object() ? child(*sparsity, "format") : nullptr;
@@ -83,64 +187,113 @@ void read_compressed(const Fields& f, QuantisedConfig& out) {
   f.expect_empty("transform_config");
   out.list = "ignore";
   f.add_modules("ignore", ListSyntax::compressed, out.excluded);
-  const Json* const groups = f.get("config_groups");
-  if (groups == nullptr || !groups->is_object()) return;
   bool linear = false;  // a group is of all linear layers
   ModuleList targets;
-  for (const auto& item : groups->items()) {
-    if (!item.value().is_object()) continue;
-    const Fields group(fmt::format("{}.config_groups.{}", f.where(), clean(item.key())),
-                       item.value());
+  for_groups(f, [&](const Fields& group, const Fields& weights) {
     group.add_modules("targets", ListSyntax::compressed, targets);
-    const Json* const names = child(item.value(), "targets");
-    linear = linear || names == nullptr ||
-             std::find(names->begin(), names->end(), Json("Linear")) != names->end();
-    const Json* const weights = child(item.value(), "weights");
-    if (weights == nullptr || !weights->is_object()) continue;
-    const Fields w(fmt::format("{}.config_groups.{}.weights", f.where(), clean(item.key())),
-                   *weights);
-    w.expect("num_bits", {4, 8});
-    w.expect("type", {"int", "float"});
-    w.expect("strategy", {"tensor", "channel", "group", "tensor_group", "block"});
-    if (const Json* block = w.get("block_structure")) {
-      if (*block != Json::array({128, 128}) && *block != "128x128") {
-        w.refuse("block_structure", *block, "[128, 128]");
-      }
+    const Json* const names = group.get("targets");
+    QuantisedScheme scheme = base;
+    if (names == nullptr || std::find(names->begin(), names->end(), "Linear") != names->end()) {
+      linear = true;
+    } else {
+      group.add_modules("targets", ListSyntax::compressed, scheme.targets);
     }
-    if (w.get("strategy") != nullptr && *w.get("strategy") == "channel") out.groups.push_back(-1);
-    w.add_group("group_size", out.groups);
+    group.claim("format", formats, scheme.claims);
+    read_weights_of(weights, scheme);
+    out.schemes.push_back(std::move(scheme));
+  });
+  if (out.schemes.empty()) {
+    out.schemes.push_back(std::move(base));
+  } else if (!linear) {
+    out.targets = targets;
   }
-  if (!linear) out.targets = targets;
 }
 
-void read_modelopt(const Fields& f, QuantisedConfig& out) {
+void read_modelopt(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
   out.list = f.get("exclude_modules") != nullptr ? "exclude_modules" : "ignore";
   for (const char* key : {"ignore", "exclude_modules"}) {
     f.add_modules(key, ListSyntax::globs, out.excluded);
   }
-  f.expect("quant_algo", {"NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8",
-                          "W4A16_NVFP4", "MIXED_PRECISION"});
+  const std::vector<Meaning> algorithms = {
+      {"NVFP4", {Format::nvfp4}},
+      {"FP8", fp8()},
+      {"FP8_PER_CHANNEL_PER_TOKEN", fp8()},
+      {"FP8_PB_WO", fp8()},
+      {"MXFP8", {Format::mxfp8}},
+      {"W4A16_NVFP4", {Format::nvfp4}},
+      {"MIXED_PRECISION", {}},
+  };
+  f.claim("quant_algo", algorithms, base.claims);
+  const Json* const algorithm = f.get("quant_algo");
+  if (algorithm != nullptr && *algorithm == "MIXED_PRECISION") {
+    // What is packed, and how, stands in a list of its own; of what it does not name, tensors tell.
+    out.excluded.add(ListSyntax::globs, "nothing is known");
+    out.targets.add(ListSyntax::globs, "nothing is known");
+    out.schemes.push_back(std::move(base));
+    const Json* const layers = f.get("quantized_layers");
+    if (layers == nullptr) return;
+    if (!layers->is_object()) f.refuse("quantized_layers", *layers, "an object");
+    for (const auto& item : layers->items()) {
+      if (!item.value().is_object()) continue;
+      const Fields layer(fmt::format("{}.quantized_layers.{}", f.where(), clean(item.key())),
+                         item.value());
+      QuantisedScheme scheme;
+      layer.claim_if_known("quant_algo", algorithms, scheme.claims);
+      layer.add_group("group_size", scheme);
+      out.layers.emplace(item.key(), std::move(scheme.claims));
+    }
+    return;
+  }
+  f.add_group("group_size", base);
+  for_groups(f, [&](const Fields&, const Fields& weights) {
+    out.schemes.push_back(base);
+    read_weights_of(weights, out.schemes.back());
+  });
+  if (out.schemes.empty()) out.schemes.push_back(std::move(base));
+}
+
+// What one object of GPTQ says.
+void read_gptq_fields(const Fields& f, QuantisedScheme& to) {
+  f.claim("bits", {{4, {Format::int4}}}, to.claims);
+  if (f.get("group_size") != nullptr) to.groups.clear();
+  f.add_group("group_size", to);
+  if (const std::optional<bool> symmetric = f.flag("sym")) {
+    to.zeros = !*symmetric;
+    to.zeros_field = f.says("sym");
+  }
+  if (const std::optional<bool> ordered = f.flag("desc_act")) {
+    to.order = *ordered;
+    to.order_field = f.says("desc_act");
+  }
 }
 
 // GPTQModel's `dynamic`: "-:REGEX" leaves modules plain, "+:REGEX" or REGEX gives them other
 // settings. `modules_in_block_to_quantize`: nothing else is packed.
-void read_gptq_modules(const Fields& f, QuantisedConfig& out) {
+void read_gptq(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
+  f.expect("checkpoint_format", {"gptq", "gptq_v2"});
+  f.expect("is_marlin_format", {false});
+  out.next_zero = f.get("checkpoint_format") == nullptr || *f.get("checkpoint_format") == "gptq";
+  read_gptq_fields(f, base);
   if (const Json* dynamic = f.get("dynamic")) {
     if (!dynamic->is_object()) f.refuse("dynamic", *dynamic, "an object");
     if (!dynamic->empty()) out.list = "dynamic";
     for (const auto& item : dynamic->items()) {
-      if (item.key().starts_with("-:")) {
-        try {
-          out.excluded.add(ListSyntax::compressed, "re:" + item.key().substr(2));
-        } catch (const Error& error) {
-          fail(Status::unsupported, "{}: dynamic: {}", f.where(), error.what());
-        }
-      } else if (item.value().is_object()) {
-        const Fields other(fmt::format("{}.dynamic.{}", f.where(), clean(item.key())),
-                           item.value());
-        other.expect("bits", {4});
-        other.add_group("group_size", out.groups);
+      const bool plain = item.key().starts_with("-:");
+      const bool marked = plain || item.key().starts_with("+:");
+      if (!plain && !item.value().is_object()) continue;
+      ModuleList modules;
+      try {
+        (plain ? out.excluded : modules)
+            .add(ListSyntax::compressed, "re:" + item.key().substr(marked ? 2 : 0));
+      } catch (const Error& error) {
+        fail(Status::unsupported, "{}: dynamic: {}", f.where(), error.what());
       }
+      if (plain) continue;
+      QuantisedScheme scheme = base;
+      scheme.targets = std::move(modules);
+      read_gptq_fields(
+          Fields(fmt::format("{}.dynamic.{}", f.where(), clean(item.key())), item.value()), scheme);
+      out.schemes.push_back(std::move(scheme));
     }
   }
   if (const Json* modules = f.get("modules_in_block_to_quantize")) {
@@ -151,22 +304,47 @@ void read_gptq_modules(const Fields& f, QuantisedConfig& out) {
       }
     }
   }
+  out.schemes.push_back(std::move(base));
+}
+
+// quant_method. Older files of ModelOpt have quant_library, or only what they nest.
+std::string method_of(const std::string& where, const Json& object) {
+  const Json* const method = object.is_object() ? child(object, "quant_method") : nullptr;
+  if (method != nullptr && method->is_string()) return method->get<std::string>();
+  if (method == nullptr && object.is_object()) {
+    const Fields f(where, object);
+    f.expect("quant_library", {"modelopt", "MODELOPT"});
+    if (const Json* producer = f.get("producer"); producer != nullptr && producer->is_object()) {
+      Fields(where + ": producer", *producer).expect("name", {"modelopt"});
+    }
+    for (const char* key : {"quant_library", "quantization", "quant_algo"}) {
+      if (f.get(key) != nullptr) return "modelopt";
+    }
+  }
+  fail(Status::unsupported,
+       "{}: quant_method is {}: must be fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, gptq "
+       "or awq",
+       where, method == nullptr ? "missing" : shown(*method));
 }
 
 }  // namespace
 
 QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& object) {
   QuantisedConfig out;
-  const Fields f(where, object);
-  const Json* const method = object.is_object() ? child(object, "quant_method") : nullptr;
-  if (method == nullptr || !method->is_string()) {
-    fail(Status::unsupported,
-         "{}: quant_method is {}: must be fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, "
-         "gptq or "
-         "awq",
-         where, method == nullptr ? "missing" : shown(*method));
+  out.method = method_of(where, object);
+  const bool modelopt = out.method == "modelopt" || out.method == "modelopt_fp4";
+  const Json* const nested = modelopt ? child(object, "quantization") : nullptr;
+  if (nested != nullptr && !nested->is_object()) {
+    Fields(where, object).refuse("quantization", *nested, "an object");
   }
-  out.method = method->get<std::string>();
+  if (nested != nullptr) out.holder += ".quantization";
+  const Fields f(nested != nullptr ? where + ".quantization" : where,
+                 nested != nullptr ? *nested : object);
+  QuantisedScheme scheme;
+  const auto means = [&](const Formats& formats) {
+    scheme.claims.push_back(
+        {fmt::format("{}: quant_method is \"{}\"", where, out.method), formats});
+  };
   const auto transformers_list = [&](const char* other) {
     if (f.get(other) != nullptr) out.list = other;
     f.add_modules(other, ListSyntax::transformers, out.excluded);
@@ -175,51 +353,62 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     }
   };
   if (out.method == "fp8") {
+    means(fp8({Format::mxfp8, Format::mxfp4}));  // MiniMax-M3's, DeepSeek-V4's
     f.expect("fmt", {"e4m3"});
     f.expect("weight_block_size", {Json::array({128, 128})});
     f.expect("activation_scheme", {"dynamic", "static"});
     f.expect("scale_fmt", {"ue8m0", "float"});
     transformers_list("ignored_layers");
   } else if (out.method == "fbgemm_fp8") {
+    means(fp8());
     transformers_list("ignored_layers");
   } else if (out.method == "compressed-tensors") {
-    read_compressed(f, out);
-  } else if (out.method == "modelopt" || out.method == "modelopt_fp4") {
-    read_modelopt(f, out);
-    // What is packed, and how, stands in a list of its own.
-    const Json* const algorithm = f.get("quant_algo");
-    if (algorithm != nullptr && *algorithm == "MIXED_PRECISION") {
-      out.excluded.add(ListSyntax::globs, "nothing is known");
-      out.targets.add(ListSyntax::globs, "nothing is known");
-    }
+    read_compressed(f, scheme, out);
+  } else if (modelopt) {
+    means(fp8({Format::mxfp8, Format::nvfp4, Format::mxfp4}));
+    read_modelopt(f, scheme, out);
   } else if (out.method == "gptq") {
-    f.expect("bits", {4});
-    f.add_group("group_size", out.groups);
-    f.expect("checkpoint_format", {"gptq", "gptq_v2"});
-    f.expect("is_marlin_format", {false});
-    read_gptq_modules(f, out);
-    out.next_zero = f.get("checkpoint_format") == nullptr || *f.get("checkpoint_format") == "gptq";
+    means({Format::int4});
+    read_gptq(f, scheme, out);
   } else if (out.method == "awq") {
+    means({Format::int4});
     f.expect("bits", {4});
     f.expect("w_bit", {4});
-    f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", out.groups);
+    f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", scheme);
     f.expect("version", {"gemm", "GEMM"});
+    // AWQ's own default: without zero points nothing says where zero is.
+    scheme.zeros = f.flag("zero_point").value_or(true);
+    scheme.zeros_field =
+        f.get("zero_point") != nullptr ? f.says("zero_point") : scheme.claims.front().field;
     transformers_list("modules_to_not_convert");
   } else if (out.method == "shunt") {
     f.expect("format", {"dense3", "sparse_nvfp4"});
     const Json* const format = f.get("format");
     if (format == nullptr) f.refuse("format", nullptr, "\"dense3\" or \"sparse_nvfp4\"");
     out.own = format_from_string(format->get<std::string>());
+    scheme.claims.push_back({f.says("format"), {out.own.format}});
     transformers_list("modules_to_not_convert");
   } else if (out.method == "mxfp4") {
+    means({Format::mxfp4});
     transformers_list("modules_to_not_convert");
   } else {
     fail(Status::unsupported,
          "{}: quant_method is {}: not read; fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, "
-         "gptq "
-         "and awq are",
-         where, shown(*method));
+         "gptq and awq are",
+         where, shown(Json(out.method)));
   }
+  if (out.schemes.empty()) out.schemes.push_back(std::move(scheme));
+  return out;
+}
+
+QuantisedConfig read_quantised_beside(const std::string& where, const std::string& text) {
+  const Json object = parse_object(where, text);
+  const Json* const nested = child(object, "quantization");
+  const Json& body = nested != nullptr ? *nested : object;
+  // Of a cache of keys and values alone: weights are plain.
+  if (body.is_object() && child(body, "quant_algo") == nullptr) return {};
+  QuantisedConfig out = read_quantised(where, object);
+  out.holder = nested != nullptr ? "hf_quant_config.json: quantization" : "hf_quant_config.json";
   return out;
 }
 

@@ -114,6 +114,12 @@ bool QuantisedReader::fused_blocks(const std::string& name, const FusedPart& par
 }
 
 PackedMatrix QuantisedReader::fused(const std::string& name, FusedPart part) const {
+  const PackedMatrix m = fused_matrix(name, part);
+  check_described(name, m);
+  return m;
+}
+
+PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart part) const {
   const Tensor values = tensor(name);
   const bool nibbles = values.dtype != DType::f8_e4m3;
   const std::int64_t width = nibbles ? groups_of(part.k, 2) : part.k;

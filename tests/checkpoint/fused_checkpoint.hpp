@@ -114,7 +114,9 @@ class FusedCheckpoint {
         {"mlp_only_layers", nlohmann::json::array()},
         {"intermediate_size", 128},
         {"quantization_config",
-         {{"quant_method", "fp8"}, {"modules_to_not_convert", {"lm_head"}}}}};
+         form.format == Format::nvfp4
+             ? nlohmann::json{{"quant_method", "modelopt"}, {"ignore", {"lm_head"}}}
+             : nlohmann::json{{"quant_method", "fp8"}, {"modules_to_not_convert", {"lm_head"}}}}};
     write_file(folder + "/config.json", config.dump());
     const std::string base = "model.layers.0.mlp.";
     const std::vector<float> router(static_cast<std::size_t>(experts * hidden_), 0.5F);

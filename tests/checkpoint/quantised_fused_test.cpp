@@ -64,6 +64,20 @@ TEST(FusedRefusals, BlocksThatGateAndUpShare) {
       << message;
 }
 
+TEST(FusedRefusals, AnotherMethod) {
+  const TemporaryFolder folder;
+  const FusedCheckpoint made(forms[7], folder.path());
+  nlohmann::json config = nlohmann::json::parse(read_file(folder / "config.json"));
+  config["quantization_config"]["quant_method"] = "fp8";
+  write_file(folder / "config.json", config.dump());
+  const std::string message = error_of([&] { (void)Checkpoint::open(folder.path()).weights(0); });
+  EXPECT_NE(message.find("quant_method is \"fp8\": tensors of "
+                         "'model.layers.0.mlp.experts.gate_up_proj' must be fp8_tensor or "
+                         "fp8_channel or fp8_block or mxfp8 or mxfp4, and are nvfp4"),
+            std::string::npos)
+      << message;
+}
+
 TEST(FusedRefusals, ScalesOfAnotherShape) {
   const TemporaryFolder folder;
   Form form = forms[3];

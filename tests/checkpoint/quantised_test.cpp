@@ -1,7 +1,9 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -146,6 +148,349 @@ TEST(QuantisedRefusals, ByName) {
     EXPECT_NE(message.find(b.message), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
   }
+}
+
+using Tensors = std::map<std::string, Tensor>;
+using Json = nlohmann::json;
+
+// The same, and `change` has changed its tensors.
+std::string rewritten(const TemporaryFolder& at, const char* name,
+                      const std::function<void(Json&)>& change_config,
+                      const std::function<void(Tensors&)>& change) {
+  changed(at, name, change_config);
+  const SafetensorsFile file = SafetensorsFile::open(folder + "/" + name + "/model.safetensors");
+  Tensors tensors;
+  for (const std::string& tensor : file.names()) tensors.emplace(tensor, file.get(tensor));
+  change(tensors);
+  write_safetensors(at / "model.safetensors", {tensors.begin(), tensors.end()}, {{"format", "pt"}});
+  return at.path();
+}
+
+const std::string gate = "model.layers.0.mlp.experts.0.gate_proj";
+
+// One field of quantization_config (a JSON pointer) set, or with an empty value erased, and all
+// tensors that end so removed. The message, empty where it is read.
+struct Edit {
+  const char* name;
+  const char* field;
+  const char* value;
+  const char* without;
+  std::string message;
+};
+
+void check_edits(const std::vector<Edit>& edits) {
+  for (const Edit& e : edits) {
+    SCOPED_TRACE(fmt::format("{}: {} = {}, without {}", e.name, e.field, e.value, e.without));
+    const TemporaryFolder at;
+    const auto configure = [&](Json& config) {
+      Json& object = config["quantization_config"];
+      if (*e.field == '\0') return;
+      if (*e.value == '\0') {
+        object.erase(e.field + 1);
+      } else {
+        object[Json::json_pointer(e.field)] = Json::parse(e.value);
+      }
+    };
+    rewritten(at, e.name, configure, [&](Tensors& tensors) {
+      std::erase_if(tensors, [&](const auto& item) {
+        return *e.without != '\0' && item.first.ends_with(e.without);
+      });
+    });
+    const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+    if (e.message.empty()) {
+      EXPECT_EQ(message, std::string());
+    } else {
+      EXPECT_NE(message.find(e.message), std::string::npos) << message;
+      EXPECT_EQ(message.find('\n'), std::string::npos);
+    }
+  }
+}
+
+const char* const weights = "/config_groups/group_0/weights/";
+
+TEST(QuantisedRefusals, WhatTheConfigSaysIsThere) {
+  const std::string actorder = std::string(weights) + "actorder";
+  const std::string symmetric = std::string(weights) + "symmetric";
+  const std::string no_zeros = ": '" + gate + ".qzeros' must be there, and is not";
+  const std::string no_order = ": '" + gate + ".weight_g_idx' must be there, and is not";
+  check_edits({
+      {"awq", "", "", ".qzeros", "zero_point is true" + no_zeros},
+      {"awq", "/zero_point", "", ".qzeros", "quant_method is \"awq\"" + no_zeros},
+      {"awq", "/zero_point", "false", ".qzeros", ""},
+      {"awq", "/zero_point", "false", "",
+       "zero_point is false: zero points of '" + gate + ".qzeros' must all be 8"},
+      {"awq", "/zero_point", "1", "", "zero_point is 1: must be true or false"},
+      {"gptq", "", "", ".qzeros", "sym is false" + no_zeros},
+      {"gptq", "/sym", "", ".qzeros", ""},
+      {"gptq", "/sym", "true", ".qzeros", ""},
+      {"gptq", "/sym", "true", "",
+       "sym is true: zero points of '" + gate + ".qzeros' must all be 8"},
+      {"gptq", "", "", ".g_idx",
+       "desc_act is true: '" + gate + ".g_idx' must be there, and is not"},
+      {"gptq", "/desc_act", "false", ".g_idx", ""},
+      {"gptq", "/desc_act", "", "", ""},
+      {"gptq_v2", "/desc_act", "true", "", ""},  // its order is the plain one
+      {"int4_zeros", "", "", ".weight_zero_point",
+       "weights: symmetric is false: '" + gate + ".weight_zero_point' must be there, and is not"},
+      {"int4_zeros", symmetric.c_str(), "true", "",
+       "symmetric is true: zero points of '" + gate + ".weight_zero_point' must all be 8"},
+      {"int8", symmetric.c_str(), "false", "", "symmetric is false: '" + gate},
+      {"int4", actorder.c_str(), "\"group\"", "", "weights: actorder is \"group\"" + no_order},
+      {"int4", actorder.c_str(), "\"dynamic\"", "", "actorder is \"dynamic\"" + no_order},
+      {"int4", actorder.c_str(), "true", "", "actorder is true" + no_order},
+      {"int4", actorder.c_str(), "\"weight\"", "", ""},
+      {"int4", actorder.c_str(), "\"static\"", "", ""},
+      {"int4", actorder.c_str(), "false", "", ""},
+      {"int4", actorder.c_str(), "\"rows\"", "", "actorder is \"rows\": must be \"group\""},
+      {"int4_channel", actorder.c_str(), "\"group\"", "", ""},  // one group
+  });
+}
+
+TEST(QuantisedRefusals, WhatContradictsTheTensors) {
+  const auto in_weights = [](const char* field) { return weights + std::string(field); };
+  const std::string bits = in_weights("num_bits"), type = in_weights("type"),
+                    group = in_weights("group_size"), strategy = in_weights("strategy");
+  const std::string tensors = ": tensors of '" + gate + "' must be ";
+  check_edits({
+      {"nvfp4_modelopt", "/quant_algo", "\"FP8\"", "",
+       "quant_algo is \"FP8\"" + tensors + "fp8_tensor or fp8_channel or fp8_block, and are nvfp4"},
+      {"nvfp4_modelopt", "/quant_algo", "", "", ""},
+      {"nvfp4_modelopt", "/quant_algo", "\"W4A16_NVFP4\"", "", ""},
+      {"nvfp4_modelopt", "/quant_algo", "\"MIXED_PRECISION\"", "", ""},
+      {"nvfp4_modelopt", "/group_size", "16", "", ""},
+      {"nvfp4_modelopt", group.c_str(), "16", "", ""},
+      {"nvfp4_modelopt", group.c_str(), "32", "",
+       "group_0.weights: group_size is 32" + tensors +
+           "fp8_tensor or fp8_channel or fp8_block or int8 or int4 or mxfp4 or mxfp8, and are"},
+      {"nvfp4_modelopt", "/quant_method", "\"fp8\"", "",
+       "quant_method is \"fp8\"" + tensors + "fp8_tensor or"},
+      {"fp8_tensor", "/quant_algo", "\"NVFP4\"", "",
+       "quant_algo is \"NVFP4\"" + tensors + "nvfp4, and are fp8_tensor"},
+      {"fp8_tensor", "/group_size", "0", "", ""},
+      {"fp8_block", "/quant_method", "\"compressed-tensors\"", "",
+       "tensor '" + gate + ".weight_scale_inv' is there: quant_method compressed-tensors has '" +
+           gate + ".weight_scale'"},
+      {"fp8_channel", "/quant_method", "\"mxfp4\"", "",
+       "quant_method is \"mxfp4\"" + tensors + "mxfp4, and are fp8_channel"},
+      {"int4", "/format", "\"nvfp4-pack-quantized\"", "",
+       "format is \"nvfp4-pack-quantized\"" + tensors + "nvfp4, and are int4"},
+      {"int4", "/format", "\"mixed-precision\"", "", ""},
+      {"int4", "/format", "", "", ""},
+      {"int4", "/config_groups/group_0/format", "\"int-quantized\"", "",
+       "group_0: format is \"int-quantized\"" + tensors + "int8, and are int4"},
+      {"int4", bits.c_str(), "8", "", "weights: num_bits is 8" + tensors},
+      {"int4", type.c_str(), "\"float\"", "", "weights: type is \"float\"" + tensors},
+      {"nvfp4_compressed", bits.c_str(), "8", "", "weights: num_bits is 8" + tensors},
+      {"nvfp4_compressed", type.c_str(), "\"int\"", "", "weights: type is \"int\"" + tensors},
+      {"nvfp4_compressed", group.c_str(), "32", "", "weights: group_size is 32" + tensors},
+      {"nvfp4_compressed", strategy.c_str(), "\"channel\"", "",
+       "weights: strategy is \"channel\"" + tensors},
+  });
+}
+
+TEST(QuantisedRefusals, ExpertsOfDeepSeekV4) {
+  const auto message = [](const char* dtype) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(changed(at, "mxfp4_deepseek_v4", [&](Json& config) {
+        config["expert_dtype"] = Json::parse(dtype);
+      })).weights(0);
+    });
+  };
+  EXPECT_EQ(message("\"fp4\""), "");
+  EXPECT_EQ(message("null"), "");
+  EXPECT_NE(message("\"fp8\"").find("expert_dtype is \"fp8\": tensors of "
+                                    "'model.layers.0.ffn.experts.0.w1' must be fp8_block or "
+                                    "fp8_channel or fp8_tensor or mxfp8, and are mxfp4"),
+            std::string::npos)
+      << message("\"fp8\"");
+  EXPECT_NE(message("\"bf16\"").find("must be plain, and are mxfp4"), std::string::npos);
+}
+
+// A group of config_groups is held to the modules that it names; names go before classes.
+TEST(QuantisedRefusals, GroupsOfOtherModules) {
+  const Json int4 = {{"num_bits", 4}, {"type", "int"}, {"group_size", 32}};
+  const Json fp8 = {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}};
+  const auto message = [&](const char* of_int4, const char* of_fp8) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(changed(at, "int4", [&](Json& config) {
+        config["quantization_config"]["format"] = "mixed-precision";
+        config["quantization_config"]["config_groups"] = {
+            {"group_0", {{"targets", {of_fp8}}, {"weights", fp8}}},
+            {"group_1", {{"targets", {of_int4}}, {"weights", int4}}}};
+      })).weights(0);
+    });
+  };
+  EXPECT_EQ(message("re:.*experts.*", "re:.*self_attn.*"), "");
+  EXPECT_EQ(message("re:.*experts.*", "Linear"), "");
+  for (const char* others : {"re:.*self_attn.*", "Linear"}) {
+    const std::string wrong = message(others, "re:.*experts.*_proj$");
+    EXPECT_NE(wrong.find("must be 1 groups a row"), std::string::npos) << wrong;
+  }
+}
+
+TEST(QuantisedRefusals, LayersOfModelOptsMixedPrecision) {
+  const auto message = [](const Json& layers) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(changed(at, "nvfp4_modelopt", [&](Json& config) {
+        config["quantization_config"]["quant_algo"] = "MIXED_PRECISION";
+        config["quantization_config"]["quantized_layers"] = layers;
+      })).weights(0);
+    });
+  };
+  EXPECT_EQ(message({{gate, {{"quant_algo", "NVFP4"}, {"group_size", 16}}},
+                     {"model.layers.0.self_attn.q_proj", {{"quant_algo", "W4A8_AWQ"}}}}),
+            "");
+  const std::string algorithm = message({{gate, {{"quant_algo", "FP8"}}}});
+  EXPECT_NE(algorithm.find("quantized_layers." + gate + ": quant_algo is \"FP8\": tensors of '" +
+                           gate + "' must be fp8_tensor"),
+            std::string::npos)
+      << algorithm;
+  const std::string group = message({{gate, {{"quant_algo", "NVFP4"}, {"group_size", 32}}}});
+  EXPECT_NE(group.find("group_size is 32: tensors of"), std::string::npos) << group;
+}
+
+TEST(QuantisedRefusals, DynamicSettingsOfGptq) {
+  check_edits({
+      {"gptq", "/dynamic", R"({"+:.*shared_expert.*": {"group_size": 64, "sym": true}})", "", ""},
+      {"gptq", "/dynamic", R"({"+:.*down_proj": {"group_size": 16}})", "",
+       "down_proj.scales' is f16 [1, 64]: must be 2 groups a row"},
+      {"gptq", "/dynamic", R"({"+:.*up_proj": {"sym": true}})", "",
+       "sym is true: zero points of 'model.layers.0.mlp.experts.0.up_proj.qzeros' must all be 8"},
+  });
+}
+
+TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
+  const std::vector<std::int64_t> shape = {999, 7};
+  const float one = 1;
+  const auto message = [&](const char* name, const std::string& tensor, const Tensor& value) {
+    const TemporaryFolder at;
+    rewritten(
+        at, name, [](Json&) {}, [&](Tensors& tensors) { tensors[tensor] = value; });
+    return error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+  };
+  const std::string size = message("int4", gate + ".weight_shape", view(shape.data(), {2}));
+  EXPECT_NE(size.find("weight_shape' holds [999, 7]: must hold [32, 64]"), std::string::npos)
+      << size;
+  const std::string count = message("int4", gate + ".weight_shape", view(&one, {1}));
+  EXPECT_NE(count.find("weight_shape' is f32 [1]: must be i64 or i32 [2]"), std::string::npos)
+      << count;
+  const std::string both = message("nvfp4_compressed", gate + ".weight_scale_2", view(&one, {1}));
+  EXPECT_NE(both.find("weight_global_scale' and '" + gate + ".weight_scale_2' are both there"),
+            std::string::npos)
+      << both;
+}
+
+// What experts of the fixture decode to must be what the changed checkpoint's decode to.
+void expect_same_values(const std::string& changed_folder, const char* name) {
+  const Checkpoint here = Checkpoint::open(changed_folder);
+  const Checkpoint fixture = Checkpoint::open(folder + "/" + name);
+  const LayerWeights now_all = here.weights(0), then_all = fixture.weights(0);
+  const ExpertWeights &now = now_all.experts, &then = then_all.experts;
+  ASSERT_EQ(now.packed_down.size(), then.packed_down.size());
+  for (std::size_t e = 0; e < then.packed_down.size(); ++e) {
+    const PackedMatrix& a = now.packed_down[e];
+    const PackedMatrix& b = then.packed_down[e];
+    std::vector<float> got(static_cast<std::size_t>(a.n * a.k)), wanted(got.size());
+    unpack(a, view(got.data(), {a.n, a.k}));
+    unpack(b, view(wanted.data(), {b.n, b.k}));
+    EXPECT_EQ(got, wanted);
+  }
+}
+
+// compressed-tensors' nibbles in bytes are those of its words.
+TEST(QuantisedForms, IntegersOfFourBitsInBytes) {
+  const TemporaryFolder at;
+  rewritten(
+      at, "int4", [](Json&) {},
+      [](Tensors& tensors) {
+        for (auto& [name, t] : tensors) {
+          if (name.ends_with(".weight_packed"))
+            t = view(t.data, DType::u8, {t.shape[0], 4 * t.shape[1]});
+        }
+      });
+  expect_same_values(at.path(), "int4");
+}
+
+// Older files of ModelOpt: without quant_method, nested, or in a file of their own.
+TEST(QuantisedForms, OlderFilesOfModelOpt) {
+  const Json algorithm = {
+      {"quant_algo", "NVFP4"}, {"group_size", 16}, {"exclude_modules", {"*mlp.gate", "lm_head"}}};
+  Json library = algorithm;
+  library["quant_library"] = "modelopt";
+  const Json nested = {{"producer", {{"name", "modelopt"}, {"version", "0.29"}}},
+                       {"quantization", algorithm}};
+  Json named = nested;
+  named["quant_method"] = "modelopt";
+  const auto change = [](const Json& from, const char* pointer, const Json& value) {
+    Json result = from;
+    result[Json::json_pointer(pointer)] = value;
+    return result;
+  };
+  for (const Json& form : {library, nested, named}) {
+    SCOPED_TRACE(form.dump());
+    const TemporaryFolder at;
+    const auto write = [&](const Json& written, bool beside) {
+      changed(at, "nvfp4_modelopt",
+              [&](Json& config) { config["quantization_config"] = beside ? Json() : written; });
+      if (beside) write_file(at / "hf_quant_config.json", written.dump());
+    };
+    const std::string inside = form.contains("quantization") ? "/quantization" : "";
+    for (const bool beside : {false, true}) {
+      write(form, beside);
+      expect_same_values(at.path(), "nvfp4_modelopt");
+      const struct {
+        const char* field;
+        Json value;
+        std::string message;
+      } bad[] = {
+          {"/exclude_modules",
+           {"*experts*"},
+           std::string(beside ? "hf_quant_config.json" : "quantization_config") +
+               (inside.empty() ? ""
+                : beside       ? ": quantization"
+                               : ".quantization") +
+               ".exclude_modules leaves it plain, by '*experts*'"},
+          {"/quant_algo", "FP8", "quant_algo is \"FP8\": tensors of '" + gate + "' must be fp8"},
+          {"/quant_algo", "INT4_AWQ", "quant_algo is \"INT4_AWQ\": must be"},
+          {"/group_size", 32, "group_size is 32: tensors of"},
+      };
+      for (const auto& b : bad) {
+        write(change(form, (inside + b.field).c_str(), b.value), beside);
+        const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+        EXPECT_NE(message.find(b.message), std::string::npos) << message;
+      }
+    }
+    // Where config.json has its own, that counts.
+    changed(at, "nvfp4_modelopt", [](Json&) {});
+    EXPECT_EQ(error_of([&] { (void)Checkpoint::open(at.path()).weights(0); }), "");
+  }
+  const TemporaryFolder at;
+  changed(at, "nvfp4_modelopt", [&](Json& config) {
+    config["quantization_config"] = change(nested, "/producer/name", "another");
+  });
+  const std::string message = error_of([&] { (void)Checkpoint::open(at.path()); });
+  EXPECT_NE(message.find("producer: name is \"another\": must be \"modelopt\""), std::string::npos)
+      << message;
+}
+
+// A cache of keys and values alone leaves weights plain.
+TEST(QuantisedForms, ModelOptsFileOfTheCacheAlone) {
+  const TemporaryFolder at;
+  const std::string golden = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+  for (const auto& entry : std::filesystem::directory_iterator(golden)) {
+    std::filesystem::copy_file(entry.path(), at / entry.path().filename().string());
+  }
+  write_file(at / "hf_quant_config.json",
+             R"({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}})");
+  EXPECT_EQ(error_of([&] { (void)Checkpoint::open(at.path()).weights(0); }), "");
+  write_file(at / "hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})");
+  const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+  EXPECT_NE(message.find("are plain: hf_quant_config.json: quantization.ignore does not name it"),
+            std::string::npos)
+      << message;
 }
 
 TEST(QuantisedRefusals, SizesThatDoNotFit) {
