@@ -247,8 +247,12 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
          store_.file_of(divides), clean(divides), clean(multiplies));
   }
   if (store_.contains(divides)) {
-    m.global_scale = 1 / number(divides);
-    if (!std::isfinite(m.global_scale)) mismatch(divides, "a number that 1 can be divided by");
+    const float divisor = number(divides);
+    m.global_scale = 1 / divisor;
+    if (!std::isfinite(m.global_scale)) {
+      fail(Status::bad_file, "{}: tensor '{}' is {}: must be a number that 1 can be divided by",
+           store_.file_of(divides), clean(divides), divisor);
+    }
   } else {
     m.global_scale = number(multiplies);
   }

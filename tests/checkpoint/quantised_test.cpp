@@ -489,6 +489,22 @@ TEST(QuantisedForms, ModelOptsFileOfTheCacheAlone) {
   write_file(at / "hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})");
   const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
   EXPECT_NE(message.find("are plain: hf_quant_config.json: quantization.ignore does not name it"),
+
+TEST(QuantisedRefusals, ADivisorThatIsNone) {
+  const TemporaryFolder at;
+  const std::string from = folder + "/nvfp4_compressed";
+  const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
+  const float zero = 0;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) {
+    const bool divisor = name.ends_with("experts.1.up_proj.weight_global_scale");
+    tensors.emplace_back(name, divisor ? view(&zero, {1}) : file.get(name));
+  }
+  write_safetensors(at / "model.safetensors", tensors, {});
+  write_file(at / "config.json", read_file(from + "/config.json"));
+  const std::string message = error_of([&] { Checkpoint::open(at.path()).weights(0); });
+  EXPECT_NE(message.find("experts.1.up_proj.weight_global_scale' is 0: must be a number that 1 can "
+                         "be divided by"),
             std::string::npos)
       << message;
 }
