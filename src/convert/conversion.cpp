@@ -76,6 +76,7 @@ class Conversion {
   std::vector<PlannedTensor> plan(const SourceFile& file) const;
   void check_space(const PartialFolder& folder) const;
   void make(const SourceFile& file, PartialFolder& folder);
+  void make_all(PartialFolder& folder, ConversionReport& report);
   void write_plain(ShardWriter& writer, const ConvertedExpert& expert,
                    const std::vector<SourceMatrix>& matrices, Written& written) const;
   void write_gaps(ShardWriter& writer, const Written& written) const;
@@ -522,15 +523,8 @@ void Conversion::write_beside(const PartialFolder& folder) const {
   }
 }
 
-ConversionReport Conversion::run() {
-  ConversionReport report;
-  PartialFolder folder(out_, settings());
-  try {
-    check_space(folder);
-  } catch (const Error&) {
-    folder.discard_if_new();
-    throw;
-  }
+void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
+  check_space(folder);
   for (const SourceFile& file : files_) {
     if (plan(file).empty()) {  // its matrices are parts of tensors in other files
       report.bytes_before += file.bytes;
@@ -541,13 +535,7 @@ ConversionReport Conversion::run() {
     }
     const Json finished = folder.finished(file.name);
     if (finished.is_null()) {
-      try {
-        make(file, folder);
-      } catch (const Error& error) {
-        if (error.status() != Status::io) throw;
-        fail(Status::io, "{}; what is finished stays in {}: the same command goes on from there",
-             error.what(), folder.path());
-      }
+      make(file, folder);
     } else {
       remember(finished["experts"]);
       for (const SourceMatrix& matrix : file.matrices) done_ += matrix.view.elements();
@@ -570,6 +558,19 @@ ConversionReport Conversion::run() {
     }
   }
   write_beside(folder);
+}
+
+ConversionReport Conversion::run() {
+  ConversionReport report;
+  PartialFolder folder(out_, settings());
+  try {
+    make_all(folder, report);
+  } catch (const Error& error) {
+    if (folder.discard_if_unused()) throw;
+    fail(error.status(), "{}; what is finished stays in {}: {}", error.what(), folder.path(),
+         error.status() == Status::io ? "the same command goes on from there"
+                                      : "remove it to convert otherwise");
+  }
   folder.publish(out_);
   for (const auto& [place, expert] : reports_) report.experts.push_back(expert);
   return report;

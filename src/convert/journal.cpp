@@ -109,10 +109,11 @@ PartialFolder::~PartialFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void PartialFolder::discard_if_new() {
-  if (!new_) return;
-  ::unlink(journal_.c_str());
-  ::rmdir(path_.c_str());
+bool PartialFolder::discard_if_unused() {
+  if (!new_ || !json_["finished"].empty()) return false;
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  return true;
 }
 
 void PartialFolder::save() const { write_whole(journal_, json_.dump(1) + "\n"); }

@@ -22,8 +22,8 @@ class PartialFolder {
   // What was said of a file when it was finished; null when it is not, or has changed its size.
   nlohmann::ordered_json finished(const std::string& file) const;
   void finish(const std::string& file, const nlohmann::ordered_json& what);
-  // Leaves no trace of a folder that this object made and in which nothing was written yet.
-  void discard_if_new();
+  // Leaves no trace of a folder that this object made and in which nothing is finished. Whether.
+  bool discard_if_unused();
   // Gives the folder its name and forgets the journal.
   void publish(const std::string& out);
 

@@ -506,6 +506,26 @@ TEST(Convert, AnInterruptedConversionGoesOnAndGivesTheSameBytes) {
   EXPECT_EQ(index["weight_map"].size(), tensors);
 }
 
+// What stays, and what to do with it, is said; nothing stays where nothing is finished.
+TEST(Convert, ARefusalOnTheWaySaysWhatStays) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  split_model(golden("qwen3_moe"), in);
+  for (const char* file : {"00002-of", "00001-of"}) {
+    const ConversionProgress stop = [&](const std::string& at, std::int64_t, std::int64_t) {
+      if (at.find(file) != std::string::npos) throw Error(Status::invalid_argument, "no number");
+    };
+    const std::string message =
+        error_of([&] { convert_checkpoint(cpu(), in, out, to("int4:32"), stop); });
+    const bool first = std::string(file) == "00001-of";
+    EXPECT_EQ(message, first ? "no number"
+                             : "no number; what is finished stays in " + out +
+                                   ".partial: remove it to convert otherwise");
+    EXPECT_EQ(fs::exists(out + ".partial"), !first);
+    fs::remove_all(out + ".partial");
+  }
+}
+
 // A file that was said to be finished and is not whole any more is made again.
 TEST(Convert, ATornFileIsMadeAgain) {
   const TemporaryFolder folder;
