@@ -75,6 +75,8 @@ class Conversion {
   Json settings() const;
   std::vector<PlannedTensor> plan(const SourceFile& file) const;
   void check_space(const PartialFolder& folder) const;
+  // Its weights are loaded, and calibrated, with the first expert of the layer.
+  ConvertedExpert converted(int layer, int expert);
   void make(const SourceFile& file, PartialFolder& folder);
   void make_all(PartialFolder& folder, ConversionReport& report);
   void write_plain(ShardWriter& writer, const ConvertedExpert& expert,
@@ -106,6 +108,7 @@ class Conversion {
   std::set<std::string> expert_tensors_, module_tensors_;
   bool was_packed_ = false;  // the experts, or anything beside them
   Naming naming_ = Naming::as_source;
+  Dialect dialect_;  // of Naming::each
   std::unique_ptr<const SafetensorsFile> recordings_;
   std::int64_t done_ = 0, total_ = 0;  // weights
 
@@ -144,7 +147,12 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
     fail(Status::invalid_argument, "convert: {} has no MoE layer: {}", in_, checkpoint_.summary());
   }
   naming_ = naming();
-  files_ = source_files(checkpoint_);
+  dialect_.format = options_.spec.format;
+  files_ = source_files(checkpoint_, [&](SourceMatrix& matrix, const PackedMatrix& packed) {
+    if (!keeps(options_.spec, packed)) return;
+    matrix.scales = packed.scales.dtype;
+    dialect_.add(packed);
+  });
   if (naming_ == Naming::gpt_oss) merge_experts(checkpoint_, files_);
   for (const SourceFile& file : files_) {
     expert_tensors_.insert(file.experts.begin(), file.experts.end());
@@ -182,6 +190,8 @@ Json Conversion::settings() const {
                {"to", to_string(options_.spec)},
                {"damping", options_.spec.pruning.damping},
                {"source", source}};
+  // What every file of it has to agree with.
+  if (naming_ == Naming::each) json["config"] = dialect_config(dialect_, {});
   if (recordings_) json["calibrate"] = fingerprint(options_.calibrate);
   return json;
 }
@@ -212,7 +222,7 @@ std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
     if (naming_ == Naming::each) {
       const std::string module =
           expert_module(checkpoint_, matrix.layer, matrix.expert, matrix.which);
-      for (PlannedTensor& tensor : dialect_plan(options_.spec.format, n, k)) {
+      for (PlannedTensor& tensor : dialect_plan(dialect_, n, k, matrix.scales)) {
         tensor.name = module + "." + tensor.name;
         planned.push_back(std::move(tensor));
       }
@@ -357,7 +367,13 @@ void Conversion::write_module(ShardWriter& writer, const PackedModule& module) c
   const std::shared_ptr<const void> memory = repacking.finish();
   std::vector<std::uint8_t> bytes(
       static_cast<std::size_t>(module.n * module.k * bits(decoded()) / 8));
-  unpack(matrix, view(bytes.data(), decoded(), {module.n, module.k}));
+  const Tensor values = view(bytes.data(), decoded(), {module.n, module.k});
+  try {
+    unpack(matrix, values);
+    check_finite(values);
+  } catch (const Error& error) {
+    fail(error.status(), "{}: {}: {}", in_, module.module, error.what());
+  }
   writer.write(name, bytes.data(), bytes.size());
 }
 
@@ -365,7 +381,7 @@ void Conversion::write_each(ShardWriter& writer, const ConvertedExpert& expert,
                             const SourceMatrix& matrix) const {
   const std::string module = expert_module(checkpoint_, matrix.layer, matrix.expert, matrix.which);
   const ConvertedMatrix& from = expert.matrices[static_cast<std::size_t>(matrix.which)];
-  for (const DialectTensor& tensor : dialect_tensors(from.packed)) {
+  for (const DialectTensor& tensor : dialect_tensors(dialect_, from.packed)) {
     writer.write(module + "." + tensor.plan.name, tensor.bytes.data(), tensor.bytes.size());
   }
 }
@@ -385,6 +401,15 @@ void Conversion::write_gpt_oss(ShardWriter& writer, const ConvertedExpert& exper
                    rows.as<const std::uint8_t>() + static_cast<std::size_t>(n) * width, width,
                    static_cast<std::size_t>(first + n * step) * width);
     }
+  }
+}
+
+ConvertedExpert Conversion::converted(int layer, int expert) {
+  const LayerCalibration* const inputs = calibration(layer);
+  try {
+    return convert_expert(context_, options_.spec, spec_, weights_, expert, inputs);
+  } catch (const Error& error) {
+    fail(error.status(), "{}: layer {}, {}", in_, layer, error.what());
   }
 }
 
@@ -409,9 +434,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
       matrices.push_back(file.matrices[end]);
       weights += file.matrices[end].view.elements();
     }
-    const LayerCalibration* const inputs = calibration(first.layer);
-    const ConvertedExpert expert =
-        convert_expert(context_, options_.spec, spec_, weights_, first.expert, inputs);
+    const ConvertedExpert expert = converted(first.layer, first.expert);
     if (naming_ == Naming::as_source) write_plain(writer, expert, matrices, written);
     for (const SourceMatrix& matrix : matrices) {
       if (naming_ == Naming::each) write_each(writer, expert, matrix);
@@ -491,7 +514,7 @@ std::string Conversion::config_text() const {
     config["quantization_config"] =
         naming_ == Naming::gpt_oss
             ? Json{{"quant_method", "mxfp4"}, {"modules_to_not_convert", others}}
-            : dialect_config(options_.spec.format, others);
+            : dialect_config(dialect_, others);
   }
   return config.dump(2) + "\n";
 }

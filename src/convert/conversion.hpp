@@ -1,5 +1,5 @@
 // A whole checkpoint with its routed experts in another format: shard by shard, in memory of one
-// expert, and never half written.
+// expert (of a layer, where a packed source has to be put in order), and never half written.
 #pragma once
 
 #include <array>
@@ -39,21 +39,24 @@ using ConversionProgress =
     std::function<void(const std::string& file, std::int64_t done, std::int64_t total)>;
 
 // Reads the checkpoint `in` and makes the folder `out`. Everything is first written to
-// "<out>.partial", which is renamed when whole; a call with the same settings goes on where another
-// was interrupted, and what comes out has the same bytes.
+// "<out>.partial", which is renamed when whole; after an interruption a call with the same settings
+// goes on with the first file that is not finished, and what comes out has the same bytes.
 //
-// Experts of `in` may be packed: they are decoded, exactly, and errors are over what they decode
-// to. Other linear layers that are packed become bf16 (of a plain format: its dtype), rounded once,
-// and the new config.json says nothing of the source's method. Memory is then of a layer, where its
-// dialect has to be put in order.
+// Experts of `in` may be packed: what is in the wanted format already is kept bit for bit (`keeps`
+// of expert.hpp); others are decoded, exactly, and errors are over what they decode to. Other
+// linear layers that are packed become bf16 (of a plain format: its dtype), rounded once, and the
+// new config.json says nothing of the source's method. Memory is then of a layer, where its dialect
+// has to be put in order.
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
 // routed experts change; everything else, and every other small file of the folder, is copied.
 //
 // Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
-// names for; hidden states missing or of another shape; a full disk, before anything is written
-// where the system tells, with what is finished kept; a partial folder of other settings or in use.
+// names for; weights, scales or codes that are not finite, by layer, expert and matrix; hidden
+// states missing or of another shape; a full disk, before anything is written where the system
+// tells; a partial folder of other settings or in use. What is finished stays in the partial
+// folder, which the message then names; where nothing is, the folder goes.
 ConversionReport convert_checkpoint(const Context& context, const std::string& in,
                                     const std::string& out, const ConversionOptions& options,
                                     const ConversionProgress& progress = nullptr);

@@ -1,6 +1,7 @@
 #include "convert/dialect.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/check.hpp"
@@ -31,6 +32,37 @@ Bytes padded_rows(const Tensor& tensor, std::int64_t row, std::int64_t padded) {
   return result;
 }
 
+// Whether a scale that multiplies is the reciprocal of an f32: of its own, then, for no other comes
+// nearer.
+bool has_divisor(float scale) {
+  const float divisor = 1 / scale;
+  return std::isfinite(divisor) && 1 / divisor == scale;
+}
+
+// Nibble n % 8 of word [n / 8, group]; 8 where the matrix has none of its own.
+Bytes zero_words(const PackedMatrix& matrix) {
+  const std::int64_t groups = matrix.scales.shape[1];
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(groups_of(matrix.n, 8) * groups));
+  for (std::int64_t n = 0; n < matrix.n; ++n) {
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const std::uint32_t zero =
+          matrix.zeros ? matrix.zeros.as<const std::uint8_t>()[n * groups + g] : 8;
+      words[static_cast<std::size_t>(n / 8 * groups + g)] |= zero << (n % 8 * 4);
+    }
+  }
+  return bytes_of(words.data(), words.size() * sizeof(std::uint32_t));
+}
+
+// The group of each k.
+Bytes order_words(const PackedMatrix& matrix) {
+  if (matrix.group_of) return bytes_of(matrix.group_of);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(matrix.k));
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    order[k] = static_cast<std::int32_t>(k) / matrix.format.group;
+  }
+  return bytes_of(order.data(), order.size() * sizeof(std::int32_t));
+}
+
 // weights of config_groups; activations as they come.
 Json group_of(int bits_of, const char* type, const char* strategy, Json group_size,
               Json activations = nullptr) {
@@ -58,8 +90,18 @@ Json compressed_tensors(const char* format, Json group, const std::vector<std::s
 
 }  // namespace
 
-std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n, std::int64_t k) {
-  const FormatSpec format = resolved(given);
+void Dialect::add(const PackedMatrix& kept) {
+  const auto* const zero = kept.zeros.as<const std::uint8_t>();
+  zeros = zeros || std::any_of(zero, zero + (kept.zeros ? kept.zeros.elements() : 0),
+                               [](std::uint8_t z) { return z != 8; });
+  ordered = ordered || kept.group_of;
+  multiplies =
+      multiplies || (kept.format.format == Format::nvfp4 && !has_divisor(kept.global_scale));
+}
+
+std::vector<PlannedTensor> dialect_plan(const Dialect& dialect, std::int64_t n, std::int64_t k,
+                                        DType scales) {
+  const FormatSpec format = resolved(dialect.format);
   const PlannedTensor global = {"weight_global_scale", DType::f32, {1}};
   switch (format.format) {
     case Format::fp8_tensor:
@@ -75,16 +117,28 @@ std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n,
     case Format::int8:
       return {{"weight", DType::i8, {n, k}}, {"weight_scale", DType::f32, {n, 1}}};
     case Format::nvfp4:
+      if (dialect.multiplies) {
+        return {{"weight", DType::u8, {n, groups_of(k, 2)}},
+                {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 16)}},
+                {"weight_scale_2", DType::f32, {}}};
+      }
       return {{"weight_packed", DType::u8, {n, groups_of(k, 2)}},
               {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 16)}},
               global};
     case Format::mxfp4:
       return {{"weight_packed", DType::u8, {n, groups_of(k, 2)}},
               {"weight_scale", DType::u8, {n, groups_of(k, 32)}}};
-    case Format::int4:
-      return {{"weight_packed", DType::i32, {n, groups_of(k, 8)}},
-              {"weight_scale", DType::bf16, {n, groups_of(k, format.group)}},
-              {"weight_shape", DType::i64, {2}}};
+    case Format::int4: {
+      const std::int64_t groups = groups_of(k, format.group);
+      std::vector<PlannedTensor> planned = {{"weight_packed", DType::i32, {n, groups_of(k, 8)}},
+                                            {"weight_scale", scales, {n, groups}},
+                                            {"weight_shape", DType::i64, {2}}};
+      if (dialect.zeros) {
+        planned.push_back({"weight_zero_point", DType::i32, {groups_of(n, 8), groups}});
+      }
+      if (dialect.ordered) planned.push_back({"weight_g_idx", DType::i32, {k}});
+      return planned;
+    }
     case Format::dense3:
       return {{"weight_packed", DType::u8, {n, 12 * groups_of(k, 32)}},
               {"weight_scale", DType::f8_e4m3, {n, groups_of(k, 32)}},
@@ -99,9 +153,9 @@ std::vector<PlannedTensor> dialect_plan(const FormatSpec& given, std::int64_t n,
   }
 }
 
-std::vector<DialectTensor> dialect_tensors(const PackedMatrix& matrix) {
+std::vector<DialectTensor> dialect_tensors(const Dialect& dialect, const PackedMatrix& matrix) {
   std::vector<DialectTensor> result;
-  for (PlannedTensor& plan : dialect_plan(matrix.format, matrix.n, matrix.k)) {
+  for (PlannedTensor& plan : dialect_plan(dialect, matrix.n, matrix.k, matrix.scales.dtype)) {
     result.push_back({std::move(plan), {}});
   }
   for (DialectTensor& tensor : result) {
@@ -116,6 +170,10 @@ std::vector<DialectTensor> dialect_tensors(const PackedMatrix& matrix) {
     } else if (name == "weight_shape") {
       const std::array<std::int64_t, 2> shape = {matrix.n, matrix.k};
       tensor.bytes = bytes_of(shape.data(), sizeof shape);
+    } else if (name == "weight_zero_point") {
+      tensor.bytes = zero_words(matrix);
+    } else if (name == "weight_g_idx") {
+      tensor.bytes = order_words(matrix);
     } else if (name == "weight_global_scale") {
       const float divisor = 1 / matrix.global_scale;
       tensor.bytes = bytes_of(&divisor, sizeof divisor);
@@ -132,8 +190,8 @@ std::vector<DialectTensor> dialect_tensors(const PackedMatrix& matrix) {
   return result;
 }
 
-Json dialect_config(const FormatSpec& given, const std::vector<std::string>& ignore) {
-  const FormatSpec format = resolved(given);
+Json dialect_config(const Dialect& dialect, const std::vector<std::string>& ignore) {
+  const FormatSpec format = resolved(dialect.format);
   const Json token = {{"num_bits", 8},
                       {"type", "float"},
                       {"symmetric", true},
@@ -164,6 +222,14 @@ Json dialect_config(const FormatSpec& given, const std::vector<std::string>& ign
                                 group_of(8, "int", "channel", nullptr, activations), ignore);
     }
     case Format::nvfp4:
+      if (dialect.multiplies) {
+        const Json weights = {
+            {"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", false}};
+        return {{"quant_method", "modelopt"},
+                {"quant_algo", "W4A16_NVFP4"},
+                {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
+                {"ignore", ignore}};
+      }
       return compressed_tensors("nvfp4-pack-quantized", group_of(4, "float", "tensor_group", 16),
                                 ignore);
     case Format::mxfp4: {
@@ -171,9 +237,12 @@ Json dialect_config(const FormatSpec& given, const std::vector<std::string>& ign
       group["weights"]["scale_dtype"] = "torch.uint8";
       return compressed_tensors("mxfp4-pack-quantized", group, ignore);
     }
-    case Format::int4:
-      return compressed_tensors("pack-quantized", group_of(4, "int", "group", format.group),
-                                ignore);
+    case Format::int4: {
+      Json group = group_of(4, "int", "group", format.group);
+      group["weights"]["symmetric"] = !dialect.zeros;
+      if (dialect.ordered) group["weights"]["actorder"] = "group";
+      return compressed_tensors("pack-quantized", group, ignore);
+    }
     default:
       return {{"quant_method", "shunt"},
               {"format", to_string(format)},

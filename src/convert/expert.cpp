@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/workspace.hpp"
 #include "format/codes.hpp"
 #include "format/pairs.hpp"
 #include "format/rules.hpp"
@@ -85,11 +87,50 @@ void pack_rounded(const PruneRounding& rounding, ConvertedMatrix& matrix) {
   }
 }
 
-// Rounds the values of `matrix` to the format; `before`: what they were. `rounding`: what pruning
-// has rounded them to, if it has.
+// A copy of what `keeps` names, as a matrix of exactly that format.
+PackedMatrix copied(const PackedMatrix& from, const FormatSpec& format, Buffer& memory) {
+  PackedMatrix to = from;
+  to.format = format;
+  if (format.format == Format::fp8_block && !from.scales) {  // of one block
+    to.scales = view(&from.global_scale, {1, 1});
+    to.global_scale = 1;
+  }
+  const std::initializer_list<Tensor*> parts = {&to.values, &to.scales, &to.zeros, &to.group_of,
+                                                &to.positions};
+  const auto each = [&](auto&& fn) {
+    for (Tensor* part : parts) {
+      if (*part) fn(*part, static_cast<std::size_t>(part->bytes()));
+    }
+  };
+  Carver measure;
+  each([&](const Tensor&, std::size_t bytes) { measure.take_bytes(bytes); });
+  memory = cpu({.threads = 1}).allocate(measure.used());
+  Carver carver(memory);
+  each([&](Tensor& part, std::size_t bytes) {
+    void* const data = carver.take_bytes(bytes);
+    std::memcpy(data, part.data, bytes);
+    part.data = data;
+  });
+  return to;
+}
+
+// Whatever is refused in a matrix says in which.
+template <class Fn>
+void in_matrix(int expert, ExpertMatrix which, Fn&& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    fail(error.status(), "expert {}, {}: {}", expert, to_string(which), error.what());
+  }
+}
+
+// Rounds the values of `matrix` to the format, unless it is kept; `before`: what they were.
+// `rounding`: what pruning has rounded them to, if it has.
 void round_to(const ConversionSpec& spec, float global_amax, const std::vector<float>& before,
               const PruneRounding& rounding, ConvertedMatrix& matrix) {
-  if (spec.format.format == Format::plain) {
+  if (matrix.packed) {
+    // As it was.
+  } else if (spec.format.format == Format::plain) {
     for (float& value : matrix.values) {
       double rounded = 0;  // room for any
       store_f32(&rounded, spec.dtype, 0, value);
@@ -111,9 +152,37 @@ void round_to(const ConversionSpec& spec, float global_amax, const std::vector<f
     matrix.error.difference += difference * difference;
     matrix.error.magnitude += was * was;
   }
+  // The largest f32 is none of bf16's numbers.
+  if (!std::isfinite(matrix.error.difference)) check_finite(matrix.view());
 }
 
 }  // namespace
+
+bool keeps(const ConversionSpec& spec, const PackedMatrix& matrix) {
+  const FormatSpec to = resolved(spec.format), from = matrix.format;
+  if (spec.prune || !matrix) return false;
+  if (to.format == Format::fp8_block && from.format == Format::fp8_tensor) {
+    return matrix.n <= 128 && matrix.k <= 128;
+  }
+  if (to.format != Format::int4 || from.format != Format::int4) return from == to;
+  const std::int64_t groups = matrix.scales.shape[1];
+  if (from != to && (groups != 1 || groups_of(matrix.k, to.group) != 1)) return false;
+  const auto* const zeros = matrix.zeros.as<const std::uint8_t>();
+  return std::all_of(zeros, zeros + (matrix.zeros ? matrix.zeros.elements() : 0),
+                     [](std::uint8_t zero) { return zero < 16; });
+}
+
+void check_finite(const Tensor& matrix) {
+  for (std::int64_t n = 0; n < matrix.shape[0]; ++n) {
+    for (std::int64_t i = 0; i < matrix.shape[1]; ++i) {
+      const float value =
+          load_f32(matrix.data, matrix.dtype, n * matrix.strides[0] + i * matrix.strides[1]);
+      if (!std::isfinite(value)) {
+        fail(Status::invalid_argument, "weight [{}, {}] is {}: must be finite", n, i, value);
+      }
+    }
+  }
+}
 
 std::string to_string(const ConversionSpec& spec) {
   std::string text =
@@ -184,14 +253,22 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
                                   const std::vector<PackedMatrix>& packed) {
     const auto i = static_cast<std::size_t>(which);
     ConvertedMatrix& matrix = result.matrices[i];
-    before[i] = load(plain, packed, index, matrix.n, matrix.k);
-    matrix.values = before[i];
+    in_matrix(expert, which, [&] {
+      before[i] = load(plain, packed, index, matrix.n, matrix.k);
+      matrix.values = before[i];
+      check_finite(matrix.view());
+    });
+    if (index < packed.size() && keeps(spec, packed[index])) {
+      matrix.packed = copied(packed[index], resolved(spec.format), matrix.memory);
+    }
   };
   const auto prune_matrix = [&](ExpertMatrix which, const InputStatistics* statistics) {
     ConvertedMatrix& matrix = result.matrices[static_cast<std::size_t>(which)];
-    matrix.pruned_by =
-        prune_2_of_4(context, spec.pruning, matrix.values.data(), matrix.n, matrix.k, statistics,
-                     rounds ? &roundings[static_cast<std::size_t>(which)] : nullptr);
+    in_matrix(expert, which, [&] {
+      matrix.pruned_by =
+          prune_2_of_4(context, spec.pruning, matrix.values.data(), matrix.n, matrix.k, statistics,
+                       rounds ? &roundings[static_cast<std::size_t>(which)] : nullptr);
+    });
   };
   const auto matrix_of = [&](ExpertMatrix which) -> ConvertedMatrix& {
     return result.matrices[static_cast<std::size_t>(which)];
@@ -222,7 +299,8 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
   }
   const auto round_matrix = [&](ExpertMatrix which, float global_amax) {
     const auto i = static_cast<std::size_t>(which);
-    round_to(spec, global_amax, before[i], roundings[i], matrix_of(which));
+    in_matrix(expert, which,
+              [&] { round_to(spec, global_amax, before[i], roundings[i], matrix_of(which)); });
   };
   if (gated) round_matrix(ExpertMatrix::gate, amax);
   round_matrix(ExpertMatrix::up, amax);

@@ -21,6 +21,11 @@ struct ConversionSpec {
   PruneSpec pruning{};
   bool operator==(const ConversionSpec&) const = default;
 };
+// Whether a matrix is in the format already, so that its codes and scales stay what they are: not
+// where it is to be pruned, and not with a zero point of 16, which GPTQ has and no other dialect.
+// int4 with one group a row is int4 of any group that takes the row, and fp8_tensor of one block
+// is fp8_block.
+bool keeps(const ConversionSpec& spec, const PackedMatrix& matrix);
 std::string to_string(const ConversionSpec& spec);  // "nvfp4", "bf16, 2:4 by wanda"
 // "f32", "bf16", "f16" or a format's name. Throws Error{invalid_argument} naming what there is.
 ConversionSpec conversion_from_string(const std::string& text);
@@ -35,6 +40,9 @@ struct WeightError {
   // ||w - w'|| / ||w||; 0 for zeros that stayed.
   double relative() const;
 };
+
+// Throws Error{invalid_argument} naming the first number of a matrix [n, k] that is not finite.
+void check_finite(const Tensor& matrix);
 
 enum class ExpertMatrix : std::int32_t { gate = 0, up = 1, down = 2 };
 inline constexpr int expert_matrices = 3;
@@ -57,9 +65,10 @@ struct ConvertedExpert {
 };
 
 // `weights` are those of the layer, plain or packed on the host. wanda and obs need `calibration`.
-// gate and up share the global scale of a format that has one, as those who serve checkpoints want
-// it. obs prunes `down` by the activations of gate and up as they have become. Throws Error for
-// weights that are not finite.
+// What spec `keeps` is copied, each matrix with its own global scale. Otherwise gate and up share
+// the global scale of a format that has one, as those who serve checkpoints want it. obs prunes
+// `down` by the activations of gate and up as they have become. Throws Error for weights that are
+// not finite, or are not any more, by their place: "expert 3, gate: ..".
 ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spec,
                                const LayerSpec& layer, const LayerWeights& weights, int expert,
                                const LayerCalibration* calibration = nullptr);

@@ -190,7 +190,9 @@ std::optional<PackedModule> packed_module(const TensorStore& store, const Quanti
 
 }  // namespace
 
-std::vector<SourceFile> source_files(const Checkpoint& checkpoint) {
+std::vector<SourceFile> source_files(
+    const Checkpoint& checkpoint,
+    const std::function<void(SourceMatrix&, const PackedMatrix&)>& see) {
   namespace fs = std::filesystem;
   const TensorStore& store = CheckpointAccess::store(checkpoint);
   std::map<std::string, SourceFile> files;
@@ -222,6 +224,7 @@ std::vector<SourceFile> source_files(const Checkpoint& checkpoint) {
                                                                               : experts.packed_down;
           if (list.empty()) continue;
           auto [matrix, codes] = places->matrix(static_cast<int>(e), which, list[e]);
+          if (see) see(matrix, list[e]);
           file_with(codes).matrices.push_back(std::move(matrix));
           for (const std::string& name : places->tensors(static_cast<int>(e), which)) {
             of_experts.insert(name);

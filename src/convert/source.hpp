@@ -1,6 +1,7 @@
 // Which matrices of experts lie in which tensors and files of a checkpoint.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct SourceMatrix {
   std::vector<std::int64_t> shape;  // of the plain tensor
   Tensor view{};                    // [n, k], strides as they are there; no data where it is packed
   std::int64_t offset = 0;          // elements from the tensor's beginning
+  DType scales = DType::bf16;       // of int4: what those of the new matrix are stored as
 };
 
 // Another linear layer that is packed: [n, k].
@@ -40,8 +42,10 @@ struct SourceFile {
 };
 
 // Every file of the checkpoint, by name. Throws Error{unsupported} for a packed tensor whose sizes
-// are not known.
-std::vector<SourceFile> source_files(const Checkpoint& checkpoint);
+// are not known. `see`: is shown every packed matrix, while there is memory of its layer.
+std::vector<SourceFile> source_files(
+    const Checkpoint& checkpoint,
+    const std::function<void(SourceMatrix&, const PackedMatrix&)>& see = nullptr);
 
 // Says of every matrix that it becomes part of the family's tensors of all experts, each of them in
 // the file that has its first matrix. The family must have such tensors.

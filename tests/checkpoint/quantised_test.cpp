@@ -489,6 +489,9 @@ TEST(QuantisedForms, ModelOptsFileOfTheCacheAlone) {
   write_file(at / "hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})");
   const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
   EXPECT_NE(message.find("are plain: hf_quant_config.json: quantization.ignore does not name it"),
+            std::string::npos)
+      << message;
+}
 
 TEST(QuantisedRefusals, ADivisorThatIsNone) {
   const TemporaryFolder at;

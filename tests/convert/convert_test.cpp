@@ -151,7 +151,7 @@ TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
       const bool global = format.format == Format::nvfp4 || format.format == Format::sparse_nvfp4 ||
                           format.format == Format::dense3;
       const PackedMatrix packed = pack(format, matrix, memory, global ? amax : 0);
-      for (const DialectTensor& tensor : dialect_tensors(packed)) {
+      for (const DialectTensor& tensor : dialect_tensors({.format = format}, packed)) {
         const Tensor made = file.get(module + name + "." + tensor.plan.name);
         EXPECT_EQ(made.dtype, tensor.plan.dtype);
         EXPECT_EQ(bytes_of(made), std::string(tensor.bytes.begin(), tensor.bytes.end()))

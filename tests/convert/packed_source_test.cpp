@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -99,6 +101,295 @@ TEST(ConvertPacked, EveryDialectBecomesEveryKind) {
   }
 }
 
+std::string bytes_of(const Tensor& tensor) {
+  if (!tensor) return {};
+  return {tensor.as<const char>(), static_cast<std::size_t>(tensor.bytes())};
+}
+
+// Every packed matrix of layer 0: gate, up, down of each expert.
+std::vector<PackedMatrix> all_packed(const LayerWeights& weights) {
+  const ExpertWeights& w = weights.experts;
+  std::vector<PackedMatrix> result;
+  for (std::size_t e = 0; e < w.packed_up.size(); ++e) {
+    result.insert(result.end(), {w.packed_gate[e], w.packed_up[e], w.packed_down[e]});
+  }
+  return result;
+}
+
+void expect_kept(const PackedMatrix& got, const PackedMatrix& wanted) {
+  EXPECT_EQ(bytes_of(got.values), bytes_of(wanted.values));
+  EXPECT_EQ(bytes_of(got.scales), bytes_of(wanted.scales));
+  EXPECT_EQ(got.scales.dtype, wanted.scales.dtype);
+  EXPECT_EQ(bytes_of(got.group_of), bytes_of(wanted.group_of));
+  if (got.zeros && wanted.zeros) {
+    EXPECT_EQ(bytes_of(got.zeros), bytes_of(wanted.zeros));
+  }
+  EXPECT_EQ(got.global_scale, wanted.global_scale);
+  EXPECT_EQ(values_of(got), values_of(wanted));
+}
+
+// A checkpoint in the format that it has: codes, scales, zero points and order stay.
+void check_kept(const std::string& in, const std::string& format) {
+  const TemporaryFolder folder;
+  const std::string out = folder / "out", again = folder / "again";
+  const ConversionReport report = convert_checkpoint(cpu(), in, out, to(format));
+  for (const ConvertedExpertReport& expert : report.experts) {
+    for (const WeightError& error : expert.errors) {
+      EXPECT_EQ(error.difference, 0);
+      EXPECT_GT(error.magnitude, 0);
+    }
+  }
+  const Checkpoint before = Checkpoint::open(in), after = Checkpoint::open(out);
+  const LayerWeights source = before.weights(0), made = after.weights(0);
+  const std::vector<PackedMatrix> wanted = all_packed(source), got = all_packed(made);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_kept(got[i], wanted[i]);
+  }
+  convert_checkpoint(cpu(), out, again, to(format));
+  for (const char* file : {"/model.safetensors", "/config.json"}) {
+    EXPECT_EQ(read_file(again + file), read_file(out + file));
+  }
+}
+
+TEST(ConvertPacked, ItsOwnFormatIsKept) {
+  for (const auto& entry : fs::directory_iterator(quantised)) {
+    SCOPED_TRACE(entry.path().filename().string());
+    const std::string in = entry.path().string();
+    const Checkpoint source = Checkpoint::open(in);
+    check_kept(in, to_string(source.weights(0).experts.packed_gate[0].format));
+  }
+}
+
+TEST(ConvertPacked, ItsOwnFormatInOneTensorIsKept) {
+  for (const fused::Form& form : fused::forms) {
+    SCOPED_TRACE(form.name);
+    const TemporaryFolder folder;
+    const fused::FusedCheckpoint made(form, folder.path());
+    const Checkpoint source = Checkpoint::open(folder.path());
+    check_kept(folder.path(), to_string(source.weights(0).experts.packed_up[0].format));
+  }
+}
+
+// Of what is written as it was read, not a byte of the tensors changes.
+TEST(ConvertPacked, TheSameDialectKeepsItsTensors) {
+  for (const char* name : {"int4", "int4_zeros", "mxfp4_gpt_oss"}) {
+    SCOPED_TRACE(name);
+    const TemporaryFolder folder;
+    const std::string in = quantised + "/" + name;
+    const std::string format =
+        to_string(Checkpoint::open(in).weights(0).experts.packed_up[0].format);
+    convert_checkpoint(cpu(), in, folder / "out", to(format));
+    const SafetensorsFile before = SafetensorsFile::open(in + "/model.safetensors"),
+                          after = SafetensorsFile::open(folder / "out/model.safetensors");
+    EXPECT_EQ(after.names(), before.names());
+    for (const std::string& tensor : before.names()) {
+      EXPECT_EQ(bytes_of(after.get(tensor)), bytes_of(before.get(tensor))) << tensor;
+    }
+  }
+}
+
+// What convert itself has made.
+TEST(ConvertPacked, EveryFormatIsKeptAgain) {
+  const std::string in = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+  for (const FormatSpec& format : known_formats()) {
+    SCOPED_TRACE(to_string(format));
+    const TemporaryFolder folder;
+    convert_checkpoint(cpu(), in, folder / "out", to(to_string(format)));
+    const ConversionReport report =
+        convert_checkpoint(cpu(), folder / "out", folder / "again", to(to_string(format)));
+    for (const ConvertedExpertReport& expert : report.experts) {
+      for (const WeightError& error : expert.errors) EXPECT_EQ(error.difference, 0);
+    }
+    EXPECT_EQ(read_file(folder / "again/model.safetensors"),
+              read_file(folder / "out/model.safetensors"));
+  }
+}
+
+Json weights_of_config(const std::string& folder) {
+  const Json config = Json::parse(read_file(folder + "/config.json"));
+  return config["quantization_config"]["config_groups"]["group_0"]["weights"];
+}
+
+// What the new config.json says is true of every matrix.
+TEST(ConvertPacked, ConfigSaysWhatIsKept) {
+  struct Case {
+    const char* name;
+    const char* format;
+    bool zeros, order;
+  };
+  for (const Case& c : {Case{"int4", "int4:32", false, false},
+                        {"int4_zeros", "int4:32", true, false},
+                        {"awq", "int4:32", true, false},
+                        {"gptq_v2", "int4:16", true, false},
+                        {"gptq", "int4:32", true, true},
+                        {"gptq", "int4:16", false, false}}) {
+    SCOPED_TRACE(std::string(c.name) + " to " + c.format);
+    const TemporaryFolder folder;
+    convert_checkpoint(cpu(), quantised + "/" + c.name, folder / "out", to(c.format));
+    const Json weights = weights_of_config(folder / "out");
+    EXPECT_EQ(weights["symmetric"], !c.zeros);
+    EXPECT_EQ(weights.contains("actorder"), c.order);
+    const SafetensorsFile file = SafetensorsFile::open(folder / "out/model.safetensors");
+    for (const char* matrix : {"gate_proj", "up_proj", "down_proj"}) {
+      const std::string base = std::string("model.layers.0.mlp.experts.1.") + matrix;
+      EXPECT_EQ(file.contains(base + ".weight_zero_point"), c.zeros);
+      EXPECT_EQ(file.contains(base + ".weight_g_idx"), c.order);
+    }
+  }
+}
+
+// A copy of a checkpoint with bytes of one tensor changed.
+std::string changed(const TemporaryFolder& at, const std::string& from, const std::string& tensor,
+                    const std::function<void(char*, std::size_t)>& change) {
+  const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
+  std::string bytes;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) {
+    tensors.emplace_back(name, file.get(name));
+    if (name != tensor) continue;
+    bytes = bytes_of(tensors.back().second);
+    change(bytes.data(), bytes.size());
+    tensors.back().second.data = bytes.data();
+  }
+  EXPECT_FALSE(bytes.empty()) << tensor;
+  fs::create_directory(at / "in");
+  write_safetensors(at / "in/model.safetensors", tensors, {{"format", "pt"}});
+  write_file(at / "in/config.json", read_file(from + "/config.json"));
+  return at / "in";
+}
+
+// GPTQ's zero point of 16 has no place in four bits: that matrix is rounded again, and says so.
+TEST(ConvertPacked, AZeroPointOf16IsRounded) {
+  const TemporaryFolder folder;
+  const std::string in =
+      changed(folder, quantised + "/gptq", "model.layers.0.mlp.experts.1.up_proj.qzeros",
+              [](char* bytes, std::size_t) { bytes[0] = '\xff'; });
+  const ConversionReport report = convert_checkpoint(cpu(), in, folder / "out", to("int4:32"));
+  const Checkpoint before = Checkpoint::open(in), after = Checkpoint::open(folder / "out");
+  const std::vector<std::vector<float>> was = all_values(before), is = all_values(after);
+  for (std::size_t i = 0; i < was.size(); ++i) {
+    const double error = report.experts[i / 3].errors[i % 3].relative();
+    EXPECT_EQ(error > 0, i == 4) << i;
+    EXPECT_NEAR(error, error_of_weights(is[i], was[i]), 1e-6);
+  }
+  const LayerWeights made = after.weights(0);
+  const PackedMatrix& rounded = made.experts.packed_up[1];
+  EXPECT_TRUE(std::all_of(rounded.zeros.as<const std::uint8_t>(),
+                          rounded.zeros.as<const std::uint8_t>() + rounded.zeros.elements(),
+                          [](std::uint8_t zero) { return zero == 8; }));
+}
+
+// compressed-tensors divides: where a global scale is no reciprocal, all keep ModelOpt's form.
+TEST(ConvertPacked, GlobalScalesAreKeptWhetherTheyHaveADivisorOrNot) {
+  const auto has_divisor = [](float scale) {
+    float divisor = 1 / scale;
+    for (int i = 0; i < 8; ++i) divisor = std::nextafter(divisor, 0.0F);
+    for (int i = 0; i < 16; ++i, divisor = std::nextafter(divisor, 1e9F)) {
+      if (1 / divisor == scale) return true;
+    }
+    return false;
+  };
+  float none = 0x1.8p-13F;
+  while (has_divisor(none)) none = std::nextafter(none, 1.0F);
+  const std::string experts = "model.layers.0.mlp.experts.";
+  for (const bool divides : {true, false}) {
+    SCOPED_TRACE(divides);
+    const TemporaryFolder folder;
+    std::string in = quantised + "/nvfp4_compressed";
+    if (!divides) {
+      in = changed(folder, quantised + "/nvfp4_modelopt", experts + "1.up_proj.weight_scale_2",
+                   [&](char* bytes, std::size_t) { std::memcpy(bytes, &none, sizeof none); });
+    }
+    check_kept(in, "nvfp4");
+    convert_checkpoint(cpu(), in, folder / "out", to("nvfp4"));
+    const SafetensorsFile file = SafetensorsFile::open(folder / "out/model.safetensors");
+    const Json config = Json::parse(read_file(folder / "out/config.json"));
+    EXPECT_EQ(config["quantization_config"]["quant_method"],
+              divides ? "compressed-tensors" : "modelopt");
+    EXPECT_EQ(file.contains(experts + "0.up_proj.weight_global_scale"), divides);
+    EXPECT_EQ(file.contains(experts + "0.up_proj.weight_scale_2"), !divides);
+  }
+}
+
+// Whatever the target, what is no number is refused by its place, and nothing is left.
+TEST(ConvertPacked, WhatIsNotFiniteIsRefused) {
+  const std::string module = "model.layers.0.mlp.experts.1.";
+  struct Case {
+    const char* name;
+    std::string tensor;
+    std::vector<unsigned char> bytes;  // its first
+    const char* which;
+  };
+  const std::vector<unsigned char> nan = {0, 0, 0xc0, 0x7f}, infinity = {0, 0, 0x80, 0x7f};
+  const Case bad[] = {
+      {"fp8_block", module + "gate_proj.weight", {0x7f}, "gate"},
+      {"fp8_block", module + "down_proj.weight_scale_inv", nan, "down"},
+      {"fp8_block_ue8m0", module + "up_proj.weight_scale_inv", {0xff}, "up"},
+      {"fp8_tensor", module + "up_proj.weight_scale", infinity, "up"},
+      {"mxfp8", module + "up_proj.weight_scale_inv", {0xff}, "up"},
+      {"nvfp4_modelopt", module + "gate_proj.weight_scale", {0xff}, "gate"},
+      {"nvfp4_modelopt", module + "down_proj.weight_scale_2", nan, "down"},
+      {"int8", module + "down_proj.weight_scale", {0x80, 0x7f}, "down"},
+      {"gptq", module + "up_proj.scales", {0, 0x7e}, "up"},
+      {"mxfp4_deepseek_v4", "model.layers.0.ffn.experts.1.w2.scale", {0xff}, "down"},
+      {"mxfp4_gpt_oss", "model.layers.0.mlp.experts.gate_up_proj_scales", {0xff}, "gate"},
+  };
+  for (const Case& c : bad) {
+    const TemporaryFolder folder;
+    const std::string in = changed(
+        folder, quantised + "/" + c.name, c.tensor,
+        [&](char* bytes, std::size_t) { std::memcpy(bytes, c.bytes.data(), c.bytes.size()); });
+    const std::string own = to_string(
+        Checkpoint::open(quantised + "/" + c.name).weights(0).experts.packed_up[0].format);
+    const bool gpt_oss = c.name == std::string("mxfp4_gpt_oss");
+    for (const std::string& format : {std::string("f32"), std::string("bf16"), own,
+                                      std::string("int4:32"), std::string("sparse_nvfp4")}) {
+      SCOPED_TRACE(c.tensor + " to " + format);
+      const std::string message = error_of([&] {
+        convert_checkpoint(cpu(), in, folder / "out", to(format, format == "sparse_nvfp4"));
+      });
+      const std::string place =
+          in + ": layer 0, expert " + (gpt_oss ? "0, " : "1, ") + c.which + ": ";
+      EXPECT_TRUE(message.starts_with(place)) << message;
+      EXPECT_NE(message.find("finite"), std::string::npos) << message;
+      EXPECT_FALSE(fs::exists(folder / "out"));
+      EXPECT_FALSE(fs::exists(folder / "out.partial"));
+    }
+  }
+}
+
+// Numbers of a plain model that are none, and one that becomes none.
+TEST(ConvertPacked, PlainWeightsThatAreNotFiniteAreRefused) {
+  const std::string golden = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+  const std::string tensor = "model.layers.1.mlp.experts.2.down_proj.weight";
+  for (const std::vector<unsigned char>& bytes :
+       {std::vector<unsigned char>{0xc0, 0x7f}, {0x80, 0xff}}) {
+    for (const char* format : {"f32", "f16", "fp8_channel", "nvfp4"}) {
+      const TemporaryFolder folder;
+      const std::string in = changed(folder, golden, tensor, [&](char* first, std::size_t) {
+        std::memcpy(first + 6, bytes.data(), bytes.size());
+      });
+      const std::string message =
+          error_of([&] { convert_checkpoint(cpu(), in, folder / "out", to(format)); });
+      EXPECT_TRUE(message.starts_with(in + ": layer 1, expert 2, down: weight [0, 3] is "))
+          << message;
+      EXPECT_FALSE(fs::exists(folder / "out.partial"));
+    }
+  }
+  const TemporaryFolder folder;
+  convert_checkpoint(cpu(), golden, folder / "f32", to("f32"));
+  const std::string in = changed(folder, folder / "f32", tensor, [](char* bytes, std::size_t) {
+    const float most = 3.4028235e38F;
+    std::memcpy(bytes, &most, sizeof most);
+  });
+  EXPECT_NE(error_of([&] {
+              convert_checkpoint(cpu(), in, folder / "out", to("bf16"));
+            }).find("layer 1, expert 2, down: weight [0, 0] is inf"),
+            std::string::npos);
+}
+
 TEST(ConvertPacked, ExpertsInOneTensor) {
   for (const fused::Form& form : fused::forms) {
     SCOPED_TRACE(form.name);
@@ -164,6 +455,13 @@ TEST(ConvertPacked, WhatIsPackedBesideTheExpertsBecomesPlain) {
                                       config["quantization_config"]["ignore"].end());
   EXPECT_TRUE(ignored.contains("model.layers.0.self_attn.q_proj"));
   EXPECT_EQ(Checkpoint::open(out).weights(0).experts.packed_up[0].format.format, Format::nvfp4);
+
+  // It has to be finite as well.
+  const TemporaryFolder bad;
+  const std::string nan =
+      changed(bad, in, attention + "weight", [](char* bytes, std::size_t) { bytes[137] = 0x7f; });
+  EXPECT_EQ(error_of([&] { convert_checkpoint(cpu(), nan, bad / "out", to("nvfp4")); }),
+            nan + ": model.layers.0.self_attn.q_proj: weight [1, 1] is nan: must be finite");
 }
 
 }  // namespace
