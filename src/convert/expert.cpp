@@ -193,14 +193,18 @@ std::string to_string(const ConversionSpec& spec) {
 }
 
 ConversionSpec conversion_from_string(const std::string& text) {
+  std::string names;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     if (text == to_string(dtype)) return {.dtype = dtype};
+    names += to_string(dtype) + std::string(", ");
   }
-  const FormatSpec format = format_from_string(text);
-  if (format.format == Format::plain) {
-    fail(Status::invalid_argument, "format is '{}': f32, bf16 or f16 say which", text);
+  for (const FormatSpec& format : known_formats()) {
+    const std::string name = to_string(FormatSpec{format.format});  // without a group
+    if (text.substr(0, text.find(':')) == name) return {.format = format_from_string(text)};
+    names += name + ", ";
   }
-  return {.format = format};
+  fail(Status::invalid_argument,
+       "format is '{}': must be one of {}or int4:GROUP, GROUP a multiple of 16", text, names);
 }
 
 double bits_per_weight(const ConversionSpec& spec) {

@@ -598,7 +598,13 @@ TEST(Convert, RefusesBeforeItWrites) {
   config.replace(config.find(field), field.size(), "\"mlp_only_layers\": [0, 1]");
   write_file(folder / "dense/config.json", config);
   EXPECT_NE(message(folder / "dense", out, to("nvfp4")).find("no MoE layer"), std::string::npos);
-  EXPECT_NE(error_of([] { conversion_from_string("fp2"); }).find("fp2"), std::string::npos);
+  EXPECT_EQ(
+      error_of([] { conversion_from_string("fp2"); }),
+      "format is 'fp2': must be one of f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, "
+      "mxfp8, nvfp4, mxfp4, int8, int4, dense3, sparse_nvfp4, or int4:GROUP, GROUP a multiple "
+      "of 16");
+  EXPECT_NE(error_of([] { conversion_from_string("plain"); }).find("'plain': must be one of f32"),
+            std::string::npos);
 }
 
 TEST(Convert, LeavesFoldersOfOthersAlone) {

@@ -82,11 +82,13 @@ TEST(ConvertCommand, RefusesByName) {
   };
   expect_failure(convert({out}), 2, who, "--to");
   expect_failure(shunt({"convert", tiny_moe(), "--to", "nvfp4"}), 2, who, "out");
-  expect_failure(convert({out, "--to", "fp2"}), 2, who, "fp2");
-  expect_failure(convert({out, "--to", "int4:7"}), 2, who, "7");
-  expect_failure(convert({out, "--to", "bf16", "--prune", "1:4"}), 2, who, "'1:4': must be 2:4 or");
+  expect_failure(convert({out, "--to", "fp2"}), 2, who,
+                 "--to: format is 'fp2': must be one of f32, bf16, f16, fp8_tensor");
+  expect_failure(convert({out, "--to", "int4:7"}), 2, who, "--to: format is 'int4:7'");
+  expect_failure(convert({out, "--to", "bf16", "--prune", "1:4"}), 2, who,
+                 "--prune: pruning pattern is '1:4': must be 2:4 or 2:4-pairs");
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--method", "best"}), 2, who,
-                 "'best'");
+                 "--method: pruning method is 'best': must be magnitude, wanda or obs");
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--method", "obs"}), 2, who,
                  "--calibrate");
   expect_failure(convert({out, "--to", "bf16", "--method", "obs"}), 2, who, "--prune");

@@ -124,8 +124,11 @@ TEST(Eval, RefusesByName) {
   const Folder folder;
   const std::string who = "shunt eval";
   expect_failure(shunt({"eval"}), 2, who, "model");
-  expect_failure(shunt(eval({"--format", "fp2"})), 2, who, "fp2");
-  expect_failure(shunt(eval({"--format", "bf16/best"})), 2, who, "'best'");
+  expect_failure(shunt(eval({"--format", "fp2"})), 2, who,
+                 "--format: format is 'fp2': must be one of f32, bf16, f16, fp8_tensor");
+  expect_failure(shunt(eval({"--format", "bf16/best"})), 2, who,
+                 "--format bf16/best: pruning method is 'best': must be magnitude, wanda or obs, "
+                 "with or without :pairs");
   expect_failure(shunt(eval({"--format", "bf16/wanda"})), 2, who, "--calibrate");
   expect_failure(shunt(eval({"--stride", "512"})), 1, who, "stride is 512");
   expect_failure(shunt(eval({"--context", "2000"})), 1, who, "context is 2000");

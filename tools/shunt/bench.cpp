@@ -217,7 +217,7 @@ BenchPlan make_plan(const BenchOptions& options) {
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
-  plan.format = format_from_string(options.format);
+  plan.format = parse_option("--format", format_from_string, options.format);
   if (plan.format != FormatSpec{} && options.stage != "layer" && options.stage != "gemm") {
     throw Error(
         Status::invalid_argument,
@@ -275,7 +275,7 @@ int run_gpu(const BenchOptions& options) {
   }
   for (auto& shape : wanted.shapes) {
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
-    shape.format = format_from_string(options.format);
+    shape.format = parse_option("--format", format_from_string, options.format);
     shape.rows = options.rows;
     shape.walk = options.walk;
     shape.from = options.from;

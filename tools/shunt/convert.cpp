@@ -28,17 +28,14 @@ struct ConvertOptions {
 
 ConversionOptions parse(const ConvertOptions& options) {
   ConversionOptions result;
-  try {
-    result.spec = conversion_from_string(options.to);
-    // The best that there are numbers for.
-    result.spec.pruning.method = !options.method.empty() ? prune_method_from_string(options.method)
-                                 : options.calibrate.empty() ? PruneMethod::magnitude
-                                                             : PruneMethod::obs;
-    if (!options.prune.empty()) {
-      result.spec.pruning.pattern = prune_pattern_from_string(options.prune);
-    }
-  } catch (const Error& error) {
-    throw UsageError(fmt::format("--to, --prune, --method: {}", error.what()));
+  result.spec = parse_option("--to", conversion_from_string, options.to);
+  // The best that there are numbers for.
+  result.spec.pruning.method =
+      !options.method.empty() ? parse_option("--method", prune_method_from_string, options.method)
+      : options.calibrate.empty() ? PruneMethod::magnitude
+                                  : PruneMethod::obs;
+  if (!options.prune.empty()) {
+    result.spec.pruning.pattern = parse_option("--prune", prune_pattern_from_string, options.prune);
   }
   result.spec.pruning.damping = options.damping;
   result.spec.prune = !options.prune.empty();

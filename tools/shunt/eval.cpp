@@ -53,20 +53,20 @@ constexpr int speed_samples = 15;
 // "nvfp4", or "nvfp4/obs": pruned to 2:4 by that method before; "nvfp4/obs:pairs" in pairs.
 ConversionSpec parse_format(const std::string& text) {
   const std::size_t slash = text.find('/');
-  ConversionSpec spec;
-  try {
-    spec = conversion_from_string(text.substr(0, slash));
-    if (slash != std::string::npos) {
-      spec.prune = true;
-      std::string method = text.substr(slash + 1);
-      if (method.ends_with(in_pairs)) {
-        method.resize(method.size() - in_pairs.size());
-        spec.pruning.pattern = PrunePattern::pairs;
-      }
-      spec.pruning.method = prune_method_from_string(method);
+  ConversionSpec spec = parse_option("--format", conversion_from_string, text.substr(0, slash));
+  if (slash != std::string::npos) {
+    spec.prune = true;
+    std::string method = text.substr(slash + 1);
+    if (method.ends_with(in_pairs)) {
+      method.resize(method.size() - in_pairs.size());
+      spec.pruning.pattern = PrunePattern::pairs;
     }
-  } catch (const Error& error) {
-    throw UsageError(fmt::format("--format: {}", error.what()));
+    try {
+      spec.pruning.method = prune_method_from_string(method);
+    } catch (const Error& error) {
+      throw UsageError(
+          fmt::format("--format {}: {}, with or without {}", text, error.what(), in_pairs));
+    }
   }
   return spec;
 }

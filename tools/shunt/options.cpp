@@ -7,7 +7,6 @@
 #include <map>
 
 #include "cuda/timing.hpp"
-#include "shunt/error.hpp"
 
 namespace shunt::tool {
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shunt/context.hpp"
+#include "shunt/error.hpp"
 #include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
@@ -77,6 +78,15 @@ void add_json_option(CLI::App& command, JsonOption& option);
 
 // Accepts whole numbers in [low, high]; says what is legal otherwise.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::string& note = {});
+// parse(text), whose refusal becomes a UsageError that names `option`.
+template <class Parse>
+auto parse_option(const std::string& option, const Parse& parse, const std::string& text) {
+  try {
+    return parse(text);
+  } catch (const Error& error) {
+    throw UsageError(option + ": " + error.what());
+  }
+}
 // "64M", "1G", "1.5GB", "4096" in bytes; throws UsageError naming `option`.
 std::int64_t parse_bytes(const std::string& option, const std::string& text);
 // "1,16,256", each in [low, high]; throws UsageError naming `option`.

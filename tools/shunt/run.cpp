@@ -124,8 +124,9 @@ Tensor read_token_ids(const SafetensorsFile& file, const RunOptions& options, co
 }
 
 LayerOptions layer_options(const RunOptions& options) {
-  return {
-      .dtype = options.dtype, .format = format_from_string(options.format), .rows = options.rows};
+  return {.dtype = options.dtype,
+          .format = parse_option("--format", format_from_string, options.format),
+          .rows = options.rows};
 }
 
 // About twice what rounding costs any recorded model; docs/formats.md has the means. Pruned to 2:4
