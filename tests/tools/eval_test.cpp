@@ -120,6 +120,27 @@ TEST(Eval, SkipsAndCuts) {
   EXPECT_EQ(Json::parse(all.out)["skipped"], 100);
 }
 
+// A list of formats ends where the model stands.
+TEST(Eval, TheModelMayStandBehindTheFormats) {
+  const Outcome usual = shunt(eval({"--format", "nvfp4", "bf16/magnitude", "--json"}));
+  ASSERT_EQ(usual.code, 0) << usual.err;
+  const Outcome last = shunt({"eval", "--tokens", "700", "--json", "{}", "--format", "nvfp4",
+                              "bf16/magnitude", tiny_moe()});
+  ASSERT_EQ(last.code, 0) << last.err;
+  EXPECT_EQ(Json::parse(last.out)["rows"].size(), 3u);
+  const Outcome between =
+      shunt({"eval", "--format", "nvfp4", tiny_moe(), "--tokens", "700", "--json"});
+  ASSERT_EQ(between.code, 0) << between.err;
+  EXPECT_EQ(Json::parse(between.out)["rows"][1]["bits_per_byte"],
+            Json::parse(usual.out)["rows"][1]["bits_per_byte"]);
+  for (const std::vector<std::string>& without :
+       {std::vector<std::string>{"eval", "--format", "nvfp4"},
+        {"eval", "--format", "nvfp4", "bf16/magnitude"},
+        {"eval", "--format", tiny_moe()}}) {
+    expect_failure(shunt(without), 2, "shunt eval", "--model is required");
+  }
+}
+
 TEST(Eval, RefusesByName) {
   const Folder folder;
   const std::string who = "shunt eval";

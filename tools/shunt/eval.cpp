@@ -71,6 +71,16 @@ ConversionSpec parse_format(const std::string& text) {
   return spec;
 }
 
+// Whether a word of the command line is meant as a format: paths have slashes too.
+bool names_format(const std::string& text) {
+  try {
+    parse_format(text);
+  } catch (const UsageError&) {
+    return false;
+  }
+  return true;
+}
+
 bool needs_inputs(const ConversionSpec& spec) {
   return spec.prune && spec.pruning.method != PruneMethod::magnitude;
 }
@@ -486,6 +496,19 @@ int Evaluation::run() {
   return exit_done;
 }
 
+// The list of --format takes whatever stands behind it: MODEL too, which is what of it is no
+// format.
+void take_model(EvalOptions& options) {
+  if (!options.model.empty()) return;
+  std::vector<std::string>& formats = options.formats;
+  if (formats.size() > 1 && !names_format(formats.back())) {
+    options.model = formats.back();
+    formats.pop_back();
+    return;
+  }
+  throw CLI::RequiredError("--model");
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
@@ -493,8 +516,7 @@ void add_eval(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("eval", "bits per byte of a small language model, in any weight format");
   command->add_option("model,--model", options->model, "folder of a checkpoint")
-      ->option_text("MODEL")
-      ->required();
+      ->option_text("MODEL");
   command->add_option("--text", options->text, "text to predict (default: MODEL/heldout.txt)")
       ->option_text("FILE");
   command
@@ -541,6 +563,7 @@ void add_eval(CLI::App& app, Action& action) {
       "  shunt eval models/tiny-moe --device cuda --all-formats");
   command->callback([options, command, &action] {
     if (options->device.device == "cuda" && command->count("--dtype") == 0) options->dtype = bf16;
+    take_model(*options);
     action = [options] { return Evaluation(*options).run(); };
   });
 }
