@@ -17,6 +17,7 @@
 #include "checkpoint/strict_json.hpp"
 #include "convert/dialect.hpp"
 #include "convert/journal.hpp"
+#include "convert/recorded_inputs.hpp"
 #include "convert/shard_writer.hpp"
 #include "convert/source.hpp"
 #include "core/check.hpp"
@@ -41,24 +42,6 @@ enum class Naming {
 
 const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
-}
-
-// States that are not finite, or none at all, would say nothing of any weight.
-void check_hidden(const std::string& path, int layer, const Tensor& hidden) {
-  if (hidden.shape[0] == 0) {
-    fail(Status::bad_file, "{}: holds no hidden states of layer {}", path, layer);
-  }
-  for (std::int64_t t = 0; t < hidden.shape[0]; ++t) {
-    for (std::int64_t i = 0; i < hidden.shape[1]; ++i) {
-      const float x =
-          load_f32(hidden.data, hidden.dtype, t * hidden.strides[0] + i * hidden.strides[1]);
-      if (!std::isfinite(x)) {
-        fail(Status::bad_file,
-             "{}: the hidden states of layer {} have {} at [{}, {}]: must be finite", path, layer,
-             x, t, i);
-      }
-    }
-  }
 }
 
 // Which elements of a tensor are written: [begin, end).
@@ -92,7 +75,6 @@ class Conversion {
   // What the tensors of these files hold, by tensor.
   std::map<std::string, std::string> weight_map() const;
   const LayerCalibration* calibration(int layer);
-  Tensor recorded(int layer) const;
   void remember(const Json& rows);
   bool converts(const std::string& tensor) const { return expert_tensors_.contains(tensor); }
   bool decodes(const std::string& tensor) const { return module_tensors_.contains(tensor); }
@@ -109,7 +91,7 @@ class Conversion {
   bool was_packed_ = false;  // the experts, or anything beside them
   Naming naming_ = Naming::as_source;
   Dialect dialect_;  // of Naming::each
-  std::unique_ptr<const SafetensorsFile> recordings_;
+  std::unique_ptr<const RecordedInputs> recorded_;
   std::int64_t done_ = 0, total_ = 0;  // weights
 
   // Of the layer at work.
@@ -164,13 +146,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
     }
   }
   if (!options_.calibrate.empty()) {
-    recordings_ =
-        std::make_unique<const SafetensorsFile>(SafetensorsFile::open(options_.calibrate));
-    for (const CheckpointLayer& layer : checkpoint_.layers()) {
-      if (!layer.moe) continue;
-      require(supports_calibration(checkpoint_.spec(layer.index)), "calibration");
-      check_hidden(recordings_->path(), layer.index, recorded(layer.index));
-    }
+    recorded_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
   for (const SourceFile& file : files_) plan(file);  // refuses before anything is written
 }
@@ -192,7 +168,7 @@ Json Conversion::settings() const {
                {"source", source}};
   // What every file of it has to agree with.
   if (naming_ == Naming::each) json["config"] = dialect_config(dialect_, {});
-  if (recordings_) json["calibrate"] = fingerprint(options_.calibrate);
+  if (recorded_) json["calibrate"] = fingerprint(options_.calibrate);
   return json;
 }
 
@@ -260,33 +236,16 @@ void Conversion::check_space(const PartialFolder& folder) const {
   }
 }
 
-Tensor Conversion::recorded(int layer) const {
-  const std::string& module = checkpoint_.layers()[static_cast<std::size_t>(layer)].module;
-  const std::string plain = fmt::format("layers.{}.input", layer);
-  for (const std::string& name : {module + ".input", plain}) {
-    if (!recordings_->contains(name)) continue;
-    const Tensor tensor = recordings_->get(name);
-    const std::int64_t hidden = checkpoint_.spec(layer).hidden;
-    const bool plain_float =
-        tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
-    if (tensor.rank != 2 || tensor.shape[1] != hidden || !plain_float) {
-      fail(Status::bad_file, "{}: tensor '{}' is {}: must be f32, bf16 or f16 [T, {}]",
-           recordings_->path(), name, tensor.describe(), hidden);
-    }
-    return tensor;
-  }
-  fail(Status::bad_file, "{}: has no tensor '{}.input' or '{}': every MoE layer is calibrated",
-       recordings_->path(), module, plain);
-}
-
 const LayerCalibration* Conversion::calibration(int layer) {
   if (layer_ != layer) {
     layer_ = layer;
     spec_ = checkpoint_.spec(layer);
     weights_ = checkpoint_.weights(layer);
     calibration_.reset();
-    if (recordings_) {
-      calibration_ = std::make_unique<LayerCalibration>(context_, spec_, weights_, recorded(layer));
+    if (recorded_) {
+      const RecordedLayer& inputs = recorded_->of(layer);
+      calibration_ = std::make_unique<LayerCalibration>(context_, spec_, weights_, inputs.hidden,
+                                                        inputs.token_ids);
     }
   }
   return calibration_.get();
@@ -442,7 +401,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
       const ConvertedMatrix& made = expert.matrices[static_cast<std::size_t>(matrix.which)];
       rows.push_back({matrix.layer, matrix.expert, static_cast<int>(matrix.which),
                       made.error.difference, made.error.magnitude, expert.tokens,
-                      options_.spec.prune && made.pruned_by != options_.spec.pruning.method});
+                      fell_back(options_.spec, made)});
     }
     done_ += weights;
     if (progress_) progress_(file.name, done_, total_);

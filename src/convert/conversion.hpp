@@ -29,8 +29,8 @@ struct ConversionReport {
 
 struct ConversionOptions {
   ConversionSpec spec;
-  // Safetensors with hidden states [T, H] that entered each MoE block, named "<module>.input" or
-  // "layers.<N>.input"; for wanda and obs.
+  // Safetensors with the hidden states that entered each MoE block, as RecordedInputs reads them;
+  // for wanda and obs.
   std::string calibrate;
 };
 

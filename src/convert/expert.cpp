@@ -224,6 +224,10 @@ const char* to_string(ExpertMatrix matrix) {
   return matrix == ExpertMatrix::gate ? "gate" : matrix == ExpertMatrix::up ? "up" : "down";
 }
 
+bool fell_back(const ConversionSpec& spec, const ConvertedMatrix& matrix) {
+  return spec.prune && !matrix.values.empty() && matrix.pruned_by != spec.pruning.method;
+}
+
 ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spec,
                                const LayerSpec& layer, const LayerWeights& weights, int expert,
                                const LayerCalibration* calibration) {

@@ -64,6 +64,10 @@ struct ConvertedExpert {
   std::int64_t tokens = -1;  // that calibration routed to it; -1: not calibrated
 };
 
+// Whether a matrix was pruned by magnitude where `spec` asks for another method, for want of
+// inputs.
+bool fell_back(const ConversionSpec& spec, const ConvertedMatrix& matrix);
+
 // `weights` are those of the layer, plain or packed on the host. wanda and obs need `calibration`.
 // What spec `keeps` is copied, each matrix with its own global scale. Otherwise gate and up share
 // the global scale of a format that has one, as those who serve checkpoints want it. obs prunes

@@ -553,6 +553,52 @@ TEST(Convert, BitsDoNotDependOnThreads) {
   EXPECT_EQ(contents(folder / "1"), contents(folder / "3"));
 }
 
+// DeepSeek-V4's first layer: its experts are those that token ids say.
+TEST(Convert, LayersRoutedByTokenIdsAreCalibratedByThem) {
+  const TemporaryFolder folder;
+  const std::string in = golden("deepseek_v4"), ids = "model.layers.0.mlp.token_ids";
+  const SafetensorsFile recorded = SafetensorsFile::open(in + "/golden.safetensors");
+  ConversionOptions options = pruned("sparse_nvfp4", PruneMethod::obs);
+  options.calibrate = recorded.path();
+  const ConversionReport report = convert_checkpoint(cpu(), in, folder / "out", options);
+  for (const int layer : {0, 1}) {
+    const Tensor chosen =
+        recorded.get("model.layers." + std::to_string(layer) + ".mlp.gate.gate_out.2");
+    std::vector<std::int64_t> counts(12);
+    for (std::int64_t i = 0; i < chosen.elements(); ++i) {
+      ++counts.at(static_cast<std::size_t>(chosen.as<const std::int64_t>()[i]));
+    }
+    for (std::size_t e = 0; e < counts.size(); ++e) {
+      const auto at = static_cast<std::size_t>(layer) * counts.size() + e;
+      EXPECT_EQ(report.experts.at(at).tokens, counts[e]) << layer << " " << e;
+    }
+  }
+
+  const auto refused = [&](const Tensor& given) {
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const std::string& name : recorded.names()) {
+      if (name != ids) tensors.emplace_back(name, recorded.get(name));
+    }
+    if (given) tensors.emplace_back(ids, given);
+    options.calibrate = folder / "hidden.safetensors";
+    write_safetensors(options.calibrate, tensors, {});
+    const std::string text =
+        error_of([&] { convert_checkpoint(cpu(), in, folder / "second", options); });
+    EXPECT_FALSE(fs::exists(folder / "second.partial")) << text;
+    EXPECT_NE(text.find("hidden.safetensors"), std::string::npos) << text;
+    return text;
+  };
+  EXPECT_NE(refused({}).find("no tensor '" + ids + "'"), std::string::npos);
+  std::vector<std::int64_t> given(24);
+  EXPECT_NE(refused(view(given.data(), {23})).find("is i64 [23]: must be i32 or i64 [24]"),
+            std::string::npos);
+  given[5] = 64;
+  EXPECT_NE(refused(view(given.data(), {24})).find("has 64 at [5]: must be 0 to 63"),
+            std::string::npos);
+  given[5] = -1;
+  EXPECT_NE(refused(view(given.data(), {24})).find("has -1 at [5]"), std::string::npos);
+}
+
 TEST(Convert, RefusesBeforeItWrites) {
   const TemporaryFolder folder;
   const std::string out = folder / "out";
@@ -586,8 +632,9 @@ TEST(Convert, RefusesBeforeItWrites) {
     write_safetensors(options.calibrate, tensors, {});
     return message(tiny, out, options);
   };
-  EXPECT_NE(hidden(1, 0).find("holds no hidden states of layer 3"), std::string::npos);
-  EXPECT_NE(hidden(std::nanf(""), 2).find("layer 0 have nan at [0, 0]: must be finite"),
+  EXPECT_NE(hidden(1, 0).find("'layers.3.input' is f32 [0, 256]: holds no hidden states"),
+            std::string::npos);
+  EXPECT_NE(hidden(std::nanf(""), 2).find("'layers.0.input' has nan at [0, 0]: must be finite"),
             std::string::npos);
 
   // No experts anywhere.

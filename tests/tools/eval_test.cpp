@@ -1,6 +1,8 @@
 // shunt eval: bits per byte as a table and as JSON, hidden states recorded, and what is refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
@@ -105,6 +107,53 @@ TEST(Eval, RecordsTheHiddenStatesOfEachByteOnce) {
   const Outcome run = shunt({"run", "--model", tiny_moe(), "--layer", "1", "--no-timing", "--input",
                              file, "--input-name", "model.layers.1.mlp.input"});
   EXPECT_EQ(run.code, 0) << run.err;
+}
+
+std::string write_hidden(const Folder& folder, std::int64_t tokens, float last, int layers = 4) {
+  std::vector<float> rows(static_cast<std::size_t>(tokens * 256) + 1, 1.0F);
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (int layer = 0; layer < layers; ++layer) {
+    tensors.emplace_back("model.layers." + std::to_string(layer) + ".mlp.input",
+                         view(rows.data(), {tokens, 256}));
+  }
+  std::vector<float> other = rows;
+  if (tokens > 0) other[7] = last;
+  tensors.back().second = view(other.data(), {tokens, 256});
+  write_safetensors(folder.path("hidden.safetensors"), tensors, {});
+  return folder.path("hidden.safetensors");
+}
+
+// As `shunt convert` says it.
+TEST(Eval, SaysWhatWasPrunedByMagnitudeInstead) {
+  const Folder folder;
+  const std::string file = write_hidden(folder, 1, 1);
+  const std::vector<std::string> args = {"--format", "bf16/obs", "--calibrate", file};
+  const Outcome outcome = shunt(eval(args));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::string text = outcome.out;
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  EXPECT_TRUE(contains(text, "bf16, 2:4 by obs: 48 of 64 experts by magnitude")) << outcome.out;
+  std::vector<std::string> more = args;
+  more.emplace_back("--json");
+  const Json rows = Json::parse(shunt(eval(more)).out)["rows"];
+  EXPECT_EQ(rows[0]["fell_back"], 0);
+  EXPECT_EQ(rows[1]["fell_back"], 48);
+  more.back() = "--markdown";
+  EXPECT_TRUE(contains(shunt(eval(more)).out, "48 of 64 experts by magnitude"));
+}
+
+// Before anything is computed, and in the names that --record writes.
+TEST(Eval, RefusesHiddenStatesThatDoNotCalibrate) {
+  const Folder folder;
+  const auto refused = [&](const std::string& file, const std::string& part) {
+    expect_failure(shunt(eval({"--format", "bf16/wanda", "--calibrate", file})), 1, "shunt eval",
+                   part);
+  };
+  const std::string name = "'model.layers.3.mlp.input'";
+  refused(write_hidden(folder, 0, 0), "holds no hidden states");
+  refused(write_hidden(folder, 2, std::nanf("")), name + " has nan at [0, 7]: must be finite");
+  refused(write_hidden(folder, 2, 1, 3), "has no tensor " + name + " or 'layers.3.input'");
+  refused(golden("qwen3_moe") + "/golden.safetensors", "must be f32, bf16 or f16 [T, 256]");
 }
 
 TEST(Eval, SkipsAndCuts) {

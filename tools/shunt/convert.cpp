@@ -151,15 +151,14 @@ int convert(const ConvertOptions& options) {
     print_layers(report.experts);
   }
   WeightError all;
-  std::size_t fell_back = 0;
+  std::int64_t fell_back = 0;
   for (const ConvertedExpertReport& expert : report.experts) {
     all.add(all_of(expert));
     fell_back += expert.fell_back ? 1 : 0;
   }
   if (fell_back > 0) {
-    fmt::print("{}", wrap(fmt::format("{} of {} experts by magnitude: too few hidden states are "
-                                      "routed to them (--experts says to which)",
-                                      fell_back, report.experts.size()),
+    fmt::print("{}", wrap(fell_back_text(fell_back, std::ssize(report.experts)) +
+                              " (--experts says to which)",
                           0));
   }
   fmt::print(

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/mapped_file.hpp"
+#include "convert/recorded_inputs.hpp"
 #include "core/convert.hpp"
 #include "measure.hpp"
 #include "options.hpp"
@@ -110,6 +111,7 @@ struct ConvertedLayer {
   std::vector<ConvertedExpert> experts;
   LayerWeights weights;
   WeightError error;
+  std::int64_t fell_back = 0;  // experts
 };
 
 // What --speed prepares a layer from.
@@ -149,7 +151,7 @@ class Evaluation {
   Context host_;
   Checkpoint checkpoint_;
   Windows windows_;
-  std::unique_ptr<const SafetensorsFile> recordings_;
+  std::unique_ptr<const RecordedInputs> inputs_;        // to calibrate by
   std::map<int, std::vector<std::uint16_t>> recorded_;  // bf16
   // For --speed: hidden states of the text's beginning by layer, and the layers.
   std::map<int, std::vector<std::uint16_t>> samples_;
@@ -211,12 +213,9 @@ void Evaluation::convert(int index, const ConversionSpec& spec, ConvertedLayer& 
   layer.weights = checkpoint_.weights(index);
   std::unique_ptr<LayerCalibration> calibration;
   if (needs_inputs(spec)) {
-    const std::string& module = checkpoint_.layers()[static_cast<std::size_t>(index)].module;
-    const std::string plain = fmt::format("layers.{}.input", index);
-    const std::string named = module + ".input";
-    calibration = std::make_unique<LayerCalibration>(
-        host_, layer_spec, layer.weights,
-        recordings_->get(recordings_->contains(named) ? named : plain));
+    const RecordedLayer& inputs = inputs_->of(index);
+    calibration = std::make_unique<LayerCalibration>(host_, layer_spec, layer.weights,
+                                                     inputs.hidden, inputs.token_ids);
   }
   ExpertWeights experts;
   experts.gate_bias = layer.weights.experts.gate_bias;
@@ -225,9 +224,12 @@ void Evaluation::convert(int index, const ConversionSpec& spec, ConvertedLayer& 
   for (int e = 0; e < layer_spec.experts.experts; ++e) {
     layer.experts.push_back(
         convert_expert(host_, spec, layer_spec, layer.weights, e, calibration.get()));
+    bool by_magnitude = false;
     for (const ConvertedMatrix& matrix : layer.experts.back().matrices) {
       layer.error.add(matrix.error);
+      by_magnitude = by_magnitude || fell_back(spec, matrix);
     }
+    layer.fell_back += by_magnitude ? 1 : 0;
     progress_.show(
         to_string(spec), index * layer_spec.experts.experts + e + 1,
         static_cast<std::int64_t>(checkpoint_.layers().size()) * layer_spec.experts.experts);
@@ -245,6 +247,8 @@ Layer Evaluation::make_layer(int index, const std::optional<ConversionSpec>& spe
   if (spec) {
     convert(index, *spec, layer);
     error.add(layer.error);
+    row.experts += std::ssize(layer.experts);
+    row.fell_back += layer.fell_back;
     format = resolved(spec->format);
   } else {
     layer.weights = checkpoint_.weights(index);
@@ -434,11 +438,10 @@ int Evaluation::run() {
     }
   }
   if (!options_.calibrate.empty()) {
-    recordings_ =
-        std::make_unique<const SafetensorsFile>(SafetensorsFile::open(options_.calibrate));
+    inputs_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
   if (options_.all_formats) {
-    for (const ConversionSpec& spec : all_conversions(recordings_ != nullptr)) {
+    for (const ConversionSpec& spec : all_conversions(inputs_ != nullptr)) {
       const std::string why = refused(spec);
       if (why.empty()) {
         specs.push_back(spec);
@@ -448,7 +451,7 @@ int Evaluation::run() {
     }
   }
   for (const ConversionSpec& spec : specs) {
-    if (needs_inputs(spec) && !recordings_) {
+    if (needs_inputs(spec) && !inputs_) {
       throw UsageError(fmt::format("--calibrate FILE is needed for {}: --record makes one",
                                    to_string(spec.pruning.method)));
     }

@@ -18,6 +18,8 @@ struct EvalRow {
   double bits_per_weight = 0;   // of experts, scales included
   double bytes_per_token = 0;   // of the experts that a token is routed to, all layers
   std::optional<double> error;  // ||w - w'|| / ||w|| over all experts; none: as they are
+  std::int64_t experts = 0;     // converted
+  std::int64_t fell_back = 0;   // of them, pruned by magnitude for want of inputs
   BitsPerByte score{};
   double moe_us_per_token = 0;  // in batches, all layers
   bool packed = false;          // computed from the packed form; else decoded beforehand

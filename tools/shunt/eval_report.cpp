@@ -47,6 +47,16 @@ std::string text_words(const EvalReport& report) {
                      report.windows.context, report.windows.stride);
 }
 
+// Which experts are pruned in another way than asked for is not passed over in silence.
+std::string fell_back_notes(const EvalReport& report) {
+  std::string notes;
+  for (const EvalRow& row : report.rows) {
+    if (row.fell_back == 0) continue;
+    notes += fmt::format("; {}: {}", row.name, fell_back_text(row.fell_back, row.experts));
+  }
+  return notes;
+}
+
 }  // namespace
 
 void print_eval(const EvalReport& report, const Context& context) {
@@ -88,6 +98,7 @@ void print_eval(const EvalReport& report, const Context& context) {
         "in all MoE layers in bf16, alone with its experts in memory, and in a batch";
   }
   if (decoded) note += "; -: decoded beforehand and computed as plain weights";
+  note += fell_back_notes(report);
   if (!report.left_out.empty()) {
     note += "; not computed on a GPU:";
     for (const auto& [name, why] : report.left_out) note += ' ' + name;
@@ -113,7 +124,8 @@ std::string eval_markdown(const EvalReport& report, const Context& context,
     }
     text += '\n';
   }
-  text += fmt::format("\n{}; MoE layers in {}.", text_words(report), report.arithmetic);
+  text += fmt::format("\n{}; MoE layers in {}{}.", text_words(report), report.arithmetic,
+                      fell_back_notes(report));
   if (speed) text += fmt::format(" Times: {}; MoE layers in bf16.", engine_words(context));
   text += fmt::format(" Made by\n\n    {}\n", command);
   return text;
@@ -126,6 +138,7 @@ Json eval_json(const EvalReport& report, const Context& context) {
                     {"bits_per_weight", row.bits_per_weight},
                     {"bytes_per_token", row.bytes_per_token},
                     {"weight_error", row.error ? Json(*row.error) : Json(nullptr)},
+                    {"fell_back", row.fell_back},
                     {"bits_per_byte", row.score.per_byte()},
                     {"bytes_scored", row.score.bytes},
                     {"moe_us_per_token", row.moe_us_per_token},

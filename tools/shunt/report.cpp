@@ -94,6 +94,11 @@ void check_writable(const std::string& path) {
   ::unlink(probe.c_str());
 }
 
+std::string fell_back_text(std::int64_t fell_back, std::int64_t experts) {
+  return fmt::format("{} of {} experts by magnitude: too few hidden states are routed to them",
+                     fell_back, experts);
+}
+
 void emit_json(const JsonOption& option, const Json& json) {
   const std::string text = json.dump(2) + "\n";
   if (option.to_stdout()) {

@@ -29,6 +29,8 @@ Json report_json(const Json& machine, const Json& ceilings, const std::vector<Ro
 void write_file(const std::string& path, const std::string& text);
 // Throws Error{io} when a file cannot be made there, before hours of work for it.
 void check_writable(const std::string& path);
+// How many experts were pruned by magnitude instead: what convert and eval say of it.
+std::string fell_back_text(std::int64_t fell_back, std::int64_t experts);
 // To where the option says.
 void emit_json(const JsonOption& option, const Json& json);
 
