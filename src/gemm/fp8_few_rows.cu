@@ -226,12 +226,11 @@ __global__ void __launch_bounds__(S::threads, S::together)
       if (lane == 0) {
         const char* const group = args.tiles + at.group * args.group_bytes;
         const std::int64_t first = std::int64_t{at.column} * args.steps;
-        const std::uint64_t policy = weights_policy(at.alone);
         for (int i = begin; i < end; ++i) {
           if (again) mbarrier_wait(&empty[stage], parity ^ 1);
           mbarrier_arrive_expect(&full[stage], S::weight_bytes + (block_scales ? 16 : 0));
-          copy_bytes(stages + stage * S::stage_bytes, group + (first + i) * S::weight_bytes,
-                     S::weight_bytes, &full[stage], policy);
+          copy_bytes_once(stages + stage * S::stage_bytes, group + (first + i) * S::weight_bytes,
+                          S::weight_bytes, &full[stage]);
           if (block_scales) {
             copy_bytes(scales + stage * S::scales, group + args.scales_at + (first + i) * 16, 16,
                        &full[stage]);

@@ -275,10 +275,10 @@ __global__ void __launch_bounds__(S::threads, 1)
   // By one thread: weights of step i of a tile.
   const auto copy_weights = [&](const GroupTile& at, int i, int stage) {
     mbarrier_arrive_expect(&filled[stage], S::weight_bytes);
-    copy_bytes(ring + stage * S::stage_bytes + S::token_bytes,
-               args.tiles + at.group * args.group_bytes +
-                   (std::int64_t{at.column} * args.steps + i) * S::weight_bytes,
-               S::weight_bytes, &filled[stage], weights_policy(at.alone));
+    copy_bytes_once(ring + stage * S::stage_bytes + S::token_bytes,
+                    args.tiles + at.group * args.group_bytes +
+                        (std::int64_t{at.column} * args.steps + i) * S::weight_bytes,
+                    S::weight_bytes, &filled[stage]);
   };
   // Barriers are made by four threads at once, whose warps have time, one of each team: the
   // instruction takes uniform addresses, so that lanes would take turns.

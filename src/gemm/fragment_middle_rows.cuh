@@ -279,8 +279,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll
     for (int w = 0; w < S::wide; ++w) {
       if (w < there) {
-        copy_bytes(to + w * S::weight_bytes, from + w * column, S::weight_bytes, &full[stage],
-                   weights_policy(at.alone));
+        copy_bytes_once(to + w * S::weight_bytes, from + w * column, S::weight_bytes, &full[stage]);
       }
     }
   };

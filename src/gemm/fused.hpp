@@ -81,6 +81,7 @@ struct MlpWay {
   bool rounded = false;  // rows of fp8 products are fp8 already
   bool gathers = false;  // on a GPU: the product reads rows as a permutation picks them
   int tile_before = 0;   // as MlpInput's
+  bool placed = false;   // ProductSizes::placed
 };
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way = {});

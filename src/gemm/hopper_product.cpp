@@ -90,7 +90,8 @@ ProductSizes sizes_of(const GroupedProduct& p) {
                       weights_readable(p),
           .weighed = p.row_scale != nullptr,
           .whole_k = p.whole_k,
-          .few_before = p.tile_before};
+          .few_before = p.tile_before,
+          .placed = p.places.rows != nullptr};
 }
 
 namespace {

@@ -77,6 +77,7 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   sizes.gathered = way.gathers;
   sizes.whole_k = way.whole_k;
   sizes.few_before = way.tile_before;
+  sizes.placed = way.placed;
   return sizes;
 }
 

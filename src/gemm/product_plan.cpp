@@ -208,14 +208,14 @@ bool fits(const ProductSizes& sizes) {
          (sizes.rows / 8 + sizes.groups) < most / ceil_div(sizes.group_rows, 128);
 }
 
-ProductPlan fastest(const ProductPlan* begin, const ProductPlan* end, int few_before = 0) {
-  const auto us = [&](const ProductPlan& plan) {
-    const bool other =
-        few_before > 0 && (plan.kernel != ProductPlan::few_rows || plan.tile_tokens != few_before);
-    return plan.us + (other ? other_kernel_us : 0);
-  };
+// `besides`: what a plan costs a layer beside its own time.
+template <class Besides>
+ProductPlan fastest(const ProductPlan* begin, const ProductPlan* end, const Besides& besides) {
+  const auto us = [&](const ProductPlan& plan) { return plan.us + besides(plan); };
   return *std::min_element(begin, end, [&](const auto& a, const auto& b) { return us(a) < us(b); });
 }
+
+double pass_us(double bytes, const GpuFigures& gpu) { return 2 + bytes / (gpu.read_gbps * 1e3); }
 
 }  // namespace
 
@@ -257,7 +257,7 @@ ProductPlans candidates(const ProductSizes& sizes, const GpuFigures& gpu) {
     plans.add(model.blackwell());
   }
   const ProductPlans portable = portable_candidates(sizes, gpu);
-  plans.add(fastest(portable.begin(), portable.end()));
+  plans.add(fastest(portable.begin(), portable.end(), [](const ProductPlan&) { return 0.0; }));
   return plans;
 }
 
@@ -265,7 +265,12 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
   const ProductPlans plans = candidates(sizes, gpu);
   if (plans.size() == 1) return *plans.begin();
   // Of those that can, the portable kernel is never the fastest, whatever the model says.
-  return fastest(plans.begin(), plans.end() - 1, sizes.few_before);
+  const double moved = 2 * 2 * static_cast<double>(sizes.rows * sizes.group_rows);
+  return fastest(plans.begin(), plans.end() - 1, [&](const ProductPlan& plan) {
+    const bool few = plan.kernel == ProductPlan::few_rows;
+    const bool other = sizes.few_before > 0 && !(few && plan.tile_tokens == sizes.few_before);
+    return (other ? other_kernel_us : 0) + (few && sizes.placed ? pass_us(moved, gpu) : 0);
+  });
 }
 
 bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
@@ -276,12 +281,14 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
   constexpr double surely = 1.01;  // predictions that are closer say nothing
   // Read and written, a part of it in the L2.
   const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
-  const double pass_us = 2 + bytes / (gpu.read_gbps * 1e3);
   sizes.gathered = true;
   sizes.weighed = weighed;
   const ProductPlan on_the_way = plan_product(sizes, gpu);
-  return on_the_way.kernel == ProductPlan::portable ||
-         (after.us + pass_us) * surely < on_the_way.us;
+  // With more rows a group steps that pass them on take half as long again, which is not predicted.
+  constexpr std::int64_t most_on_the_way = 128;
+  const bool few = sizes.rows <= most_on_the_way * sizes.groups;
+  return on_the_way.kernel == ProductPlan::portable || !few ||
+         (after.us + pass_us(bytes, gpu)) * surely < on_the_way.us;
 }
 
 std::string describe(const ProductPlan& plan) {

@@ -38,6 +38,8 @@ struct ProductSizes {
   bool whole_k = false;
   // Of few_rows, where the product before it in a layer is that kernel: rows of its tile; else 0.
   int few_before = 0;
+  // Results would be the layer's outputs, which many_rows writes at once; else a pass moves them.
+  bool placed = false;
 };
 
 struct ProductPlan {

@@ -53,8 +53,8 @@ __device__ __forceinline__ void fence_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// How long a tile's weights stay in the L2: where no other tile reads them they leave it first,
-// else they are there for the others (docs/notes/cuda-gemm.md, "Weights that several tiles read").
+// How long a tile's weights stay in the L2: those that no other tile reads leave it first, others
+// are there for them (docs/notes/cuda-gemm.md, "Weights that several tiles read").
 __device__ __forceinline__ std::uint64_t weights_policy(bool alone) {
   std::uint64_t first, normal;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
@@ -70,6 +70,12 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned 
       "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
+}
+
+// What comes leaves the L2 first.
+__device__ __forceinline__ void copy_bytes_once(void* to, const void* from, unsigned bytes,
+                                                std::uint64_t* barrier) {
+  copy_bytes(to, from, bytes, barrier, weights_policy(true));
 }
 
 // The box at shared address `from` to coordinates of a map of three dimensions. By one thread,

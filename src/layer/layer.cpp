@@ -111,7 +111,8 @@ bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
 MlpWay Layer::Impl::down_way(std::int64_t tokens, bool gathered) const {
   MlpWay way{.whole_k = options.batch_invariant,
              .rounded = rounding(tokens) != Rounding::on_the_way};
-  if (!one_row_a_token(spec) || experts.down.format != FormatSpec{}) {
+  way.placed = one_row_a_token(spec) && experts.down.format == FormatSpec{};
+  if (!way.placed) {
     way.tile_before = mlp_tile(context, experts.gate_up, tokens * spec.route.slots(),
                                {.whole_k = options.batch_invariant, .gathers = !gathered});
   }

@@ -104,6 +104,26 @@ TEST(ProductPlan, ManyRowsAreGatheredByAPass) {
   EXPECT_TRUE(gather_first(sizes(16, 16384, 2048, 5120), b200));
 }
 
+// A kernel that writes rows to the layer's outputs saves a pass over them.
+TEST(ProductPlan, ResultsThatWouldBeOutputsCountAPass) {
+  GpuFigures h100 = h200;
+  h100.read_gbps = 3352;
+  int changed = 0;
+  for (const std::int64_t tokens : {1, 32, 256, 512, 640, 768, 4096}) {
+    ProductSizes s = sizes(32, tokens, 7168, 2048);
+    const ProductPlan alone = plan_product(s, h100);
+    s.placed = true;
+    const ProductPlan plan = plan_product(s, h100);
+    const double pass = 2 + 4.0 * static_cast<double>(s.rows * s.group_rows) / (3352 * 1e3);
+    EXPECT_LE(plan.us, alone.us + pass) << tokens;
+    EXPECT_GE(plan.us, alone.us) << tokens;
+    if (plan.kernel == alone.kernel) continue;
+    EXPECT_EQ(plan.kernel, ProductPlan::many_rows) << tokens;
+    ++changed;
+  }
+  EXPECT_GT(changed, 0);
+}
+
 // What was faster on an H200 (docs/notes/cuda-gemm.md, "A tile's rows in one copy").
 TEST(ProductPlan, TilesInTurnTakeGroupsOf128RowsAndMore) {
   for (const auto& s :
@@ -161,7 +181,8 @@ TEST(ProductPlan, TilesOfFewAndOfManyRows) {
     EXPECT_EQ(plan.kernel, ProductPlan::few_rows) << s.rows << " rows, k " << s.k;
     EXPECT_EQ(plan.tile_tokens, 64) << s.rows << " rows, k " << s.k;
   }
-  // Mixtral 8x7B with 384 tokens, gpt-oss-20b with 768: 96 rows a group, where routing differs more.
+  // Mixtral 8x7B with 384 tokens, gpt-oss-20b with 768: 96 rows a group, where routing differs
+  // more.
   for (const auto& s : {sizes(8, 768, 28672, 4096), sizes(8, 768, 4096, 14336),
                         sizes(32, 3072, 5760, 2880), sizes(32, 3072, 2880, 2880)}) {
     EXPECT_EQ(plan_product(s, h100).tile_tokens, 192) << s.rows << " rows, k " << s.k;
