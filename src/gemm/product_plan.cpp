@@ -268,7 +268,7 @@ ProductPlan plan_product(const ProductSizes& sizes, const GpuFigures& gpu) {
   const double moved = 2 * 2 * static_cast<double>(sizes.rows * sizes.group_rows);
   return fastest(plans.begin(), plans.end() - 1, [&](const ProductPlan& plan) {
     const bool few = plan.kernel == ProductPlan::few_rows;
-    const bool other = sizes.few_before > 0 && !(few && plan.tile_tokens == sizes.few_before);
+    const bool other = sizes.few_before > 0 && (!few || plan.tile_tokens != sizes.few_before);
     return (other ? other_kernel_us : 0) + (few && sizes.placed ? pass_us(moved, gpu) : 0);
   });
 }
