@@ -185,7 +185,32 @@ TEST(RoutedOutside, RefusesWhatItCannotDoByName) {
         message({.ids = ids, .weights = weights, .expert_map = view(outside.data(), {all_experts})})
             .find("expert_map"),
         std::string::npos);
+    Tensor every_other = view(logits.data(), {1, experts});
+    every_other.shape[0] = 2;
+    every_other.strides = {0, 2};
+    EXPECT_NE(message({.logits = every_other}).find("forward: logits is"), std::string::npos);
   }
+}
+
+// What is found in ids and maps on the way is found before anything is written.
+TEST(RoutedOutside, ARefusedCallHasWrittenNothing) {
+  if (test::on_gpu()) GTEST_SKIP() << "whose host reads no values";
+  const Context context = cpu({.threads = 2});
+  const Stored of(false);
+  const Layer layer(of.spec, of.weights, context, options());
+  const Routed in(8);
+  std::vector<float> y(8 * hidden, 7);
+  const std::vector<std::int32_t> outside(all_experts, experts);
+  const std::int32_t valid = 5;
+  const Buffer workspace = context.allocate(layer.workspace_bytes(8));
+  EXPECT_THROW(layer.forward({.hidden = view(in.x.data(), {8, hidden}),
+                              .valid_tokens = view(&valid, {1}),
+                              .ids = view(in.ids.data(), {8, slots}),
+                              .weights = view(in.weights.data(), {8, slots}),
+                              .expert_map = view(outside.data(), {all_experts})},
+                             {.output = view(y.data(), {8, hidden})}, workspace),
+               Error);
+  EXPECT_EQ(y, std::vector<float>(8 * hidden, 7));
 }
 
 }  // namespace
