@@ -57,7 +57,7 @@ struct Gpu;
 }
 
 // A device and what orders work on it. Copies share the same threads or stream. One Context is for
-// one calling thread at a time; two Contexts are independent.
+// one calling thread at a time; two Contexts are independent. Of a GPU's more at the end.
 class Context {
  public:
   Device device() const;
@@ -97,10 +97,9 @@ Context cuda(void* stream = nullptr, int index = 0);
 }  // namespace shunt
 
 // What a context of a GPU asks of its caller:
-// - Its kernels share counters, so that they must run one after the other, as they do on its
-// stream.
-//   Graphs captured from one context likewise: replay them on one stream, or with an event between
-//   them, never two at once, which would give wrong sums or wait for each other for ever. For work
-//   side by side make two contexts, with a stream each.
+// - One kernel after the other: they share counters. So it is on its stream. Replay graphs captured
+//   from one context on one stream, or with an event between them: two at once would give wrong
+//   sums or wait for each other for ever. For work side by side make two contexts, each with a
+//   stream of its own.
 // - The stream outlives the context and all that is made with it: buffers, layers, captured graphs.
 // Operations may be called whichever GPU is the calling thread's current one, and leave it so.

@@ -39,7 +39,7 @@ constexpr double split_us = 3;                               // for each time th
 constexpr double eighths[] = {-1.65, -0.9, -0.49, -0.16,     // of a normal distribution: means
                               0.16,  0.49, 0.9,   1.65};
 constexpr double many_uneven = 0.3;       // as plan_math.hpp's `uneven`
-constexpr double many_reads_again = 0.1;  // and reads_of_weights(): fewer tiles are there at once
+constexpr double many_reads_again = 0.1;  // and reads_of_weights(), by what was timed
 constexpr double other_kernel_us = 5;  // for code to be fetched: cuda-layer.md, "Code that is .."
 constexpr int most_groups = 1024;      // that the kernels list
 
