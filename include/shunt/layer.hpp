@@ -192,8 +192,6 @@ class Layer {
   // as many tokens before a capture, for kernels are loaded when they are first launched; other
   // numbers of tokens may take others. A graph refers to the layer, its context, workspace and
   // tensors, all of which must outlive it, and to what the context's kernels share (context.hpp).
-  // One to eight tokens are fastest where the layer routes by itself, hidden states or logits
-  // given, without valid_tokens.
   void forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
   void forward(Tensor x, Tensor y, Workspace workspace) const {
     forward(LayerInputs{.hidden = x}, LayerOutputs{.output = y}, workspace);

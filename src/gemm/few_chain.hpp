@@ -9,7 +9,7 @@
 
 namespace shunt::cuda_engine {
 
-// A token's ids are different ones, so that no group has more rows than there are tokens: a tile's.
+// Tokens are at most a tile's rows: where a token's ids are different ones, no group has more.
 inline constexpr int most_chained_pairs = 32, most_chained_tokens = 8, most_chained_groups = 512;
 
 // Weights that the next product reads: tiles of 128 rows by all of k, one behind the other.
@@ -27,23 +27,48 @@ struct PairSum {
   const void* residual = nullptr;  // [columns]; null: none
   DType residual_dtype = DType::f32;
   const float* weights = nullptr;  // [pairs], as old as the ids; null: all 1
+  const std::int32_t* valid = nullptr;  // [1], as old; unless null: 0 and the token's sum is 0
   bool* heard = nullptr;  // of the host, with out: becomes true where the kernel enqueued adds up
 };
 inline constexpr int most_summed_pairs = 8;  // sets of warps in a block
+
+// What is to know of ids that a caller gives; as old as they are.
+struct GivenIds {
+  const std::int32_t* map = nullptr;  // [mapped]: each id's group; null: an id is its group
+  int mapped = 0;
+  const std::int32_t* valid = nullptr;  // [1]: tokens, further ones have no group; null: all
+  int slots = 1;                        // pairs of a token
+  bool distinct = true;  // a token's ids are different ones: no group has more rows than tokens
+};
 
 struct FewChain {
   // Not null: pair p is one of group ids[p], or of none where there is no such group. They stand
   // for offsets and, where the product has one, for the permutation.
   const std::int32_t* ids = nullptr;
   const float* weights = nullptr;  // with ids, of rows that are weighed: [pairs], as old as ids
+  GivenIds given;
   int pairs = 0;
-  int tokens = 0;           // of the pairs: no group has more rows
+  int tokens = 0;           // of the pairs
   bool rows_older = false;  // than the grid before this one: what the product reads rows from
   std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
   NextWeights next;
   PairSum sum;      // of a product with ids and one token, whose pairs are of different groups
   int at_once = 0;  // blocks that the GPU holds; the launcher of a kernel fills it in
 };
+
+#ifdef __CUDACC__
+// Of pair `p`, `none` where there is no such group.
+__device__ __forceinline__ unsigned group_of_pair(const std::int32_t* ids, const GivenIds& given,
+                                                  int p, unsigned none) {
+  auto id = static_cast<unsigned>(__ldcg(ids + p));
+  if (given.valid != nullptr && p >= min(__ldcg(given.valid), p + 1) * given.slots) return none;
+  if (given.map != nullptr) {
+    if (id >= static_cast<unsigned>(given.mapped)) return none;
+    id = static_cast<unsigned>(__ldcg(given.map + id));
+  }
+  return min(none, id);
+}
+#endif
 
 // Whether a product may be one with ids, as far as sizes go.
 template <class Product>

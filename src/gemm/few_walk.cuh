@@ -47,6 +47,12 @@ inline FewForm few_form(bool usual, bool biased, const float* of_rows, const Few
 template <class S>
 inline constexpr FewForm form_of_pairs = S::tokens == 8 ? FewForm::pairs : FewForm::any;
 
+// Out of line, so that what others fetch has none of it.
+__device__ __noinline__ inline unsigned given_group(const FewChain& chain, int lane,
+                                                    unsigned none) {
+  return lane < chain.pairs ? group_of_pair(chain.ids, chain.given, lane, none) : none;
+}
+
 // A block's walk over groups and where its rows come from: the product's own, or as the chain's ids
 // say, in shared memory.
 struct FewWalk {
@@ -85,6 +91,7 @@ struct FewWalk {
     const int lane = thread % 32;
     unsigned id = none;
     if (lane < chain.pairs) id = min(none, static_cast<unsigned>(__ldcg(chain.ids + lane)));
+    if (!chain.given.distinct) id = given_group(chain, lane, none);
     const PairPlanes planes(id);
     unsigned same, below;
     if (thread < 32) {

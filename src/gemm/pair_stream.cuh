@@ -7,7 +7,8 @@
 // waits for none of the others before the end. Weights are A of mma.sync, rows ("tokens") its B, up
 // to eight. A block
 //   1. orders the pairs for itself by votes, as few_walk.cuh does, and finds its group: the n-th
-//      that is hit
+//      that is hit. A group that a caller's ids name more often than there are tokens counts as
+//      several, of at most as many rows
 //   2. brings the group's rows into shared memory, as they are or rounded: one token's, which all
 //      groups share, before it waits for the ids
 //   3. starts its weights. Where ids are older than the grid before this one, this comes first and
@@ -106,6 +107,24 @@ struct StreamedRows {
   }
 };
 
+// A lane's pair of ids that a caller gives: those of its group from it on, how many are before it,
+// and whether a block begins with it. Out of line, so that what others fetch has none of it.
+struct GivenPair {
+  unsigned id, like;
+  int earlier;
+  bool first;
+};
+__device__ __noinline__ GivenPair given_pair(const PairArgs& args, int lane) {
+  const auto none = static_cast<unsigned>(args.groups);
+  GivenPair pair{.id = none};
+  if (lane < args.pairs) pair.id = group_of_pair(args.ids, args.given, lane, none);
+  const unsigned same = __match_any_sync(0xffffffffu, pair.id), before = (1u << lane) - 1;
+  pair.like = same & ~before;
+  pair.earlier = __popc(same & before);
+  pair.first = pair.id < none && pair.earlier % args.tokens == 0;
+  return pair;
+}
+
 // Rows of 16-bit numbers as they are, zeros behind k up to `padded` numbers. By the whole block; of
 // copies that are waited for.
 __device__ __forceinline__ void stage_as_they_are(const PairArgs& args, const StreamedRows& rows,
@@ -193,8 +212,13 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   if (lane < args.pairs) id = min(none, static_cast<unsigned>(__ldcg(args.ids + lane)));
   // The first pair of each group that is hit, and of these the one that this block is for.
   const unsigned before = (1u << lane) - 1;
-  const unsigned like = args.tokens > 1 ? __match_any_sync(0xffffffffu, id) : 1u << lane;
-  const bool first_of_group = id < none && (like & before) == 0;
+  unsigned like = args.tokens > 1 ? __match_any_sync(0xffffffffu, id) : 1u << lane;
+  bool first_of_group = id < none && (like & before) == 0;
+  int earlier = 0;  // pairs of the group
+  if (!args.given.distinct) {
+    const GivenPair given = given_pair(args, lane);
+    id = given.id, like = given.like, earlier = given.earlier, first_of_group = given.first;
+  }
   const unsigned firsts = __ballot_sync(0xffffffffu, first_of_group);
   const int number = summed ? set : static_cast<int>(blockIdx.y);
   const unsigned mine =
@@ -217,8 +241,9 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   const int group = there ? __shfl_sync(0xffffffffu, static_cast<int>(id), pair) : 0;
   StreamedRows rows;
   rows.of = __shfl_sync(0xffffffffu, like, pair);
-  rows.row = __popc(__ballot_sync(0xffffffffu, id < static_cast<unsigned>(group)));
-  rows.count = there ? min(__popc(rows.of), 8) : 0;
+  rows.row = __popc(__ballot_sync(0xffffffffu, id < static_cast<unsigned>(group))) +
+             __shfl_sync(0xffffffffu, earlier, pair);
+  rows.count = there ? min(__popc(rows.of), args.tokens) : 0;
   if (writes && there && (rows.of >> lane & 1) != 0)
     args.inverse[lane] = rows.row + __popc(rows.of & before);
   const int begin = part * args.each + min(part, args.more);
@@ -337,6 +362,12 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
 #endif
 }
 
+// What a block may be for: groups, and further parts of those that ids name again and again.
+inline int most_groups_hit(const PairArgs& args) {
+  const int more = args.given.distinct ? 0 : args.pairs / args.tokens;
+  return std::min(args.pairs, args.groups + more);
+}
+
 // The launcher's of args, for rows in so many parts of k.
 template <class P>
 PairArgs cut(PairArgs args, int parts, int sets) {
@@ -415,7 +446,7 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                                   : launch_pair_stream<Of, PairEnd::plain>;
     kernel(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
            dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
-                static_cast<unsigned>(std::min(args.pairs, args.groups))));
+                static_cast<unsigned>(most_groups_hit(args))));
   };
   if constexpr (shallow > 0) {
     if (plan.warps > 16) return go.template operator()<P<shallow>>(), true;

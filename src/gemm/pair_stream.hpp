@@ -16,7 +16,8 @@ struct PairArgs {
   int pairs = 0, groups = 0;
   const float* weights = nullptr;  // as FewChain
   std::int32_t* inverse = nullptr;
-  int tokens = 0;  // no group has more rows
+  GivenIds given;
+  int tokens = 0;
   // Weights: tiles of 128 rows, `steps` of them along k; scales or factors behind a group's tiles.
   const char* tiles = nullptr;
   std::int64_t group_bytes = 0, scales_at = 0;
@@ -46,6 +47,7 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
           .groups = args.groups,
           .weights = chain.weights,
           .inverse = chain.inverse,
+          .given = chain.given,
           .tokens = chain.tokens,
           .tiles = args.tiles,
           .group_bytes = args.group_bytes,

@@ -47,7 +47,8 @@ __device__ __forceinline__ void add_up(const PairSum& s, const Finish& f, const 
     if (mine) sum = __fmaf_rn(times, box[n * rows + lane], sum);
   }
   if (!mine) return;
-  if (s.residual != nullptr) {
+  // A token that is not valid has no groups either.
+  if (s.residual != nullptr && (s.valid == nullptr || __ldcg(s.valid) > 0)) {
     sum = __fadd_rn(load_element(s.residual, s.residual_dtype, column), sum);
   }
   store_element(s.out, s.out_dtype, column, sum);

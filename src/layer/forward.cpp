@@ -197,16 +197,28 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                    .bias = experts.down_bias.as<float>(),
                    .row_scales = rounded ? fp8_h.scales : Tensor{}};
   // Work beside routing would wait for the products' blocks, which are there before routing ends.
+  const bool may_repeat = routed_before || spec.route.hashed;
   const bool in_products =
-      orders_in_products(spec, context.device(), tokens) && times == nullptr && !routed_before &&
-      !beside && !valid && !gathered &&
+      orders_in_products(spec, context.device(), tokens,
+                         may_repeat ? IdsFrom::elsewhere : IdsFrom::router, options.rows) &&
+      times == nullptr && !beside && !gathered &&
       mlp_takes_pairs(context, experts.gate_up, &spec.experts.activation, to_gate_up, h_16) &&
       mlp_takes_pairs(context, experts.down, nullptr, to_down, expert_rows);
   if (in_products) {
-    to_gate_up.chain.ids = to_down.chain.ids = ids.as<std::int32_t>();
-    to_gate_up.chain.pairs = to_down.chain.pairs = static_cast<int>(pairs);
-    to_gate_up.chain.tokens = to_down.chain.tokens = static_cast<int>(tokens);
-    to_gate_up.chain.rows_older = true;  // routing lies in between
+    cuda_engine::FewChain chain{.ids = ids.as<std::int32_t>(),
+                                .given = {.distinct = !may_repeat},
+                                .pairs = static_cast<int>(pairs),
+                                .tokens = static_cast<int>(tokens)};
+    if (routed_before) {
+      if (in.expert_map) {
+        chain.given.map = in.expert_map.as<std::int32_t>();
+        chain.given.mapped = static_cast<int>(in.expert_map.shape[0]);
+      }
+      chain.given.valid = valid.as<std::int32_t>();
+      chain.given.slots = slots;
+    }
+    to_gate_up.chain = to_down.chain = chain;
+    to_gate_up.chain.rows_older = !routed_before;  // routing lies in between
     to_gate_up.chain.inverse = s.inverse;
     if (scaled) to_gate_up.chain.weights = weights.as<float>();  // instead of row_scale
   }
@@ -379,6 +391,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                             .residual = residual.data,
                             .residual_dtype = residual.dtype,
                             .weights = combine_spec(spec).weighted ? weights.as<float>() : nullptr,
+                            .valid = valid.as<std::int32_t>(),
                             .heard = &added_up};
         }
         mlp_gemm(context, experts.down, rows, expert_rows, stage);

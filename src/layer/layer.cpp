@@ -184,11 +184,16 @@ std::string Layer::explain(std::int64_t tokens) const {
                                                : "no router: ids, or logits and selection",
                       describe(spec.route));
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
-  const bool few_pairs = !rounded && orders_in_products(spec, impl_->context.device(), tokens);
+  const auto few_of = [&](IdsFrom from) {
+    return !rounded &&
+           orders_in_products(spec, impl_->context.device(), tokens, from, impl_->options.rows);
+  };
+  const bool few_given = few_of(IdsFrom::elsewhere);
+  const bool few_pairs = few_given || (!spec.route.hashed && few_of(IdsFrom::router));
   if (few_pairs) {
     text += fmt::format(
-        "  order    by each block of the products that follow, where they are for few rows and the "
-        "call gives neither ids nor valid_tokens{}\n",
+        "  order    by each block of the products that follow, where they are for few rows{}{}\n",
+        few_given ? "" : " and the call gives no ids",
         whole_k ? "" : "; these read weights in one pass where all of their warps fit on the GPU");
   } else if (impl_->routes_and_orders_at_once(tokens)) {
     text +=

@@ -69,9 +69,13 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
          tokens * spec.route.slots() <= most_pairs_at_once;
 }
 
-bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens) {
-  return device.type == DeviceType::cuda && tokens <= cuda_engine::most_chained_tokens &&
-         tokens * spec.route.slots() <= cuda_engine::most_chained_pairs && !spec.route.hashed &&
+bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens, IdsFrom from,
+                        RowFormat rows) {
+  const std::int64_t most = from == IdsFrom::router ? cuda_engine::most_chained_tokens
+                            : in_fp8(rows)          ? 1
+                                                    : 2;
+  return device.type == DeviceType::cuda && tokens <= most &&
+         tokens * spec.route.slots() <= cuda_engine::most_chained_pairs &&
          !spec.input_norm.enabled && spec.latent == 0;
 }
 

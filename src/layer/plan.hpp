@@ -89,8 +89,12 @@ bool routes_and_orders_at_once(const LayerSpec& spec, Device device, std::int64_
                                bool dependent_launch);
 
 // Whether, as far as the spec goes, there is no order: on a GPU each block of the experts' products
-// orders so few pairs by itself, from a router's ids. Of a token's ids none must be there twice.
-bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens);
+// orders so few pairs by itself. Of ids that may repeat, a caller's or a hash table's, for a token
+// or two: then the time that they take to look at is less than an order's launch (measured:
+// docs/notes/cuda-layer.md).
+enum class IdsFrom { router, elsewhere };
+bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t tokens, IdsFrom from,
+                        RowFormat rows);
 
 // Whether, as far as the spec goes, the experts' second product may add up the rows of so few
 // tokens where it orders them: one token's, which nothing else joins.

@@ -71,8 +71,6 @@ DeviceRoute device_route(const RouteCall& call) {
   r.logits_out = rows_of<float>(call.out.logits);
   r.replay = rows_of<std::int16_t>(call.out.replay);
   choose_selection(call, r);
-  // The gates for quick rules share a warp out by the number of tokens.
-  if (call.spec.batch_invariant && (call.hidden == 0 || r.rule.columns > 512)) r.quick = false;
   r.fast = fast_plan(r, false);
   if (r.fast.lanes > 0 && !r.fast.scored && r.rule.top_k <= 8)
     r.plain_best = r.rule.top_k <= 4 ? 4 : 8;

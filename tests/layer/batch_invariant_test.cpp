@@ -4,40 +4,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
+#include "layer/run_layer.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt {
 namespace {
 
 using testing::RandomLayer;
+using testing::Result;
+using testing::run;
 using testing::small_layer;
-
-struct Rows {
-  std::vector<float> output, weights;
-  std::vector<std::int32_t> ids;
-};
-
-Rows run(const Context& context, const Layer& layer, const Tensor& hidden) {
-  const LayerSpec& spec = layer.spec();
-  const std::int64_t tokens = hidden.shape[0], k = spec.route.top_k;
-  Rows rows;
-  rows.output.assign(static_cast<std::size_t>(tokens * spec.hidden), std::nanf(""));
-  rows.weights.assign(static_cast<std::size_t>(tokens * k), std::nanf(""));
-  rows.ids.assign(rows.weights.size(), -7);
-  const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
-  test::Mirror mirror(context);
-  layer.forward({.hidden = mirror.in(hidden)},
-                {.output = mirror.out(view(rows.output.data(), {tokens, spec.hidden})),
-                 .ids = mirror.out(view(rows.ids.data(), {tokens, k})),
-                 .weights = mirror.out(view(rows.weights.data(), {tokens, k}))},
-                workspace);
-  mirror.fetch();
-  return rows;
-}
 
 template <class T>
 bool same(const std::vector<T>& part, std::int64_t at, const std::vector<T>& all, std::int64_t from,
@@ -73,17 +54,26 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
     constexpr std::int64_t most = 700;
     for (const DType dtype : {DType::bf16, DType::f32}) {
       const Layer layer(spec, random.weights, context, {.dtype = dtype, .batch_invariant = true});
+      // From hidden states, and from logits, a gate alone.
       const Tensor x = random.hidden_states(most, dtype);
-      const Rows all = run(context, layer, x);
-      for (const std::int64_t tokens : {1, 2, 3, 8, 16, 17, 31, 64, 130, 257}) {
-        for (const std::int64_t from : {std::int64_t{0}, most / 2, most - tokens}) {
-          const Rows some = run(context, layer, x.rows(from, from + tokens));
-          EXPECT_TRUE(same(some.ids, 0, all.ids, from, tokens, spec.route.top_k))
-              << "ids: " << spec.route.experts << " experts, " << tokens << " from " << from;
-          EXPECT_TRUE(same(some.weights, 0, all.weights, from, tokens, spec.route.top_k))
-              << "weights: " << spec.route.experts << " experts, " << tokens << " from " << from;
-          EXPECT_TRUE(same(some.output, 0, all.output, from, tokens, spec.hidden))
-              << "output: " << spec.route.experts << " experts, " << tokens << " from " << from;
+      const Tensor given = random.matrix(most, spec.route.columns(), 1);
+      for (const Tensor& logits : {Tensor{}, given}) {
+        const auto rows_of = [&](std::int64_t from, std::int64_t upto) {
+          return LayerInputs{.hidden = x.rows(from, upto),
+                             .logits = logits ? logits.rows(from, upto) : Tensor{}};
+        };
+        const Result all = run(context, layer, rows_of(0, most));
+        for (const std::int64_t tokens : {1, 2, 3, 8, 16, 17, 31, 64, 130, 257}) {
+          for (const std::int64_t from : {std::int64_t{0}, most / 2, most - tokens}) {
+            SCOPED_TRACE(std::to_string(spec.route.experts) + " experts, " +
+                         std::to_string(tokens) + " from " + std::to_string(from) +
+                         (logits ? ", from logits" : ""));
+            const Result some = run(context, layer, rows_of(from, from + tokens));
+            EXPECT_TRUE(same(some.ids, 0, all.ids, from, tokens, spec.route.top_k)) << "ids";
+            EXPECT_TRUE(same(some.weights, 0, all.weights, from, tokens, spec.route.top_k))
+                << "weights";
+            EXPECT_TRUE(same(some.output, 0, all.output, from, tokens, spec.hidden)) << "output";
+          }
         }
       }
     }

@@ -29,6 +29,7 @@ using testing::NamedSpec;
 using testing::RandomLayer;
 using testing::Result;
 using testing::run;
+using testing::run_in_stages;
 
 // Cases only where there is something to run them on.
 template <class T>
@@ -168,39 +169,37 @@ TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
   EXPECT_EQ(from_device.ids, from_host.ids);
 }
 
-// Few tokens have no order: the products' blocks make theirs from ids, and a kernel of their own
-// shares out k in another way. Where the call gives the ids, there is an order. Batch-invariant
-// layers give the same bits.
+// Few tokens have no order: the products' blocks make theirs from ids, the layer's, or of a token
+// or two the caller's, and a kernel of their own shares out k in another way. Stage by stage there
+// is an order, where batch-invariant layers give the same bits.
 TEST_P(LayerOnGpu, FewTokensGiveWhatThoseThatAreOrderedGive) {
   RandomLayer random(GetParam().spec, 24);
   const LayerSpec& spec = random.spec;
-  if (spec.route.hashed || spec.route.shared.count > 0) GTEST_SKIP() << "ids are not all given";
   const Context gpu = cuda();
   for (const auto& [dtype, invariant] :
        {std::pair{DType::bf16, false}, {DType::bf16, true}, {DType::f16, false}}) {
     const Layer layer(spec, random.weights, gpu, {.dtype = dtype, .batch_invariant = invariant});
     for (std::int64_t tokens = 1; tokens <= 9; ++tokens) {
-      const LayerInputs in{.hidden = random.hidden_states(tokens, dtype)};
+      LayerInputs in{.hidden = random.hidden_states(tokens, dtype)};
+      if (spec.route.hashed) in.token_ids = random.token_ids(tokens);
       const Result routed = run(gpu, layer, in);
-      std::vector<std::int32_t> ids = routed.ids;
-      std::vector<float> weights = routed.weights, output(routed.output.size(), std::nanf(""));
-      const Buffer workspace = gpu.allocate(layer.workspace_bytes(tokens));
-      test::Mirror mirror(gpu);
-      layer.forward({.hidden = mirror.in(in.hidden),
-                     .ids = mirror.in(view(ids.data(), {tokens, spec.route.top_k})),
-                     .weights = mirror.in(view(weights.data(), {tokens, spec.route.top_k}))},
-                    {.output = mirror.out(view(output.data(), {tokens, spec.hidden}))}, workspace);
-      mirror.fetch();
+      EXPECT_EQ(run(gpu, layer, in).output, routed.output) << tokens << " tokens again";
+      const std::vector<float> ordered = run_in_stages(gpu, layer, in).output;
       if (invariant) {
-        EXPECT_EQ(output, routed.output) << tokens << " tokens";
+        EXPECT_EQ(routed.output, ordered) << tokens << " tokens";
       } else {
         const double bound = dtype == DType::bf16 ? 5e-3 : 1e-3;
         EXPECT_LE(
-            error_beyond_rounding(random.spec, random.weights, in.hidden, routed, output, dtype),
+            error_beyond_rounding(random.spec, random.weights, in.hidden, routed, ordered, dtype),
             bound)
             << tokens << " tokens";
       }
-      EXPECT_EQ(run(gpu, layer, in).output, routed.output) << tokens << " tokens again";
+      if (spec.route.shared.count > 0) continue;  // of whose slots the layer tells nothing
+      in.token_ids = {};
+      in.ids = view(routed.ids.data(), {tokens, spec.route.top_k});
+      in.weights = view(routed.weights.data(), {tokens, spec.route.top_k});
+      EXPECT_EQ(run(gpu, layer, in).output, tokens <= 2 ? routed.output : ordered)
+          << tokens << " tokens, ids given";
     }
   }
 }
@@ -323,7 +322,7 @@ TEST_P(LayerOnGpu, AGraphFollowsItsInputs) {
 }
 
 // Few tokens, whose products order them by themselves: likewise, over other tokens and so others'
-// experts.
+// experts, and over numbers of tokens.
 TEST_P(LayerOnGpu, AGraphOfFewTokensFollowsItsInputs) {
   RandomLayer random(GetParam().spec, 25);
   const LayerSpec& spec = random.spec;
@@ -338,7 +337,9 @@ TEST_P(LayerOnGpu, AGraphOfFewTokensFollowsItsInputs) {
     Result result(spec, tokens);
     test::Mirror mirror(context);
     const Tensor first = random.hidden_states(tokens, DType::bf16);
-    const LayerInputs there{.hidden = mirror.in(first)};
+    std::int32_t valid = 0;
+    const LayerInputs there{.hidden = mirror.in(first),
+                            .valid_tokens = mirror.in(view(&valid, {1}))};
     const LayerOutputs out{.output = mirror.out(view(result.output.data(), {tokens, spec.hidden}))};
     const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
     layer.forward(there, out, workspace);
@@ -351,10 +352,18 @@ TEST_P(LayerOnGpu, AGraphOfFewTokensFollowsItsInputs) {
       const Tensor states = random.hidden_states(tokens, DType::bf16);
       context.copy(there.hidden.data, states.data,
                    static_cast<std::size_t>(states.elements()) * sizeof(std::uint16_t));
+      valid = static_cast<std::int32_t>(tokens - replay % (tokens + 1));
+      context.copy(there.valid_tokens.data, &valid, sizeof valid);
       graph.replay();
       mirror.fetch();
-      EXPECT_EQ(result.output, run(plain_context, plain, {.hidden = states}).output)
-          << tokens << " tokens, replay " << replay;
+      LayerInputs in{.hidden = states};
+      const std::vector<float> all = run(plain_context, plain, in).output;
+      in.valid_tokens = view(&valid, {1});
+      EXPECT_EQ(result.output, run(plain_context, plain, in).output)
+          << valid << " of " << tokens << " tokens, replay " << replay;
+      const auto some = all.begin() + valid * spec.hidden;
+      EXPECT_TRUE(std::equal(all.begin(), some, result.output.begin()))
+          << valid << " of " << tokens << " tokens, replay " << replay;
     }
   }
 }

@@ -32,14 +32,21 @@ TEST(LayerPlan, FewPairsAreRoutedAndOrderedAtOnceUnlessLaunchesAreDependent) {
 TEST(LayerPlan, SoFewPairsAreOrderedByTheProductsThemselves) {
   LayerSpec spec;
   spec.route = {.experts = 64, .top_k = 4};
-  EXPECT_TRUE(orders_in_products(spec, gpu, 8));
-  EXPECT_FALSE(orders_in_products(spec, gpu, 9));  // more rows than a tile has
-  EXPECT_FALSE(orders_in_products(spec, Device{}, 1));
+  const auto in_products = [&](Device device, std::int64_t tokens, IdsFrom from = IdsFrom::router,
+                               RowFormat rows = RowFormat::as_dtype) {
+    return orders_in_products(spec, device, tokens, from, rows);
+  };
+  EXPECT_TRUE(in_products(gpu, 8));
+  EXPECT_FALSE(in_products(gpu, 9));  // more rows than a tile has
+  EXPECT_FALSE(in_products(Device{}, 1));
   spec.route.top_k = 8;
-  EXPECT_TRUE(orders_in_products(spec, gpu, 4));
-  EXPECT_FALSE(orders_in_products(spec, gpu, 5));
-  spec.route.hashed = true;  // a table may name an expert twice
-  EXPECT_FALSE(orders_in_products(spec, gpu, 1));
+  EXPECT_TRUE(in_products(gpu, 4));
+  EXPECT_FALSE(in_products(gpu, 5));
+  EXPECT_TRUE(in_products(gpu, 2, IdsFrom::elsewhere));
+  EXPECT_FALSE(in_products(gpu, 3, IdsFrom::elsewhere));
+  EXPECT_TRUE(in_products(gpu, 4, IdsFrom::router, RowFormat::fp8_block));
+  EXPECT_TRUE(in_products(gpu, 1, IdsFrom::elsewhere, RowFormat::fp8_block));
+  EXPECT_FALSE(in_products(gpu, 2, IdsFrom::elsewhere, RowFormat::fp8_block));
 }
 
 }  // namespace
