@@ -124,6 +124,23 @@ void in_matrix(int expert, ExpertMatrix which, Fn&& fn) {
   }
 }
 
+// Dense codes of a pruned matrix, their scales fitted to what is left: one for 16, or 32 in pairs.
+void pack_fitted(std::int64_t scaled, ConvertedMatrix& matrix) {
+  const std::int64_t groups = groups_of(matrix.k, 16);
+  PruneRounding rounding{.global = matrix.packed.global_scale};
+  rounding.scales.resize(static_cast<std::size_t>(matrix.n * groups));
+  for (std::int64_t row = 0; row < matrix.n; ++row) {
+    for_each_group(matrix.k, scaled, [&](std::int64_t, std::int64_t first, std::int64_t count) {
+      const std::uint8_t scale =
+          nvfp4_fitted_scale(matrix.values.data() + row * matrix.k + first, count, rounding.global);
+      for (std::int64_t k = first; k < first + count; k += 16) {
+        rounding.scales[static_cast<std::size_t>(row * groups + k / 16)] = scale;
+      }
+    });
+  }
+  pack_rounded(rounding, matrix);
+}
+
 // Rounds the values of `matrix` to the format, unless it is kept; `before`: what they were.
 // `rounding`: what pruning has rounded them to, if it has.
 void round_to(const ConversionSpec& spec, float global_amax, const std::vector<float>& before,
@@ -143,7 +160,11 @@ void round_to(const ConversionSpec& spec, float global_amax, const std::vector<f
     matrix.packed = in_pairs ? pack_in_pairs(spec.format.format, matrix.values.data(), matrix.n,
                                              matrix.k, matrix.memory, global_amax)
                              : pack(spec.format, matrix.view(), matrix.memory, global_amax);
-    if (!rounding.scales.empty()) pack_rounded(rounding, matrix);
+    if (!rounding.scales.empty()) {
+      pack_rounded(rounding, matrix);
+    } else if (spec.prune && spec.format.format == Format::nvfp4) {
+      pack_fitted(in_pairs ? 32 : 16, matrix);
+    }
     unpack(matrix.packed, matrix.view());
   }
   for (std::size_t i = 0; i < before.size(); ++i) {

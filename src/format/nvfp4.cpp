@@ -1,5 +1,6 @@
 // NVFP4: e2m1 with an e4m3 scale for 16 of k and one f32 scale a matrix.
 #include <algorithm>
+#include <limits>
 
 #include "format/grouped.hpp"
 
@@ -7,7 +8,12 @@ namespace shunt {
 
 namespace {
 
-constexpr std::uint8_t e4m3_one = 0x38, e4m3_least = 0x01;
+constexpr std::uint8_t e4m3_one = 0x38, e4m3_least = 0x01, e4m3_largest = 0x7E;
+
+// Fitted scales are so many e4m3 below the rule's or above it: from where 6 has to stand for a
+// little more to where 4, or 3.5, stands for the largest value. Further ones are never the best of
+// normal values.
+constexpr int fit_below = 2, fit_above = 7;
 
 struct Nvfp4 : E2m1Codes {
   static constexpr DType stored_scale = DType::f8_e4m3;
@@ -26,6 +32,34 @@ std::uint8_t nvfp4_block_scale(float amax, float global) {
   if (amax == 0) return e4m3_one;
   const std::uint8_t code = to_e4m3(static_cast<double>(amax), 6 * static_cast<double>(global));
   return std::max(code, e4m3_least);
+}
+
+std::uint8_t nvfp4_fitted_scale(const float* values, std::int64_t count, float global) {
+  const std::uint8_t rule = nvfp4_block_scale(largest(values, count), global);
+  // Less than `most`, or anything else.
+  const auto squared_error = [&](int code, double most) {
+    const double scale = static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(code))) *
+                         static_cast<double>(global);
+    double sum = 0;
+    for (std::int64_t i = 0; i < count && sum < most; ++i) {
+      const auto value = static_cast<double>(values[i]);
+      const double error = static_cast<double>(e2m1_values[to_e2m1(value, scale)]) * scale - value;
+      sum += error * error;
+    }
+    return sum;
+  };
+  int best = rule;
+  double least = squared_error(rule, std::numeric_limits<double>::infinity());
+  const int first = std::max(rule - fit_below, static_cast<int>(e4m3_least));
+  const int last = std::min(rule + fit_above, static_cast<int>(e4m3_largest));
+  for (int code = first; code <= last; ++code) {
+    const double error = squared_error(code, least);
+    if (error < least) {
+      least = error;
+      best = code;
+    }
+  }
+  return static_cast<std::uint8_t>(best);
 }
 
 float nvfp4_global_scale(float amax) { return scale_for(amax, 6 * 448); }

@@ -34,7 +34,9 @@ PackedMatrix pack_in_pairs(Format format, const float* values, std::int64_t n, s
         const std::size_t zeroed = 4 * four + (second[four] ? 0 : 2);
         block[zeroed] = block[zeroed + 1] = 0;
       }
-      const std::uint8_t byte = nvfp4_block_scale(largest(block.data(), 32), to.global_scale);
+      const std::uint8_t byte = sparse
+                                    ? nvfp4_fitted_scale(block.data(), 32, to.global_scale)
+                                    : nvfp4_block_scale(largest(block.data(), 32), to.global_scale);
       for (std::int64_t at = begin; at < begin + count; at += 16) scales[at / 16] = byte;
       const double scale =
           static_cast<double>(e4m3_to_f32(byte)) * static_cast<double>(to.global_scale);

@@ -71,5 +71,8 @@ inline Tensor without_data(DType dtype, std::initializer_list<std::int64_t> shap
 // never less than the least e4m3 for anything else.
 std::uint8_t nvfp4_block_scale(float amax, float global);
 float nvfp4_global_scale(float amax);
+// The same fitted to what a block has left once it is pruned (values[0 .. count), zeros among
+// them): of the e4m3 near that one, the one of the least squared error, of equal ones that one.
+std::uint8_t nvfp4_fitted_scale(const float* values, std::int64_t count, float global);
 
 }  // namespace shunt

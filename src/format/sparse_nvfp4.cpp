@@ -16,21 +16,19 @@ PackedMatrix tensors(const FormatSpec&, std::int64_t n, std::int64_t k) {
           .positions = without_data(DType::u8, {n, groups_of(k, 8)})};
 }
 
-// The two largest magnitudes of four, ascending; of equal ones the lower.
-std::array<int, 2> kept(const std::array<float, 4>& four) {
+// Zeroes all but the two largest magnitudes of four, of equal ones the lower; where they lie,
+// ascending.
+std::array<int, 2> keep_two(float* four) {
   int first = 0;
   for (int i = 1; i < 4; ++i) {
-    if (std::fabs(four[static_cast<std::size_t>(i)]) >
-        std::fabs(four[static_cast<std::size_t>(first)])) {
-      first = i;
-    }
+    if (std::fabs(four[i]) > std::fabs(four[first])) first = i;
   }
   int second = first == 0 ? 1 : 0;
   for (int i = second + 1; i < 4; ++i) {
-    if (i != first && std::fabs(four[static_cast<std::size_t>(i)]) >
-                          std::fabs(four[static_cast<std::size_t>(second)])) {
-      second = i;
-    }
+    if (i != first && std::fabs(four[i]) > std::fabs(four[second])) second = i;
+  }
+  for (int i = 0; i < 4; ++i) {
+    if (i != first && i != second) four[i] = 0;
   }
   return {std::min(first, second), std::max(first, second)};
 }
@@ -44,17 +42,22 @@ void encode(const RowBlock& rows, const PackedMatrix& to) {
     std::uint8_t* const places = to.positions.as<std::uint8_t>() + row * groups_of(rows.k, 8);
     std::fill_n(places, groups_of(rows.k, 8), std::uint8_t{0});
     for_each_group(rows.k, group, [&](std::int64_t g, std::int64_t begin, std::int64_t count) {
-      // The largest of a block is always kept, so that its scale is nvfp4's.
-      scales[g] = nvfp4_block_scale(largest(from + begin, count), to.global_scale);
+      std::array<float, group> kept{};
+      std::copy_n(from + begin, count, kept.begin());
+      std::array<std::array<int, 2>, group / 4> where{};
+      for (std::size_t four = 0; four < where.size(); ++four) {
+        where[four] = keep_two(kept.data() + 4 * four);
+      }
+      scales[g] = nvfp4_fitted_scale(kept.data(), group, to.global_scale);
       const double scale =
           static_cast<double>(e4m3_to_f32(scales[g])) * static_cast<double>(to.global_scale);
-      for (std::int64_t k = begin; k < begin + count; k += 4) {
-        std::array<float, 4> four{};
-        std::copy_n(from + k, std::min<std::int64_t>(4, begin + count - k), four.begin());
-        const auto [low, high] = kept(four);
-        codes[k / 4] = static_cast<std::uint8_t>(
-            to_e2m1(static_cast<double>(four[static_cast<std::size_t>(low)]), scale) |
-            to_e2m1(static_cast<double>(four[static_cast<std::size_t>(high)]), scale) << 4);
+      const auto code = [&](std::int64_t i) {
+        return to_e2m1(static_cast<double>(kept[static_cast<std::size_t>(i)]), scale);
+      };
+      for (std::int64_t i = 0; i < count; i += 4) {
+        const std::int64_t k = begin + i;
+        const auto [low, high] = where[static_cast<std::size_t>(i / 4)];
+        codes[k / 4] = static_cast<std::uint8_t>(code(i + low) | code(i + high) << 4);
         places[k / 8] =
             static_cast<std::uint8_t>(places[k / 8] | (low | high << 2) << (k % 8 == 0 ? 0 : 4));
       }

@@ -96,15 +96,17 @@ void prune_rows_obs(const std::vector<double>& u, PrunePattern pattern, float* w
   };
   const auto block_unit = [&](std::int64_t r, std::int64_t c) {
     const double* const row = values.data() + r * width;
-    double most = 0;
+    std::array<float, 2 * block> stays{};
     for (std::int64_t four = c; four < std::min(c + scaled, width); four += 4) {
       const unsigned stay = kept_of(row, four);
       for (std::int64_t i = 0; i < std::min<std::int64_t>(4, width - four); ++i) {
-        if ((stay >> i & 1) != 0) most = std::max(most, std::fabs(row[four + i]));
+        if ((stay >> i & 1) != 0) {
+          stays[static_cast<std::size_t>(four - c + i)] = static_cast<float>(row[four + i]);
+        }
       }
     }
     const std::int64_t blocks = (width + block - 1) / block;
-    const std::uint8_t scale = nvfp4_block_scale(static_cast<float>(most), global);
+    const std::uint8_t scale = nvfp4_fitted_scale(stays.data(), scaled, global);
     for (std::int64_t at = c; at < std::min(c + scaled, width); at += block) {
       scales[r * blocks + at / block] = scale;
     }

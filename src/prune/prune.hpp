@@ -54,8 +54,8 @@ struct PruneRounding {
 // pairs, that of least w_P^T ([H_F^-1]_PP)^-1 w_P is chosen, F from the pair P on.
 // Everything in double; the same for any number of threads. With `rounding` (obs alone; elsewhere
 // its scales stay empty) what stays is rounded when its column is reached, and w_k in the formula
-// is what that changed; a block's scale is its largest weight's of those that would stay as it is
-// reached, so that w holds code * scale * global exactly, in f32 rounded once.
+// is what that changed; a block's scale is fitted to the weights that would stay as it is reached,
+// so that w holds code * scale * global exactly, in f32 rounded once.
 //
 // Throws Error{invalid_argument} for wanda and obs without statistics of K columns (obs: with their
 // products), and for weights that are not finite. Statistics of no rows at all say nothing: then,

@@ -427,13 +427,16 @@ TEST(Convert, PairsAreAlignedAndShareAScale) {
   }
 }
 
-// What obs has rounded on the way is stored as it is, dense or sparse: one and the same weights.
-void check_codes_of_obs(PrunePattern pattern) {
+// What pruning keeps has the same codes and scales dense or sparse: one and the same weights.
+void check_codes(PruneMethod method, PrunePattern pattern) {
+  SCOPED_TRACE(to_string(pattern) + " by " + to_string(method));
   const TemporaryFolder folder;
   const std::string in = golden("qwen3_moe");
   const auto make = [&](const std::string& format) {
-    ConversionOptions options = pruned(format, PruneMethod::obs, pattern);
-    options.calibrate = golden("qwen3_moe/golden.safetensors");
+    ConversionOptions options = pruned(format, method, pattern);
+    if (method != PruneMethod::magnitude) {
+      options.calibrate = golden("qwen3_moe/golden.safetensors");
+    }
     return convert_checkpoint(cpu(), in, folder / format, options);
   };
   const ConversionReport sparse = make("sparse_nvfp4"), dense = make("nvfp4");
@@ -457,8 +460,12 @@ void check_codes_of_obs(PrunePattern pattern) {
   }
 }
 
-TEST(Convert, ObsStoresTheCodesThatItChose) { check_codes_of_obs(PrunePattern::two_of_four); }
-TEST(Convert, ObsStoresTheCodesThatItChoseInPairs) { check_codes_of_obs(PrunePattern::pairs); }
+TEST(Convert, PrunedWeightsAreTheSameDenseOrSparse) {
+  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+    check_codes(method, PrunePattern::two_of_four);
+    check_codes(method, PrunePattern::pairs);
+  }
+}
 
 TEST(Convert, AnInterruptedConversionGoesOnAndGivesTheSameBytes) {
   const TemporaryFolder folder;
