@@ -47,6 +47,11 @@ struct Pipe {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     ::signal(SIGXFSZ, SIG_IGN);
   }
+  if (around.data_limit >= 0) {
+    const rlimit limit{static_cast<rlim_t>(around.data_limit),
+                       static_cast<rlim_t>(around.data_limit)};
+    ::setrlimit(RLIMIT_DATA, &limit);
+  }
   ::execve(argv[0], argv.data(), envp.data());
   ::_exit(127);
 }
