@@ -1,7 +1,6 @@
 // ActivationSpec: JSON, and in words.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
@@ -25,18 +24,18 @@ std::string_view name(const std::vector<std::string_view>& names, int index) {
 }  // namespace
 
 std::string to_json(const ActivationSpec& spec) {
-  return nlohmann::ordered_json{{"kind", name(kinds, static_cast<int>(spec.kind))},
-                                {"gated", spec.gated},
-                                {"alpha", spec.alpha},
-                                {"limit", spec.limit},
-                                {"limit_on", name(sides, static_cast<int>(spec.limit_on))},
-                                {"up_offset", spec.up_offset}}
-      .dump();
+  return SpecWriter()
+      .add("kind", name(kinds, static_cast<int>(spec.kind)))
+      .add("gated", spec.gated)
+      .add("alpha", spec.alpha)
+      .add("limit", spec.limit)
+      .add("limit_on", name(sides, static_cast<int>(spec.limit_on)))
+      .add("up_offset", spec.up_offset)
+      .text();
 }
 
 ActivationSpec activation_spec_from_json(const std::string& text) {
-  const nlohmann::json json = parse_json("ActivationSpec", text);
-  SpecReader reader("ActivationSpec", json);
+  SpecReader reader("ActivationSpec", text);
   ActivationSpec spec;
   reader.read("kind", spec.kind, kinds);
   reader.read("gated", spec.gated);

@@ -44,19 +44,18 @@ Support supports(const CombineSpec& spec, Device device) {
 }
 
 std::string to_json(const CombineSpec& spec) {
-  return nlohmann::ordered_json{{"slots", spec.slots},
-                                {"weighted", spec.weighted},
-                                {"identity_from", spec.identity_from},
-                                {"identity_until", spec.identity_until},
-                                {"shared_gate", spec.shared_gate},
-                                // JSON holds doubles; this one prints as the float does: 0.1
-                                {"shared_scale", std::stod(fmt::format("{}", spec.shared_scale))}}
-      .dump();
+  return SpecWriter()
+      .add("slots", spec.slots)
+      .add("weighted", spec.weighted)
+      .add("identity_from", spec.identity_from)
+      .add("identity_until", spec.identity_until)
+      .add("shared_gate", spec.shared_gate)
+      .add("shared_scale", shortest(spec.shared_scale))
+      .text();
 }
 
 CombineSpec combine_spec_from_json(const std::string& json) {
-  const nlohmann::json parsed = parse_json("CombineSpec", json);
-  SpecReader reader("CombineSpec", parsed);
+  SpecReader reader("CombineSpec", json);
   CombineSpec spec;
   reader.require("slots");
   reader.read("slots", spec.slots, 1, max_slots);

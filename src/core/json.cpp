@@ -4,11 +4,15 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/check.hpp"
 #include "core/shown.hpp"
 
 namespace shunt {
+
+namespace {
 
 nlohmann::json parse_json(std::string_view what, const std::string& text) {
   // Nesting is bounded first: the parser's own recursion in dump() and destructors is not.
@@ -34,17 +38,64 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
   }
 }
 
-SpecReader::SpecReader(std::string path, const nlohmann::json& json)
-    : path_(std::move(path)), json_(json) {
-  if (!json.is_object()) {
-    fail(Status::invalid_argument, "{} is {}: must be a JSON object", path_, shown(json));
+}  // namespace
+
+double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+
+SpecWriter& SpecWriter::add_json(std::string_view key, std::string_view json) {
+  fields_ += fmt::format("{}\"{}\":{}", fields_.empty() ? "" : ",", key, json);
+  return *this;
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, bool value) {
+  return add_json(key, value ? "true" : "false");
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, int value) {
+  return add(key, std::int64_t{value});
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, std::int64_t value) {
+  return add_json(key, fmt::format("{}", value));
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, float value) {
+  return add(key, static_cast<double>(value));
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, double value) {
+  return add_json(key, nlohmann::json(value).dump());
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, std::string_view value) {
+  return add_json(key, nlohmann::json(value).dump());
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, const char* value) {
+  return add(key, std::string_view(value));
+}
+
+SpecWriter& SpecWriter::add(std::string_view key, const SpecWriter& value) {
+  return add_json(key, value.text());
+}
+
+SpecReader::SpecReader(std::string path, const std::string& text)
+    : path_(std::move(path)), json_(std::make_shared<nlohmann::json>(parse_json(path_, text))) {}
+
+SpecReader::SpecReader(std::string path, std::shared_ptr<nlohmann::json> json)
+    : path_(std::move(path)), json_(std::move(json)) {}
+
+void SpecReader::check_object() const {
+  if (!json_->is_object()) {
+    fail(Status::invalid_argument, "{} is {}: must be a JSON object", path_, shown(*json_));
   }
 }
 
-const nlohmann::json* SpecReader::find(std::string_view key) {
+nlohmann::json* SpecReader::find(std::string_view key) {
+  check_object();
   known_.emplace(key);
-  const auto found = json_.find(std::string(key));
-  return found == json_.end() ? nullptr : &*found;
+  const auto found = json_->find(std::string(key));
+  return found == json_->end() ? nullptr : &*found;
 }
 
 void SpecReader::read(std::string_view key, bool& value) {
@@ -100,19 +151,41 @@ int SpecReader::read_enum(std::string_view key, int value,
        fmt::join(names, ", "));
 }
 
-const nlohmann::json* SpecReader::object(std::string_view key) { return find(key); }
+std::optional<SpecReader> SpecReader::object(std::string_view key) {
+  nlohmann::json* found = find(key);
+  if (found == nullptr) return std::nullopt;
+  return SpecReader(fmt::format("{}.{}", path_, key), {json_, found});
+}
+
+std::optional<std::string> SpecReader::json(std::string_view key) {
+  const nlohmann::json* found = find(key);
+  if (found == nullptr) return std::nullopt;
+  return found->dump();
+}
 
 void SpecReader::require(std::string_view key) {
   if (find(key) == nullptr) fail(Status::invalid_argument, "{}.{} is missing", path_, key);
 }
 
 void SpecReader::finish() const {
-  for (const auto& [key, value] : json_.items()) {
+  check_object();
+  for (const auto& [key, value] : json_->items()) {
     if (known_.find(key) == known_.end()) {
       fail(Status::invalid_argument, "{}.{} is unknown; known are {}", path_, clean(key),
            fmt::join(known_, ", "));
     }
   }
+}
+
+bool SpecReader::has(std::string_view key) const { return json_->contains(std::string(key)); }
+
+std::optional<std::string> SpecReader::take_text(std::string_view key) {
+  if (!json_->is_object()) return std::nullopt;
+  const auto found = json_->find(std::string(key));
+  if (found == json_->end() || !found->is_string()) return std::nullopt;
+  std::string text = std::move(found->get_ref<std::string&>());
+  json_->erase(found);
+  return text;
 }
 
 }  // namespace shunt

@@ -42,16 +42,17 @@ std::string saved_words(const PreparedWeights& weights) {
     // Compute capabilities 10.0 and 12.0 have a layout each, which no name tells apart here.
     fail(Status::unsupported, "save_prepared: weights are for rows in nvfp4: prepare them anew");
   }
-  nlohmann::ordered_json words{
-      {"layout", layout_name(weights.device.type, weights.dtype, weights.format, weights.rows)},
-      {"dtype", to_string(weights.dtype)},
-      {"groups", weights.groups},
-      {"n", weights.n},
-      {"k", weights.k},
-      {"paired", weights.paired}};
-  if (weights.format != FormatSpec{}) words["format"] = to_string(weights.format);
-  if (weights.rows != RowFormat::as_dtype) words["rows"] = static_cast<int>(weights.rows);
-  return words.dump();
+  SpecWriter words;
+  words.add("layout",
+            layout_name(weights.device.type, weights.dtype, weights.format, weights.rows));
+  words.add("dtype", to_string(weights.dtype));
+  words.add("groups", weights.groups);
+  words.add("n", weights.n);
+  words.add("k", weights.k);
+  words.add("paired", weights.paired);
+  if (weights.format != FormatSpec{}) words.add("format", to_string(weights.format));
+  if (weights.rows != RowFormat::as_dtype) words.add("rows", static_cast<int>(weights.rows));
+  return words.text();
 }
 
 PreparedWeights read_saved_words(const Context& context, const std::string& where,
@@ -59,20 +60,16 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
   PreparedWeights weights{.device = context.device()};
   std::string layout, dtype;
   try {
-    nlohmann::json json = parse_json("metadata", words);
+    SpecReader reader("metadata", words);
     const auto text = [&](const char* key) {
-      if (!json.is_object() || !json.contains(key) || !json[key].is_string()) {
-        fail(Status::invalid_argument, "metadata has no '{}'", key);
-      }
-      std::string value = json[key];
-      json.erase(key);
-      return value;
+      std::optional<std::string> value = reader.take_text(key);
+      if (!value) fail(Status::invalid_argument, "metadata has no '{}'", key);
+      return *value;
     };
     layout = text("layout");
     dtype = text("dtype");
     weights.dtype = dtype_named(dtype);
-    if (json.contains("format")) weights.format = resolved(format_from_string(text("format")));
-    SpecReader reader("metadata", json);
+    if (reader.has("format")) weights.format = resolved(format_from_string(text("format")));
     for (const char* key : {"groups", "n", "k", "paired"}) reader.require(key);
     reader.read("groups", weights.groups, 0, 1 << 24);
     reader.read("n", weights.n, 0, std::int64_t{1} << 40);

@@ -158,20 +158,17 @@ class Reader {
 };
 
 std::string options_words(const LayerOptions& options) {
-  nlohmann::ordered_json words{{"dtype", static_cast<int>(options.dtype)},
-                               {"batch_invariant", options.batch_invariant}};
-  if (options.format != FormatSpec{}) words["format"] = to_string(options.format);
-  if (options.rows != RowFormat::as_dtype) words["rows"] = static_cast<int>(options.rows);
-  return words.dump();
+  SpecWriter words;
+  words.add("dtype", static_cast<int>(options.dtype));
+  words.add("batch_invariant", options.batch_invariant);
+  if (options.format != FormatSpec{}) words.add("format", to_string(options.format));
+  if (options.rows != RowFormat::as_dtype) words.add("rows", static_cast<int>(options.rows));
+  return words.text();
 }
 LayerOptions options_of(const std::string& words) {
-  nlohmann::json json = parse_json("options", words);
+  SpecReader reader("options", words);
   FormatSpec format;
-  if (json.is_object() && json.contains("format") && json["format"].is_string()) {
-    format = format_from_string(json["format"]);
-    json.erase("format");
-  }
-  SpecReader reader("options", json);
+  if (const auto text = reader.take_text("format")) format = format_from_string(*text);
   reader.require("dtype");
   int dtype = 0;
   reader.read("dtype", dtype, 0, static_cast<int>(DType::f4_e2m1));

@@ -15,43 +15,43 @@ namespace shunt {
 
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr std::int64_t max_width = std::int64_t{1} << 24;
 
-ordered_json expert_json(const ExpertSpec& spec) {
-  return {{"experts", spec.experts},
-          {"hidden", spec.hidden},
-          {"intermediate", spec.intermediate},
-          {"activation", ordered_json::parse(to_json(spec.activation))},
-          {"gate_up_bias", spec.gate_up_bias},
-          {"down_bias", spec.down_bias}};
+SpecWriter expert_json(const ExpertSpec& spec) {
+  return SpecWriter()
+      .add("experts", spec.experts)
+      .add("hidden", spec.hidden)
+      .add("intermediate", spec.intermediate)
+      .add_json("activation", to_json(spec.activation))
+      .add("gate_up_bias", spec.gate_up_bias)
+      .add("down_bias", spec.down_bias);
 }
 
-ordered_json shared_json(const SharedExpertSpec& spec) {
-  return {{"intermediate", spec.intermediate},
-          {"activation", ordered_json::parse(to_json(spec.activation))},
-          {"gate_up_bias", spec.gate_up_bias},
-          {"down_bias", spec.down_bias},
-          {"sigmoid_gate", spec.sigmoid_gate},
-          {"scale", spec.scale}};
+SpecWriter shared_json(const SharedExpertSpec& spec) {
+  return SpecWriter()
+      .add("intermediate", spec.intermediate)
+      .add_json("activation", to_json(spec.activation))
+      .add("gate_up_bias", spec.gate_up_bias)
+      .add("down_bias", spec.down_bias)
+      .add("sigmoid_gate", spec.sigmoid_gate)
+      .add("scale", spec.scale);
 }
 
-ordered_json norm_json(const NormSpec& spec) {
-  return {{"enabled", spec.enabled},
-          {"epsilon", spec.epsilon},
-          {"weight", spec.weight},
-          {"multiplier", spec.multiplier}};
+SpecWriter norm_json(const NormSpec& spec) {
+  return SpecWriter()
+      .add("enabled", spec.enabled)
+      .add("epsilon", spec.epsilon)
+      .add("weight", spec.weight)
+      .add("multiplier", spec.multiplier);
 }
 
-ExpertSpec read_experts(const nlohmann::json& json) {
-  SpecReader reader("LayerSpec.experts", json);
+ExpertSpec read_experts(SpecReader reader) {
   ExpertSpec spec;
   reader.read("experts", spec.experts, 1, 65536);
   reader.read("hidden", spec.hidden, 1, max_width);
   reader.read("intermediate", spec.intermediate, 1, max_width);
-  if (const auto* activation = reader.object("activation")) {
-    spec.activation = activation_spec_from_json(activation->dump());
+  if (const auto activation = reader.json("activation")) {
+    spec.activation = activation_spec_from_json(*activation);
   }
   reader.read("gate_up_bias", spec.gate_up_bias);
   reader.read("down_bias", spec.down_bias);
@@ -59,12 +59,11 @@ ExpertSpec read_experts(const nlohmann::json& json) {
   return spec;
 }
 
-SharedExpertSpec read_shared(const nlohmann::json& json) {
-  SpecReader reader("LayerSpec.shared", json);
+SharedExpertSpec read_shared(SpecReader reader) {
   SharedExpertSpec spec;
   reader.read("intermediate", spec.intermediate, 0, max_width);
-  if (const auto* activation = reader.object("activation")) {
-    spec.activation = activation_spec_from_json(activation->dump());
+  if (const auto activation = reader.json("activation")) {
+    spec.activation = activation_spec_from_json(*activation);
   }
   reader.read("gate_up_bias", spec.gate_up_bias);
   reader.read("down_bias", spec.down_bias);
@@ -74,8 +73,7 @@ SharedExpertSpec read_shared(const nlohmann::json& json) {
   return spec;
 }
 
-NormSpec read_norm(const std::string& name, const nlohmann::json& json) {
-  SpecReader reader("LayerSpec." + name, json);
+NormSpec read_norm(SpecReader reader) {
   NormSpec spec;
   reader.read("enabled", spec.enabled);
   reader.read("epsilon", spec.epsilon);
@@ -99,40 +97,34 @@ Support check_norm(const char* name, const NormSpec& norm) {
 }  // namespace
 
 std::string to_json(const LayerSpec& spec) {
-  ordered_json json = {{"hidden", spec.hidden},
-                       {"route", ordered_json::parse(to_json(spec.route))},
-                       {"experts", expert_json(spec.experts)},
-                       {"shared", shared_json(spec.shared)},
-                       {"zero_experts", spec.zero_experts},
-                       {"latent", spec.latent},
-                       {"output_bias", spec.output_bias},
-                       {"router_norm", norm_json(spec.router_norm)},
-                       {"input_norm", norm_json(spec.input_norm)},
-                       {"output_norm", norm_json(spec.output_norm)}};
-  return json.dump();
+  return SpecWriter()
+      .add("hidden", spec.hidden)
+      .add_json("route", to_json(spec.route))
+      .add("experts", expert_json(spec.experts))
+      .add("shared", shared_json(spec.shared))
+      .add("zero_experts", spec.zero_experts)
+      .add("latent", spec.latent)
+      .add("output_bias", spec.output_bias)
+      .add("router_norm", norm_json(spec.router_norm))
+      .add("input_norm", norm_json(spec.input_norm))
+      .add("output_norm", norm_json(spec.output_norm))
+      .text();
 }
 
 LayerSpec layer_spec_from_json(const std::string& text) {
-  const nlohmann::json json = parse_json("LayerSpec", text);
-  SpecReader reader("LayerSpec", json);
+  SpecReader reader("LayerSpec", text);
   LayerSpec spec;
   for (const char* key : {"hidden", "route", "experts"}) reader.require(key);
   reader.read("hidden", spec.hidden, 1, max_width);
-  spec.route = route_spec_from_json(reader.object("route")->dump());
+  spec.route = route_spec_from_json(*reader.json("route"));
   spec.experts = read_experts(*reader.object("experts"));
-  if (const auto* shared = reader.object("shared")) spec.shared = read_shared(*shared);
+  if (const auto shared = reader.object("shared")) spec.shared = read_shared(*shared);
   reader.read("zero_experts", spec.zero_experts, 0, 4096);
   reader.read("latent", spec.latent, 0, max_width);
   reader.read("output_bias", spec.output_bias);
-  if (const auto* norm = reader.object("router_norm")) {
-    spec.router_norm = read_norm("router_norm", *norm);
-  }
-  if (const auto* norm = reader.object("input_norm")) {
-    spec.input_norm = read_norm("input_norm", *norm);
-  }
-  if (const auto* norm = reader.object("output_norm")) {
-    spec.output_norm = read_norm("output_norm", *norm);
-  }
+  if (const auto norm = reader.object("router_norm")) spec.router_norm = read_norm(*norm);
+  if (const auto norm = reader.object("input_norm")) spec.input_norm = read_norm(*norm);
+  if (const auto norm = reader.object("output_norm")) spec.output_norm = read_norm(*norm);
   reader.finish();
   return spec;
 }

@@ -44,19 +44,17 @@ Support supports(const GatherSpec& spec, Device device) {
 }
 
 std::string to_json(const GatherSpec& spec) {
-  return nlohmann::ordered_json{
-      {"slots", spec.slots},
-      {"scale_by_weight", spec.scale_by_weight},
-      {"quantise", quantise_names().at(static_cast<std::size_t>(spec.quantise))},
-      // JSON holds doubles; this one prints as the float does: 0.1
-      {"scale_upper_bound", std::stod(fmt::format("{}", spec.scale_upper_bound))},
-      {"power_of_two_scales", spec.power_of_two_scales}}
-      .dump();
+  return SpecWriter()
+      .add("slots", spec.slots)
+      .add("scale_by_weight", spec.scale_by_weight)
+      .add("quantise", quantise_names().at(static_cast<std::size_t>(spec.quantise)))
+      .add("scale_upper_bound", shortest(spec.scale_upper_bound))
+      .add("power_of_two_scales", spec.power_of_two_scales)
+      .text();
 }
 
 GatherSpec gather_spec_from_json(const std::string& json) {
-  const nlohmann::json parsed = parse_json("GatherSpec", json);
-  SpecReader reader("GatherSpec", parsed);
+  SpecReader reader("GatherSpec", json);
   GatherSpec spec;
   reader.require("slots");
   reader.read("slots", spec.slots, 1, 128);

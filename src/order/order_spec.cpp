@@ -70,17 +70,20 @@ void check_spec(const OrderSpec& spec, Device device) {
 }
 
 std::string to_json(const OrderSpec& spec) {
-  return nlohmann::ordered_json{
-      {"experts", spec.experts},           {"slots", spec.slots},
-      {"first_expert", spec.first_expert}, {"local_experts", spec.local_experts},
-      {"expert_map", spec.expert_map},     {"tile", spec.tile},
-      {"sentinel", spec.sentinel},         {"tile_for_empty_expert", spec.tile_for_empty_expert}}
-      .dump();
+  return SpecWriter()
+      .add("experts", spec.experts)
+      .add("slots", spec.slots)
+      .add("first_expert", spec.first_expert)
+      .add("local_experts", spec.local_experts)
+      .add("expert_map", spec.expert_map)
+      .add("tile", spec.tile)
+      .add("sentinel", spec.sentinel)
+      .add("tile_for_empty_expert", spec.tile_for_empty_expert)
+      .text();
 }
 
 OrderSpec order_spec_from_json(const std::string& json) {
-  const nlohmann::json parsed = parse_json("OrderSpec", json);
-  SpecReader reader("OrderSpec", parsed);
+  SpecReader reader("OrderSpec", json);
   OrderSpec spec;
   reader.require("experts");
   reader.require("slots");

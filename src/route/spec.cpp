@@ -1,4 +1,7 @@
 // RouteSpec: what is legal, what it resolves to, its JSON, and its words.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -113,9 +116,6 @@ Support legal_together(const RouteSpec& spec) {
   }
   return {};
 }
-
-// JSON holds doubles; this one prints as the float does: 2.827, not 2.8269999027252197.
-double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
 std::string words_of_score(const RouteSpec& spec) {
   switch (spec.score) {
@@ -255,36 +255,36 @@ std::string to_json(const RouteSpec& spec) {
   if (const Support support = legal(spec); !support) {
     fail(Status::invalid_argument, "{}", support.reason);
   }
-  const nlohmann::ordered_json json = {
-      {"experts", spec.experts},
-      {"top_k", spec.top_k},
-      {"score", name_of(spec.score, score_names)},
-      {"score_stage", name_of(spec.score_stage, stage_names)},
-      {"router_bias", spec.router_bias},
-      {"soft_cap", shortest(spec.soft_cap)},
-      {"selection_bias", spec.selection_bias},
-      {"groups",
-       {{"count", spec.groups.count},
-        {"keep", spec.groups.keep},
-        {"rank_by", name_of(spec.groups.rank_by, rank_names)}}},
-      {"renormalize", spec.renormalize},
-      {"renormalize_epsilon", shortest(spec.renormalize_epsilon)},
-      {"epsilon_rule", name_of(spec.epsilon_rule, epsilon_names)},
-      {"scale", shortest(spec.scale)},
-      {"scale_in_weights", spec.scale_in_weights},
-      {"per_expert_scale", spec.per_expert_scale},
-      {"hashed", spec.hashed},
-      {"jitter", shortest(spec.jitter)},
-      {"shared",
-       {{"count", spec.shared.count}, {"weight", name_of(spec.shared.weight, shared_names)}}},
-      {"weight_on_input", spec.weight_on_input},
-      {"batch_invariant", spec.batch_invariant}};
-  return json.dump();
+  return SpecWriter()
+      .add("experts", spec.experts)
+      .add("top_k", spec.top_k)
+      .add("score", name_of(spec.score, score_names))
+      .add("score_stage", name_of(spec.score_stage, stage_names))
+      .add("router_bias", spec.router_bias)
+      .add("soft_cap", shortest(spec.soft_cap))
+      .add("selection_bias", spec.selection_bias)
+      .add("groups", SpecWriter()
+                         .add("count", spec.groups.count)
+                         .add("keep", spec.groups.keep)
+                         .add("rank_by", name_of(spec.groups.rank_by, rank_names)))
+      .add("renormalize", spec.renormalize)
+      .add("renormalize_epsilon", shortest(spec.renormalize_epsilon))
+      .add("epsilon_rule", name_of(spec.epsilon_rule, epsilon_names))
+      .add("scale", shortest(spec.scale))
+      .add("scale_in_weights", spec.scale_in_weights)
+      .add("per_expert_scale", spec.per_expert_scale)
+      .add("hashed", spec.hashed)
+      .add("jitter", shortest(spec.jitter))
+      .add("shared", SpecWriter()
+                         .add("count", spec.shared.count)
+                         .add("weight", name_of(spec.shared.weight, shared_names)))
+      .add("weight_on_input", spec.weight_on_input)
+      .add("batch_invariant", spec.batch_invariant)
+      .text();
 }
 
 RouteSpec route_spec_from_json(const std::string& text) {
-  const nlohmann::json json = parse_json("RouteSpec", text);
-  SpecReader reader("RouteSpec", json);
+  SpecReader reader("RouteSpec", text);
   RouteSpec spec;
   reader.require("experts");
   reader.require("top_k");
@@ -295,12 +295,11 @@ RouteSpec route_spec_from_json(const std::string& text) {
   reader.read("router_bias", spec.router_bias);
   reader.read("soft_cap", spec.soft_cap);
   reader.read("selection_bias", spec.selection_bias);
-  if (const nlohmann::json* object = reader.object("groups")) {
-    SpecReader groups("RouteSpec.groups", *object);
-    groups.read("count", spec.groups.count, 1, max_groups);
-    groups.read("keep", spec.groups.keep, 1, max_groups);
-    groups.read("rank_by", spec.groups.rank_by, rank_names);
-    groups.finish();
+  if (auto groups = reader.object("groups")) {
+    groups->read("count", spec.groups.count, 1, max_groups);
+    groups->read("keep", spec.groups.keep, 1, max_groups);
+    groups->read("rank_by", spec.groups.rank_by, rank_names);
+    groups->finish();
   }
   reader.read("renormalize", spec.renormalize);
   reader.read("renormalize_epsilon", spec.renormalize_epsilon);
@@ -310,11 +309,10 @@ RouteSpec route_spec_from_json(const std::string& text) {
   reader.read("per_expert_scale", spec.per_expert_scale);
   reader.read("hashed", spec.hashed);
   reader.read("jitter", spec.jitter);
-  if (const nlohmann::json* object = reader.object("shared")) {
-    SpecReader shared("RouteSpec.shared", *object);
-    shared.read("count", spec.shared.count, 0, max_shared);
-    shared.read("weight", spec.shared.weight, shared_names);
-    shared.finish();
+  if (auto shared = reader.object("shared")) {
+    shared->read("count", spec.shared.count, 0, max_shared);
+    shared->read("weight", spec.shared.weight, shared_names);
+    shared->finish();
   }
   reader.read("weight_on_input", spec.weight_on_input);
   reader.read("batch_invariant", spec.batch_invariant);

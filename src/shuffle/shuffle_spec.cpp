@@ -43,18 +43,18 @@ Support supports(const ShuffleSpec& spec, Device device) {
 }
 
 std::string to_json(const ShuffleSpec& spec) {
-  return nlohmann::ordered_json{{"ranks", spec.ranks},
-                                {"experts", spec.experts},
-                                {"first_expert", spec.first_expert},
-                                {"end_expert", spec.end_expert},
-                                {"padded", spec.padded},
-                                {"zero_fill", spec.zero_fill}}
-      .dump();
+  return SpecWriter()
+      .add("ranks", spec.ranks)
+      .add("experts", spec.experts)
+      .add("first_expert", spec.first_expert)
+      .add("end_expert", spec.end_expert)
+      .add("padded", spec.padded)
+      .add("zero_fill", spec.zero_fill)
+      .text();
 }
 
 ShuffleSpec shuffle_spec_from_json(const std::string& json) {
-  const nlohmann::json parsed = parse_json("ShuffleSpec", json);
-  SpecReader reader("ShuffleSpec", parsed);
+  SpecReader reader("ShuffleSpec", json);
   ShuffleSpec spec;
   reader.require("ranks");
   reader.require("experts");
@@ -76,12 +76,11 @@ Support supports(const ScatterAddSpec&, Device device) {
 }
 
 std::string to_json(const ScatterAddSpec& spec) {
-  return nlohmann::ordered_json{{"accumulate", spec.accumulate}}.dump();
+  return SpecWriter().add("accumulate", spec.accumulate).text();
 }
 
 ScatterAddSpec scatter_add_spec_from_json(const std::string& json) {
-  const nlohmann::json parsed = parse_json("ScatterAddSpec", json);
-  SpecReader reader("ScatterAddSpec", parsed);
+  SpecReader reader("ScatterAddSpec", json);
   ScatterAddSpec spec;
   reader.read("accumulate", spec.accumulate);
   reader.finish();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 
 #include "shunt/error.hpp"
@@ -11,8 +12,7 @@ namespace {
 
 std::string error_of(const std::string& text) {
   try {
-    const nlohmann::json json = parse_json("spec", text);
-    SpecReader reader("Spec", json);
+    SpecReader reader("Spec", text);
     bool flag = false;
     int count = 0;
     std::int64_t size = 0;
@@ -63,6 +63,71 @@ TEST(SpecReader, RefusesWhatIsNotJson) {
   EXPECT_NE(error_of("").find("not JSON"), std::string::npos);
   EXPECT_EQ(error_of("{\"flag\": \"\n\"}").find('\n'), std::string::npos);
   EXPECT_NE(error_of(std::string(100000, '[')).find("deeper"), std::string::npos);
+}
+
+TEST(SpecReader, NamesAFieldOfANestedObjectByItsPath) {
+  const auto error_in = [](const std::string& text) -> std::string {
+    try {
+      SpecReader reader("Spec", text);
+      auto inner = reader.object("inner");
+      if (!inner) return "absent";
+      int count = 0;
+      inner->read("count", count, 1, 64);
+      inner->finish();
+      reader.finish();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_in("{}"), "absent");
+  EXPECT_EQ(error_in(R"({"inner": {"count": 3}})"), "");
+  EXPECT_EQ(error_in(R"({"inner": {"count": 0}})"),
+            "Spec.inner.count is 0: must be an integer from 1 to 64");
+  EXPECT_EQ(error_in(R"({"inner": {"more": 0}})"), "Spec.inner.more is unknown; known are count");
+  EXPECT_EQ(error_in(R"({"inner": null})"), "Spec.inner is null: must be a JSON object");
+  EXPECT_EQ(error_in(R"({"inner": {}, "other": 1})"), "Spec.other is unknown; known are inner");
+}
+
+TEST(SpecReader, GivesPartsAsText) {
+  SpecReader reader("Spec", R"({"name": "x\n", "inner": {"b": [1, 2.0], "a": null}, "number": 1})");
+  EXPECT_EQ(reader.json("inner"), R"({"a":null,"b":[1,2.0]})");
+  EXPECT_EQ(reader.json("absent"), std::nullopt);
+  EXPECT_EQ(reader.take_text("number"), std::nullopt);
+  EXPECT_TRUE(reader.has("number"));
+  EXPECT_EQ(reader.take_text("name"), "x\n");
+  EXPECT_FALSE(reader.has("name"));
+  EXPECT_THROW(reader.finish(), Error);  // of the number
+  // What has no keys has none to give, and is refused where it is read.
+  SpecReader list("Spec", "[1]");
+  EXPECT_FALSE(list.has("name"));
+  EXPECT_EQ(list.take_text("name"), std::nullopt);
+  EXPECT_THROW(list.finish(), Error);
+}
+
+TEST(SpecWriter, KeepsOrderAndTypes) {
+  const float third = 1.0F / 3;
+  EXPECT_EQ(SpecWriter().text(), "{}");
+  EXPECT_EQ(SpecWriter()
+                .add("word", "wörd \"\\\n")
+                .add("flag", true)
+                .add("count", -7)
+                .add("size", std::int64_t{1} << 40)
+                .add("whole", 2.0F)
+                .add("as_double", 2.827F)
+                .add("as_float", shortest(2.827F))
+                .add("large", 1e30)
+                .add("third", third)
+                .add("text", std::string("t"))
+                .text(),
+            R"({"word":"wörd \"\\\n","flag":true,"count":-7,"size":1099511627776,"whole":2.0,)"
+            R"("as_double":2.8269999027252197,"as_float":2.827,"large":1e+30,)"
+            R"("third":0.3333333432674408,"text":"t"})");
+  EXPECT_EQ(SpecWriter()
+                .add("b", SpecWriter().add("z", 1).add("a", 2))
+                .add_json("a", SpecWriter().add("x", false).text())
+                .text(),
+            R"({"b":{"z":1,"a":2},"a":{"x":false}})");
 }
 
 }  // namespace
