@@ -43,6 +43,10 @@ std::string number_rule(double low, double high) {
   return fmt::format("a finite number from {:g} to {:g}", low, high);
 }
 
+nlohmann::json json_of(const ConfigValue& value) {
+  return std::visit([](const auto& held) { return nlohmann::json(held); }, value);
+}
+
 // A name that sounds like experts or routing.
 bool suspicious(std::string_view name) {
   static constexpr std::array<std::string_view, 25> parts = {
@@ -66,15 +70,29 @@ bool suspicious(std::string_view name) {
 }  // namespace
 
 Config::Config(std::string where, const nlohmann::json& object)
-    : where_(std::move(where)), json_(object) {
-  if (!object.is_object()) {
-    fail(Status::bad_file, "{} is {}: must be an object", where_, shown(object));
+    // A pointer that owns nothing.
+    : Config(std::move(where),
+             std::shared_ptr<const nlohmann::json>(std::shared_ptr<void>(), &object)) {}
+
+Config::Config(std::string where, std::shared_ptr<const nlohmann::json> object)
+    : where_(std::move(where)), json_(std::move(object)) {
+  if (!json_->is_object()) {
+    fail(Status::bad_file, "{} is {}: must be an object", where_, shown(*json_));
   }
 }
 
+Config Config::parse(const std::string& where, std::string_view text) {
+  return Config(where, std::make_shared<const nlohmann::json>(parse_object(where, text)));
+}
+
 bool Config::has(std::string_view name) const {
-  const auto found = json_.find(std::string(name));
-  return found != json_.end() && !found->is_null();
+  const auto found = json_->find(std::string(name));
+  return found != json_->end() && !found->is_null();
+}
+
+bool Config::is_null(std::string_view name) const {
+  const auto found = json_->find(std::string(name));
+  return found != json_->end() && found->is_null();
 }
 
 const nlohmann::json* Config::find(const Names& names) {
@@ -83,7 +101,7 @@ const nlohmann::json* Config::find(const Names& names) {
   for (const std::string_view name : names) {
     known_.emplace(name);
     if (!has(name)) continue;
-    const nlohmann::json& value = json_[std::string(name)];
+    const nlohmann::json& value = (*json_)[std::string(name)];
     if (result == nullptr) {
       result = &value;
       first = name;
@@ -96,8 +114,8 @@ const nlohmann::json* Config::find(const Names& names) {
 }
 
 void Config::refuse(std::string_view name, std::string_view legal) const {
-  const auto found = json_.find(std::string(name));
-  if (found == json_.end()) {
+  const auto found = json_->find(std::string(name));
+  if (found == json_->end()) {
     fail(Status::bad_file, "{}: {} is missing: must be {}", where_, name, legal);
   }
   fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name, shown(*found), legal);
@@ -229,14 +247,15 @@ const nlohmann::json* Config::object(std::string_view name) {
   return value;
 }
 
-void Config::expect(std::string_view name, const std::vector<nlohmann::json>& legal) {
+void Config::expect(std::string_view name, const std::vector<ConfigValue>& legal) {
   const nlohmann::json* value = find({name});
   if (value == nullptr) return;
   std::string words;
-  for (const nlohmann::json& one : legal) {
-    if (*value == one) return;
+  for (const ConfigValue& one : legal) {
+    const nlohmann::json json = json_of(one);
+    if (*value == json) return;
     if (!words.empty()) words += " or ";
-    words += one.dump();
+    words += json.dump();
   }
   fail(Status::unsupported, "{}: {} is {}: only {} is understood", where_, name, shown(*value),
        words);
@@ -246,9 +265,9 @@ void Config::expect_false(const Names& names) {
   for (const std::string_view name : names) expect(name, {false});
 }
 
-bool Config::element_is(std::string_view name, std::size_t i, const nlohmann::json& value) {
+bool Config::element_is(std::string_view name, std::size_t i, const ConfigValue& value) {
   const nlohmann::json* list = find({name});
-  return list != nullptr && list->is_array() && i < list->size() && (*list)[i] == value;
+  return list != nullptr && list->is_array() && i < list->size() && (*list)[i] == json_of(value);
 }
 
 void Config::ignore(const Names& names) {
@@ -256,7 +275,7 @@ void Config::ignore(const Names& names) {
 }
 
 void Config::finish(std::string_view family) const {
-  for (const auto& item : json_.items()) {
+  for (const auto& item : json_->items()) {
     if (item.value().is_null() || known_.contains(item.key()) || !suspicious(item.key())) continue;
     fail(Status::unsupported,
          "{}: {} is {}: not understood for {}, and it may change the mathematics", where_,

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace shunt {
+
+// A value that a field may have. Not the JSON library's: every family names some, and none should
+// have to compile it.
+using ConfigValue = std::variant<bool, std::int64_t, double, std::string>;
 
 // One object of a config.json. A field that is null counts as absent. Every throw is
 // Error{bad_file} and names the file, the field, its value and what is legal.
@@ -20,10 +26,13 @@ class Config {
  public:
   using Names = std::vector<std::string_view>;
 
-  // `where` begins every message: "config.json".
+  // `where` begins every message: "config.json". The object must outlive this.
   Config(std::string where, const nlohmann::json& object);
+  // Of a file's text, as parse_object() reads it.
+  static Config parse(const std::string& where, std::string_view text);
 
   bool has(std::string_view name) const;
+  bool is_null(std::string_view name) const;  // it is there, as null
   std::int64_t integer(const Names& names, std::int64_t low, std::int64_t high);
   std::int64_t integer_or(const Names& names, std::int64_t absent, std::int64_t low,
                           std::int64_t high);
@@ -42,10 +51,10 @@ class Config {
   const nlohmann::json* object(std::string_view name);
 
   // A field that changes the mathematics and of which only these values are understood.
-  void expect(std::string_view name, const std::vector<nlohmann::json>& legal);
+  void expect(std::string_view name, const std::vector<ConfigValue>& legal);
   void expect_false(const Names& names);
   // Whether element i of the list `name` is `value`.
-  bool element_is(std::string_view name, std::size_t i, const nlohmann::json& value);
+  bool element_is(std::string_view name, std::size_t i, const ConfigValue& value);
   // Fields that change nothing at inference.
   void ignore(const Names& names);
   // Throws Error{unsupported} for a field that sounds like experts or routing and that nothing has
@@ -56,9 +65,10 @@ class Config {
   [[noreturn]] void refuse(std::string_view name, std::string_view legal) const;
 
  private:
+  Config(std::string where, std::shared_ptr<const nlohmann::json> object);
   const nlohmann::json* find(const Names& names);
   std::string where_;
-  const nlohmann::json& json_;
+  std::shared_ptr<const nlohmann::json> json_;
   std::set<std::string, std::less<>> known_;
 };
 

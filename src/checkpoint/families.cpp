@@ -3,7 +3,6 @@
 #include "checkpoint/families.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"

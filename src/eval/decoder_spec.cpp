@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/config.hpp"
 #include "checkpoint/mapped_file.hpp"
@@ -51,8 +50,7 @@ DecoderSpec decoder_spec(const Checkpoint& checkpoint) {
          checkpoint.folder(), family, fmt::join(families, ", "));
   }
   const std::string where = checkpoint.folder() + "/config.json";
-  const nlohmann::json json = parse_object(where, read_text(where, max_config_bytes));
-  Config config(where, json);
+  Config config = Config::parse(where, read_text(where, max_config_bytes));
   DecoderSpec spec;
   spec.vocabulary = config.integer({"vocab_size"}, 1, widest);
   spec.hidden = config.integer({"hidden_size"}, 1, widest);

@@ -1,6 +1,4 @@
 // DeepSeek's families and those that route as they do.
-#include <nlohmann/json.hpp>
-
 #include "checkpoint/families.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
@@ -220,8 +218,7 @@ Plan exaone_moe(Config& c) {
     for (std::size_t i = 0; i < plan.layers.size(); ++i) {
       const std::string words =
           fmt::format("one flag a layer; {} in layer {}", plan.layers[i].moe, i);
-      const nlohmann::json flag = plan.layers[i].moe;
-      if (!c.element_is("is_moe_layer", i, flag)) c.refuse("is_moe_layer", words);
+      if (!c.element_is("is_moe_layer", i, plan.layers[i].moe)) c.refuse("is_moe_layer", words);
     }
   }
   plan.names.selection_bias = {{"mlp.e_score_correction_bias"},

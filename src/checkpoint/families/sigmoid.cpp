@@ -1,6 +1,5 @@
 // Other families that score each expert by itself with a sigmoid.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"

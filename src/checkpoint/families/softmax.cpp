@@ -1,6 +1,5 @@
 // Families that score with a softmax over all experts.
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"
@@ -249,8 +248,7 @@ Plan dbrx(Config& c) {
     plan.spec.experts.activation = activation_by_name(a, "name", a.text_or({"name"}, "silu"));
   }
   // The weights' p-norm; of p = 1 it is their sum.
-  const bool none =
-      object->contains("moe_normalize_expert_weights") && !f.has("moe_normalize_expert_weights");
+  const bool none = f.is_null("moe_normalize_expert_weights");
   f.expect("moe_normalize_expert_weights", {1, 1.0});
   route_softmax(plan, !none);
   f.ignore({"moe_jitter_eps", "moe_loss_weight", "hidden_size"});

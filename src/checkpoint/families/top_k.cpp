@@ -1,5 +1,4 @@
 // Families that take the best logits first and score those alone.
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/families.hpp"
