@@ -217,4 +217,21 @@ SafetensorsHeader read_safetensors_header(const std::string& path, const unsigne
   return header;
 }
 
+std::string write_safetensors_header(const std::vector<WrittenTensor>& tensors,
+                                     const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::int64_t offset = 0;
+  for (const WrittenTensor& tensor : tensors) {
+    const std::int64_t end = offset + tensor.bytes;
+    header[std::string(tensor.name)] = {{"dtype", name_of_dtype(tensor.dtype)},
+                                        {"shape", tensor.shape},
+                                        {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  return text;
+}
+
 }  // namespace shunt

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,5 +34,17 @@ std::string_view name_of_dtype(DType dtype);
 // aligned to its elements, none overlapping, no byte left over.
 SafetensorsHeader read_safetensors_header(const std::string& path, const unsigned char* data,
                                           std::uint64_t size);
+
+struct WrittenTensor {
+  std::string_view name;
+  DType dtype{};
+  std::span<const std::int64_t> shape;
+  std::int64_t bytes = 0;
+};
+
+// The header of a file in which these lie one behind the other, without its length; filled up with
+// spaces so that tensors begin at a multiple of 8.
+std::string write_safetensors_header(const std::vector<WrittenTensor>& tensors,
+                                     const std::map<std::string, std::string>& metadata);
 
 }  // namespace shunt

@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -112,22 +111,15 @@ void write_safetensors(const std::string& path,
     return wide_a != wide_b ? wide_a > wide_b : a->first < b->first;
   });
 
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::int64_t offset = 0;
+  std::vector<WrittenTensor> written;
   for (const auto* pair : order) {
     const Tensor& tensor = pair->second;
-    nlohmann::ordered_json shape = nlohmann::ordered_json::array();
-    for (int d = 0; d < tensor.rank; ++d)
-      shape.push_back(tensor.shape[static_cast<std::size_t>(d)]);
-    const std::int64_t end = offset + tensor.bytes();
-    header[pair->first] = {{"dtype", name_of_dtype(tensor.dtype)},
-                           {"shape", std::move(shape)},
-                           {"data_offsets", {offset, end}}};
-    offset = end;
+    written.push_back({.name = pair->first,
+                       .dtype = tensor.dtype,
+                       .shape = {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)},
+                       .bytes = tensor.bytes()});
   }
-  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::string text = write_safetensors_header(written, metadata);
   if (text.size() > max_header_bytes) {
     fail(Status::invalid_argument, "write_safetensors: the header takes {} bytes: at most {}",
          text.size(), max_header_bytes);

@@ -22,7 +22,7 @@
 // multiplies; quant_method modelopt) where a global scale that is kept is the reciprocal of no f32.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/safetensors_header.hpp"
 #include "core/check.hpp"
@@ -25,18 +24,14 @@ void sort_tensors(std::vector<PlannedTensor>& tensors) {
 // The length and the header, of tensors in order.
 std::string header_of(const std::vector<PlannedTensor>& tensors,
                       const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::int64_t offset = 0;
+  std::vector<WrittenTensor> written;
   for (const PlannedTensor& tensor : tensors) {
-    const std::int64_t end = offset + tensor.bytes();
-    header[tensor.name] = {{"dtype", name_of_dtype(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, end}}};
-    offset = end;
+    written.push_back({.name = tensor.name,
+                       .dtype = tensor.dtype,
+                       .shape = tensor.shape,
+                       .bytes = tensor.bytes()});
   }
-  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::string text = write_safetensors_header(written, metadata);
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
   return length + text;
