@@ -1,5 +1,5 @@
 // ActivationSpec: JSON, and in words.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 #include <vector>

@@ -2,7 +2,7 @@
 // structs are read by their size, pointers are checked, and messages name function and argument.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstddef>
 #include <cstdint>

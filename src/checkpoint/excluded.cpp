@@ -1,6 +1,6 @@
 #include "checkpoint/excluded.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <string_view>

@@ -1,5 +1,7 @@
 #include "checkpoint/read_weights.hpp"
 
+#include <fmt/format.h>
+
 #include <vector>
 
 #include "core/check.hpp"

@@ -1,7 +1,7 @@
 // Checks of arguments, with messages that name the argument, its value and what is legal.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <initializer_list>

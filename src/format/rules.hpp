@@ -1,6 +1,7 @@
 // What a format is to pack(), unpack() and check_packed(): one of these a file.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 

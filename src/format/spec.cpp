@@ -1,5 +1,5 @@
 // The names of weight formats, and what each costs in bits.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <charconv>

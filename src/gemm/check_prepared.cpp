@@ -1,6 +1,6 @@
 #include "gemm/check_prepared.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/check.hpp"
 #include "shunt/format.hpp"

@@ -1,5 +1,5 @@
 // The cost model of the kernels for packed weights and 16-bit rows: packed_plan.cpp's, with theirs.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // The public grouped GEMM: what is legal, then the engine.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

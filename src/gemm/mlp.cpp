@@ -1,5 +1,5 @@
 // The products of the layer's experts: from what it calls for to the engine's terms.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

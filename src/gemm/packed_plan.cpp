@@ -1,7 +1,7 @@
 // The cost model of the kernels for packed weights: product_plan.cpp's, with their constants.
 #include "gemm/packed_plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 // Weights into the prepared layout, and back.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <string>
 

@@ -8,7 +8,7 @@
 // Rows of a group are taken to spread by the square root.
 #include "gemm/product_plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // What a plan was weighed against, in words.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string>
 

@@ -1,6 +1,6 @@
 #include "shunt/layer.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // LayerSpec: what is legal, its JSON, and its words.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <string>

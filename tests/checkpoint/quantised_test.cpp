@@ -1,5 +1,5 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

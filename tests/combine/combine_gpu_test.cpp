@@ -1,5 +1,5 @@
 // What only a GPU's combine has: the CPU engine's bits, values that nobody checked, graphs.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Which kernel a product takes on a GPU, and how: for figures of an H200, without one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

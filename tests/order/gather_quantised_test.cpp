@@ -1,5 +1,5 @@
 // gather to fp8, on either engine: the reference's bits.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // order on a GPU: what only a GPU can get wrong. Skipped elsewhere.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "order/order_case.hpp"

@@ -1,6 +1,6 @@
 // Rows of logits and of hidden states whose offsets are past 2^31 elements: what the same rows give
 // one behind the other.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "far_rows.hpp"
 #include "route/route_util.hpp"

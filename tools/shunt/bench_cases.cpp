@@ -1,7 +1,7 @@
 // Cases of route, gate, order and shuffle; gather and combine are in bench_rows.cpp.
 #include "bench_cases.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <cstring>

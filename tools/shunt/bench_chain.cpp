@@ -1,6 +1,6 @@
 // The case `chain`: route, order, gather and combine, one after the other, as a layer enqueues them
 // around its experts. What dependent launches save is seen here.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <memory>

@@ -1,5 +1,5 @@
 // Cases of the grouped GEMM: equal groups, or groups as routing spreads rows.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

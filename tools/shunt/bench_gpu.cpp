@@ -1,5 +1,5 @@
 // shunt bench --device cuda.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,5 +1,5 @@
 // shunt bench layer: whole layers with random weights that rotate through memory.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // The case `layer` on a GPU: hidden states to output, routing and all, with random weights.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

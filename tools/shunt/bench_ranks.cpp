@@ -1,6 +1,6 @@
 // Cases of an expert-parallel group's operations: rows between the order of ranks and that of
 // experts, and added back to their tokens.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <memory>

@@ -1,5 +1,5 @@
 // Cases of gather and combine: rows into the experts' order, and back into tokens.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <memory>

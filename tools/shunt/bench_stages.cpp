@@ -1,5 +1,5 @@
 // shunt bench STAGE on the CPU: one stage alone.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

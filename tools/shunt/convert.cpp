@@ -1,5 +1,5 @@
 // shunt convert: a checkpoint with its experts in another format.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>

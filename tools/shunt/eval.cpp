@@ -1,7 +1,7 @@
 // shunt eval: bits per byte of a small language model, its experts in one format after another.
 #include "eval.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // How `shunt eval` shows what it found.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "eval.hpp"

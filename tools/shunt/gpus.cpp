@@ -1,7 +1,7 @@
 #include "gpus.hpp"
 
 #include <fmt/chrono.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <ctime>
 

@@ -1,5 +1,5 @@
 // shunt inspect: what a checkpoint holds.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include <map>

@@ -1,6 +1,6 @@
 #include "machine.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/times.h>
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // The command `shunt`: names its subcommands, runs one, and turns what it throws into a line.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>

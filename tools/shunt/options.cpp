@@ -1,6 +1,6 @@
 #include "options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include <charconv>

@@ -1,5 +1,5 @@
 // shunt run: the MoE layers of a checkpoint over recorded or given hidden states.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
