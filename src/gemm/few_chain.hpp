@@ -26,7 +26,7 @@ struct PairSum {
   DType out_dtype = DType::f32;
   const void* residual = nullptr;  // [columns]; null: none
   DType residual_dtype = DType::f32;
-  const float* weights = nullptr;  // [pairs], as old as the ids; null: all 1
+  const float* weights = nullptr;       // [pairs], as old as the ids; null: all 1
   const std::int32_t* valid = nullptr;  // [1], as old; unless null: 0 and the token's sum is 0
   bool* heard = nullptr;  // of the host, with out: becomes true where the kernel enqueued adds up
 };
