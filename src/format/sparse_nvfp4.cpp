@@ -51,13 +51,13 @@ void encode(const RowBlock& rows, const PackedMatrix& to) {
       scales[g] = nvfp4_fitted_scale(kept.data(), group, to.global_scale);
       const double scale =
           static_cast<double>(e4m3_to_f32(scales[g])) * static_cast<double>(to.global_scale);
-      const auto code = [&](std::int64_t i) {
-        return to_e2m1(static_cast<double>(kept[static_cast<std::size_t>(i)]), scale);
+      const auto code = [&](std::int64_t at) {
+        return to_e2m1(static_cast<double>(kept[static_cast<std::size_t>(at)]), scale);
       };
-      for (std::int64_t i = 0; i < count; i += 4) {
-        const std::int64_t k = begin + i;
-        const auto [low, high] = where[static_cast<std::size_t>(i / 4)];
-        codes[k / 4] = static_cast<std::uint8_t>(code(i + low) | code(i + high) << 4);
+      for (std::int64_t at = 0; at < count; at += 4) {
+        const std::int64_t k = begin + at;
+        const auto [low, high] = where[static_cast<std::size_t>(at / 4)];
+        codes[k / 4] = static_cast<std::uint8_t>(code(at + low) | code(at + high) << 4);
         places[k / 8] =
             static_cast<std::uint8_t>(places[k / 8] | (low | high << 2) << (k % 8 == 0 ? 0 : 4));
       }
