@@ -10,36 +10,24 @@
 
 #include "core/convert.hpp"
 #include "engine.hpp"
+#include "layer/format_cases.hpp"
 #include "layer/random_layer.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt {
 namespace {
 
+using testing::FormatCase;
 using testing::RandomLayer;
 using testing::small_layer;
 
 constexpr int experts = 16;
 
-struct Case {
-  const char* name;
-  LayerOptions options;
-};
-
-std::vector<Case> cases() {
-  const auto of = [](DType dtype, FormatSpec format, RowFormat rows = RowFormat::as_dtype) {
-    return LayerOptions{.dtype = dtype, .format = format, .rows = rows};
-  };
-  return {{"bf16", of(DType::bf16, {})},
-          {"f16", of(DType::f16, {})},
-          {"fp8_block", of(DType::bf16, {Format::fp8_block}, RowFormat::fp8_block)},
-          {"fp8_block f16", of(DType::f16, {Format::fp8_block}, RowFormat::fp8_block)},
-          {"fp8_channel", of(DType::bf16, {Format::fp8_channel}, RowFormat::fp8_token)},
-          {"nvfp4", of(DType::bf16, {Format::nvfp4})},
-          {"mxfp4 f16", of(DType::f16, {Format::mxfp4})},
-          {"int4", of(DType::bf16, {Format::int4, 32})},
-          {"int8", of(DType::bf16, {Format::int8})},
-          {"sparse_nvfp4", of(DType::f16, {Format::sparse_nvfp4})}};
+std::vector<FormatCase> cases() {
+  std::vector<FormatCase> list = testing::format_cases();
+  list.push_back({"fp8_block f16",
+                  testing::options_of(DType::f16, {Format::fp8_block}, RowFormat::fp8_block)});
+  return list;
 }
 
 // Half of the weights are far from 1.
@@ -94,7 +82,7 @@ std::vector<std::uint32_t> bits_of(const std::vector<float>& values, DType round
 
 TEST(OneRowAToken, GoesToItsTokenWithTheBitsOfCombine) {
   const Context context = test::engine();
-  for (const Case& c : cases()) {
+  for (const FormatCase& c : cases()) {
     for (const auto& [weight_on_input, bias] :
          {std::pair{false, false}, std::pair{false, true}, std::pair{true, false}}) {
       const LayerSpec spec = spec_of(weight_on_input, bias);
@@ -118,7 +106,7 @@ TEST(OneRowAToken, GoesToItsTokenWithTheBitsOfCombine) {
 TEST(OneRowAToken, TokensWithoutOneAreZero) {
   const Context context = test::engine();
   std::mt19937 random(5);
-  for (const Case& c : cases()) {
+  for (const FormatCase& c : cases()) {
     const LayerSpec spec = spec_of(false, false);
     if (!supports(spec, c.options, context.device())) continue;
     RandomLayer made(spec, 33);
