@@ -56,20 +56,6 @@ struct FewChain {
   int at_once = 0;  // blocks that the GPU holds; the launcher of a kernel fills it in
 };
 
-#ifdef __CUDACC__
-// Of pair `p`, `none` where there is no such group.
-__device__ __forceinline__ unsigned group_of_pair(const std::int32_t* ids, const GivenIds& given,
-                                                  int p, unsigned none) {
-  auto id = static_cast<unsigned>(__ldcg(ids + p));
-  if (given.valid != nullptr && p >= min(__ldcg(given.valid), p + 1) * given.slots) return none;
-  if (given.map != nullptr) {
-    if (id >= static_cast<unsigned>(given.mapped)) return none;
-    id = static_cast<unsigned>(__ldcg(given.map + id));
-  }
-  return min(none, id);
-}
-#endif
-
 // Whether a product may be one with ids, as far as sizes go.
 template <class Product>
 bool few_enough(const Product& p) {

@@ -47,6 +47,18 @@ inline FewForm few_form(bool usual, bool biased, const float* of_rows, const Few
 template <class S>
 inline constexpr FewForm form_of_pairs = S::tokens == 8 ? FewForm::pairs : FewForm::any;
 
+// Of pair `p`, `none` where there is no such group.
+__device__ __forceinline__ unsigned group_of_pair(const std::int32_t* ids, const GivenIds& given,
+                                                  int p, unsigned none) {
+  auto id = static_cast<unsigned>(__ldcg(ids + p));
+  if (given.valid != nullptr && p >= min(__ldcg(given.valid), p + 1) * given.slots) return none;
+  if (given.map != nullptr) {
+    if (id >= static_cast<unsigned>(given.mapped)) return none;
+    id = static_cast<unsigned>(__ldcg(given.map + id));
+  }
+  return min(none, id);
+}
+
 // Out of line, so that what others fetch has none of it.
 __device__ __noinline__ inline unsigned given_group(const FewChain& chain, int lane,
                                                     unsigned none) {

@@ -116,8 +116,8 @@ LayerSpec layer_spec_from_json(const std::string& text) {
   LayerSpec spec;
   for (const char* key : {"hidden", "route", "experts"}) reader.require(key);
   reader.read("hidden", spec.hidden, 1, max_width);
-  spec.route = route_spec_from_json(*reader.json("route"));
-  spec.experts = read_experts(*reader.object("experts"));
+  if (const auto route = reader.json("route")) spec.route = route_spec_from_json(*route);
+  if (const auto experts = reader.object("experts")) spec.experts = read_experts(*experts);
   if (const auto shared = reader.object("shared")) spec.shared = read_shared(*shared);
   reader.read("zero_experts", spec.zero_experts, 0, 4096);
   reader.read("latent", spec.latent, 0, max_width);
