@@ -32,7 +32,7 @@ struct PairSum {
 };
 inline constexpr int most_summed_pairs = 8;  // sets of warps in a block
 
-// What is to know of ids that a caller gives; as old as they are.
+// What is to know of ids that the layer's router did not choose; as old as they are.
 struct GivenIds {
   const std::int32_t* map = nullptr;  // [mapped]: each id's group; null: an id is its group
   int mapped = 0;
