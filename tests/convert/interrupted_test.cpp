@@ -1,0 +1,200 @@
+// Conversions that end on their way or go on, and what is refused before one begins.
+#include "convert/conversion.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "convert/models.hpp"
+#include "shunt/safetensors.hpp"
+
+namespace shunt::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// The model in three files with an index, tensors dealt out by turns.
+void split_model(const std::string& source, const std::string& folder) {
+  fs::create_directory(folder);
+  fs::copy_file(source + "/config.json", folder + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+  std::array<std::vector<std::pair<std::string, Tensor>>, 3> shards;
+  Json map = Json::object();
+  std::size_t next = 0;
+  for (const std::string& name : file.names()) {
+    const std::size_t shard = next++ % 3;
+    shards[shard].emplace_back(name, file.get(name));
+    map[name] = "model-0000" + std::to_string(shard + 1) + "-of-00003.safetensors";
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    write_safetensors(folder + "/model-0000" + std::to_string(i + 1) + "-of-00003.safetensors",
+                      shards[i], {{"format", "pt"}});
+  }
+  write_file(folder + "/model.safetensors.index.json",
+             Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}}.dump());
+}
+
+TEST(Convert, AnInterruptedConversionGoesOnAndGivesTheSameBytes) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  split_model(golden("qwen3_moe"), in);
+  const ConversionOptions options = to("int4:32");
+  convert_checkpoint(cpu(), in, folder / "whole", options);
+
+  // The second file's first expert ends it, as a full disk would.
+  const ConversionProgress stop = [](const std::string& file, std::int64_t, std::int64_t) {
+    if (file.find("00002-of") != std::string::npos) throw Error(Status::io, "no space");
+  };
+  Status status = Status::ok;
+  const std::string message =
+      error_of([&] { convert_checkpoint(cpu(), in, out, options, stop); }, &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find("no space; what is finished stays in " + out + ".partial"),
+            std::string::npos)
+      << message;
+  EXPECT_FALSE(fs::exists(out));
+  const std::string finished = out + ".partial/model-00001-of-00003.safetensors";
+  const auto when = fs::last_write_time(finished);
+
+  EXPECT_NE(
+      error_of([&] { convert_checkpoint(cpu(), in, out, to("int4:64")); }).find("other settings"),
+      std::string::npos);
+  const ConversionReport report = convert_checkpoint(cpu({.threads = 3}), in, out, options);
+  EXPECT_EQ(report.shards, 3);
+  EXPECT_EQ(report.shards_resumed, 1);
+  EXPECT_EQ(report.experts.size(), 32u);
+  EXPECT_EQ(fs::last_write_time(out + "/model-00001-of-00003.safetensors"), when);
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+  EXPECT_EQ(contents(out), contents(folder / "whole"));
+
+  // Files and index agree.
+  const Json index = Json::parse(read_file(out + "/model.safetensors.index.json"));
+  std::size_t tensors = 0;
+  for (const char* shard : {"1", "2", "3"}) {
+    const std::string name = std::string("model-0000") + shard + "-of-00003.safetensors";
+    for (const std::string& tensor : SafetensorsFile::open(out + "/" + name).names()) {
+      EXPECT_EQ(index["weight_map"][tensor], name);
+      ++tensors;
+    }
+  }
+  EXPECT_EQ(index["weight_map"].size(), tensors);
+}
+
+// What stays, and what to do with it, is said; nothing stays where nothing is finished.
+TEST(Convert, ARefusalOnTheWaySaysWhatStays) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  split_model(golden("qwen3_moe"), in);
+  for (const char* file : {"00002-of", "00001-of"}) {
+    const ConversionProgress stop = [&](const std::string& at, std::int64_t, std::int64_t) {
+      if (at.find(file) != std::string::npos) throw Error(Status::invalid_argument, "no number");
+    };
+    const std::string message =
+        error_of([&] { convert_checkpoint(cpu(), in, out, to("int4:32"), stop); });
+    const bool first = std::string(file) == "00001-of";
+    EXPECT_EQ(message, first ? "no number"
+                             : "no number; what is finished stays in " + out +
+                                   ".partial: remove it to convert otherwise");
+    EXPECT_EQ(fs::exists(out + ".partial"), !first);
+    fs::remove_all(out + ".partial");
+  }
+}
+
+// A file that was said to be finished and is not whole any more is made again.
+TEST(Convert, ATornFileIsMadeAgain) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  split_model(golden("qwen3_moe"), in);
+  const ConversionProgress stop = [](const std::string& file, std::int64_t, std::int64_t) {
+    if (file.find("00003-of") != std::string::npos) throw Error(Status::io, "no space");
+  };
+  error_of([&] { convert_checkpoint(cpu(), in, out, to("bf16"), stop); });
+  fs::resize_file(out + ".partial/model-00001-of-00003.safetensors", 100);
+  const ConversionReport report = convert_checkpoint(cpu(), in, out, to("bf16"));
+  EXPECT_EQ(report.shards_resumed, 1);
+  convert_checkpoint(cpu(), in, folder / "whole", to("bf16"));
+  EXPECT_EQ(contents(out), contents(folder / "whole"));
+}
+
+TEST(Convert, BitsDoNotDependOnThreads) {
+  const TemporaryFolder folder;
+  const std::string in = golden("qwen3_moe");
+  ConversionOptions options = pruned("sparse_nvfp4", PruneMethod::obs);
+  options.calibrate = in + "/golden.safetensors";
+  for (const int threads : {1, 3}) {
+    convert_checkpoint(cpu({.threads = threads}), in, folder / std::to_string(threads), options);
+  }
+  EXPECT_EQ(contents(folder / "1"), contents(folder / "3"));
+}
+
+TEST(Convert, RefusesBeforeItWrites) {
+  const TemporaryFolder folder;
+  const std::string out = folder / "out";
+  const auto message = [&](const std::string& in, const std::string& where,
+                           const ConversionOptions& options) {
+    const std::string text = error_of([&] { convert_checkpoint(cpu(), in, where, options); });
+    EXPECT_FALSE(fs::exists(out));
+    EXPECT_FALSE(fs::exists(out + ".partial")) << text;
+    return text;
+  };
+  EXPECT_NE(message(tiny, tiny, to("nvfp4")).find("itself"), std::string::npos);
+  EXPECT_NE(message(tiny, tiny + "/../tiny-moe/", to("nvfp4")).find("itself"), std::string::npos);
+  EXPECT_NE(message(tiny, folder.path(), to("nvfp4")).find("exists"), std::string::npos);
+  EXPECT_NE(message(tiny, folder / "no/out", to("nvfp4")).find("no folder"), std::string::npos);
+  EXPECT_NE(message(folder / "none", out, to("nvfp4")).find("none"), std::string::npos);
+  ConversionOptions options = pruned("bf16", PruneMethod::obs);
+  options.calibrate.clear();
+  EXPECT_NE(message(tiny, out, options).find("obs needs"), std::string::npos);
+  options.calibrate = golden("qwen3_moe") + "/golden.safetensors";
+  EXPECT_NE(message(tiny, out, options).find("model.layers.0.mlp.input"), std::string::npos);
+
+  // Hidden states that say nothing.
+  const auto hidden = [&](float value, std::int64_t tokens) {
+    const std::vector<float> rows(256 * 2, value);
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (int layer = 0; layer < 4; ++layer) {
+      tensors.emplace_back("layers." + std::to_string(layer) + ".input",
+                           view(rows.data(), {layer < 3 ? 2 : tokens, 256}));
+    }
+    options.calibrate = folder / "hidden.safetensors";
+    write_safetensors(options.calibrate, tensors, {});
+    return message(tiny, out, options);
+  };
+  EXPECT_NE(hidden(1, 0).find("'layers.3.input' is f32 [0, 256]: holds no hidden states"),
+            std::string::npos);
+  EXPECT_NE(hidden(std::nanf(""), 2).find("'layers.0.input' has nan at [0, 0]: must be finite"),
+            std::string::npos);
+
+  // No experts anywhere.
+  fs::create_directory(folder / "dense");
+  fs::copy_file(golden("qwen3_moe") + "/model.safetensors", folder / "dense/model.safetensors");
+  std::string config = read_file(golden("qwen3_moe") + "/config.json");
+  const std::string field = "\"mlp_only_layers\": []";
+  config.replace(config.find(field), field.size(), "\"mlp_only_layers\": [0, 1]");
+  write_file(folder / "dense/config.json", config);
+  EXPECT_NE(message(folder / "dense", out, to("nvfp4")).find("no MoE layer"), std::string::npos);
+  EXPECT_EQ(
+      error_of([] { conversion_from_string("fp2"); }),
+      "format is 'fp2': must be one of f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, "
+      "mxfp8, nvfp4, mxfp4, int8, int4, dense3, sparse_nvfp4, or int4:GROUP, GROUP a multiple "
+      "of 16");
+  EXPECT_NE(error_of([] { conversion_from_string("plain"); }).find("'plain': must be one of f32"),
+            std::string::npos);
+}
+
+TEST(Convert, LeavesFoldersOfOthersAlone) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "out.partial");
+  write_file(folder / "out.partial/mine", "x");
+  EXPECT_NE(error_of([&] {
+              convert_checkpoint(cpu(), tiny, folder / "out", to("bf16"));
+            }).find("no interrupted conversion"),
+            std::string::npos);
+  EXPECT_EQ(read_file(folder / "out.partial/mine"), "x");
+}
+
+}  // namespace
+}  // namespace shunt::test

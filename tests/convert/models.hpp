@@ -1,0 +1,40 @@
+// What tests of conversions convert, to what, and the bytes that come of it.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "checkpoint/temporary.hpp"
+#include "convert/conversion.hpp"
+
+namespace shunt::test {
+
+inline const std::string tiny = SHUNT_SOURCE_DIR "/models/tiny-moe";
+inline std::string golden(const std::string& family) {
+  return SHUNT_SOURCE_DIR "/tests/data/goldens/" + family;
+}
+
+inline ConversionOptions to(const std::string& format) {
+  return {.spec = conversion_from_string(format), .calibrate = {}};
+}
+inline ConversionOptions pruned(const std::string& format, PruneMethod method,
+                                PrunePattern pattern = PrunePattern::two_of_four) {
+  ConversionOptions options = to(format);
+  options.spec.prune = true;
+  options.spec.pruning.method = method;
+  options.spec.pruning.pattern = pattern;
+  if (method != PruneMethod::magnitude) options.calibrate = tiny + "/activations.safetensors";
+  return options;
+}
+
+// Every file of a folder and its contents.
+inline std::map<std::string, std::string> contents(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files[entry.path().filename().string()] = read_file(entry.path().string());
+  }
+  return files;
+}
+
+}  // namespace shunt::test
