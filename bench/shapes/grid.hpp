@@ -39,6 +39,7 @@ struct StageShape {
   RowFormat rows = RowFormat::as_dtype;
   Walk walk = Walk::offsets;               // gemm
   RoutingFrom from = RoutingFrom::hidden;  // layer
+  std::int64_t valid = 0;                  // layer: so many of its tokens are; 0: all, and not said
 };
 
 const std::vector<StageShape>& routing_grid();

@@ -36,6 +36,7 @@ struct BenchOptions {
   std::string rule, groups;
   bench::Walk walk = bench::Walk::offsets;
   bench::RoutingFrom from = bench::RoutingFrom::hidden;
+  std::int64_t valid = 0;
   int tile = 0;
   bool grid = false;
   bool dependent_launch = false;
@@ -279,6 +280,12 @@ int run_gpu(const BenchOptions& options) {
     shape.rows = options.rows;
     shape.walk = options.walk;
     shape.from = options.from;
+    shape.valid = options.valid;
+    if (shape.valid > shape.tokens) {
+      throw Error(
+          Status::invalid_argument,
+          fmt::format("--valid {}: must be at most the {} of --tokens", shape.valid, shape.tokens));
+    }
   }
   if (wanted.shapes.empty()) {
     throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
@@ -294,6 +301,9 @@ int run_gpu(const BenchOptions& options) {
 
 int run_bench(const BenchOptions& options) {
   if (options.list_models) return list_models();
+  if (options.valid > 0 && (options.device.device != "cuda" || options.stage != "layer")) {
+    throw UsageError("--valid is about the layer of a GPU: shunt bench layer --device cuda");
+  }
   if (options.device.device == "cuda") return run_gpu(options);
   if (options.grid || options.dependent_launch) {
     throw UsageError("--grid and --dependent-launch are about a GPU: --device cuda");
@@ -544,6 +554,12 @@ void add_bench(CLI::App& app, Action& action) {
           "layer on a GPU: where its routing begins (default: hidden)")
       ->option_text("hidden|logits|ids")
       ->check(CLI::IsMember({"hidden", "logits", "ids"}));
+  command
+      ->add_option("--valid", options->valid,
+                   "layer on a GPU: tokens that are valid, as where a batch is padded to the size "
+                   "of a graph (default: all)")
+      ->option_text("N")
+      ->check(whole_number(1, 1 << 20));
   command
       ->add_option("--tile", options->tile, "order on a GPU: rows of a padded tile (default: none)")
       ->option_text("N")

@@ -21,12 +21,14 @@ struct Layers {
   Context context;
   std::vector<Layer> layers;  // in turn
   Variants hidden, out, ids, weights, logits;
+  Variants valid;  // where not all tokens are: how many
   Buffer workspace;
   bench::RoutingFrom from = bench::RoutingFrom::hidden;
   // That puts out the ids that it chose, or is given them.
   void run(std::int64_t i) const { run(i, from); }
   void run(std::int64_t i, bench::RoutingFrom begin) const {
     LayerInputs in{.hidden = hidden[i]};
+    if (valid.count() > 0) in.valid_tokens = valid[0];
     LayerOutputs to{.output = out[i]};
     if (begin == bench::RoutingFrom::ids) {
       in.ids = ids[i], in.weights = weights[i];
@@ -170,6 +172,12 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   steer_states(context, spec.route, spread, routers, made->hidden);
   steer_logits(context, spec.route, spread, made->logits);
   made->workspace = context.allocate(made->layers[0].workspace_bytes(tokens));
+  const std::int64_t valid = shape.valid > 0 ? shape.valid : tokens;
+  if (shape.valid > 0) {
+    const auto count = static_cast<std::int32_t>(valid);
+    made->valid = Variants(context, DType::i32, {1}, 1);
+    context.copy(made->valid[0].data, &count, sizeof(count));
+  }
 
   // What is counted is what the layer chooses.
   Cost cost;
@@ -179,18 +187,19 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
     made->run(i, given ? bench::RoutingFrom::logits : shape.from);
     context.synchronize();
     const OnHost ids(context, made->ids[i]);
-    std::vector<std::int32_t> chosen(ids.ints(), ids.ints() + ids.tensor.elements());
+    std::vector<std::int32_t> chosen(ids.ints(), ids.ints() + valid * spec.route.top_k);
     const std::int64_t hit = distinct_experts(chosen, computed) + spec.route.shared.count;
     const std::int64_t pairs = std::count_if(chosen.begin(), chosen.end(),
                                              [&](auto id) { return id >= 0 && id < computed; }) +
-                               spec.route.shared.count * tokens;
-    const Cost one = layer_cost(spec, shape.dtype, shape.dtype, tokens, hit, pairs);
+                               spec.route.shared.count * valid;
+    const Cost one = layer_cost(spec, shape.dtype, shape.dtype, valid, hit, pairs);
     const double saved = static_cast<double>(hit) * expert_bytes(spec, shape.dtype) * (1 - smaller);
     cost.bytes += (one.bytes - saved) / static_cast<double>(n);
     cost.flops += one.flops / static_cast<double>(n);
   }
   std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
                                   spec.experts.intermediate, computed, spec.route.top_k);
+  if (shape.valid > 0) label += fmt::format(" {} valid", valid);
   if (packed) label += " " + to_string(shape.format);
   if (shape.from == bench::RoutingFrom::logits) label += " from logits";
   if (shape.from == bench::RoutingFrom::ids) label += " from ids";
