@@ -556,8 +556,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"hidden", "logits", "ids"}));
   command
       ->add_option("--valid", options->valid,
-                   "layer on a GPU: tokens that are valid, as where a batch is padded to the size "
-                   "of a graph (default: all)")
+                   "layer on a GPU: valid tokens, others are padding (default: all)")
       ->option_text("N")
       ->check(whole_number(1, 1 << 20));
   command
