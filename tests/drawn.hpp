@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sanitizer.hpp"
 #include "shunt/error.hpp"
 #include "shunt/format.hpp"
 
@@ -51,21 +52,12 @@ class Draw {
   std::mt19937 random_;
 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;
-#elif defined(__has_feature)
-inline constexpr bool sanitized =
-    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-inline constexpr bool sanitized = false;
-#endif
-
 // check(seed) for the seeds 1 to `count`, under a sanitizer for the first quarter of them, or for
 // those that the environment variable SHUNT_DRAWN=first:count names.
 template <class Check>
 void each_seed(unsigned count, const Check& check) {
   unsigned first = 1;
-  if (sanitized) count = (count + 3) / 4;
+  if (SHUNT_SANITIZED) count = (count + 3) / 4;
   if (const char* const asked = std::getenv("SHUNT_DRAWN")) {
     ASSERT_EQ(std::sscanf(asked, "%u:%u", &first, &count), 2)
         << "SHUNT_DRAWN is '" << asked << "': must be first:count";

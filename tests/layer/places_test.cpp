@@ -89,7 +89,7 @@ TEST(OneRowAToken, GoesToItsTokenWithTheBitsOfCombine) {
       if (!supports(spec, c.options, context.device())) continue;
       RandomLayer made(spec, 31);
       const Layer layer(spec, made.weights, context, c.options);
-      // From 700 on only a GPU has other kernels.
+      // 700 and 2600 are for a GPU's kernels for many rows.
       for (const std::int64_t tokens : {1, 2, 7, 40, 130, 700, 2600}) {
         if (tokens > 130 && !test::on_gpu()) break;
         SCOPED_TRACE(std::string(c.name) + ", " + std::to_string(tokens) + " tokens" +

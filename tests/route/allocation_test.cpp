@@ -5,13 +5,9 @@
 #include <new>
 
 #include "route/route_util.hpp"
+#include "sanitizer.hpp"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SHUNT_SANITIZED
-#endif
-#endif
-#if !defined(SHUNT_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SHUNT_SANITIZED
 
 namespace {
 std::atomic<int> allocations{0};

@@ -228,10 +228,13 @@ TEST(BadDevice, CudaIsRefusedWhereItWasNotBuilt) {
   expect_failure(outcome, 1, "shunt run", "CUDA");
 }
 
-TEST(BadBench, Models) {
-  expect_failure(shunt({"bench", "--model", "no-such-model"}), 1, "shunt bench", "--list-models");
+TEST(BadBench, ValidTokensOfACpu) {
   expect_failure(shunt({"bench", "--valid", "3", "--tokens", "4"}), 2, "shunt bench",
                  "--valid is about the layer of a GPU");
+}
+
+TEST(BadBench, Models) {
+  expect_failure(shunt({"bench", "--model", "no-such-model"}), 1, "shunt bench", "--list-models");
   expect_failure(shunt({"bench", "--model", "mixtral-8x7b", "--top-k", "9"}), 1, "shunt bench",
                  "top_k");
   // More than any memory: said before anything is allocated.
