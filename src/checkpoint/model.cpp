@@ -16,12 +16,6 @@ namespace {
 constexpr std::array<std::string_view, 4> nested_keys = {"text_config", "thinker_config",
                                                          "llm_config", "language_config"};
 
-// A null says no more than absence.
-const nlohmann::json* child(const nlohmann::json& object, std::string_view key) {
-  const auto found = object.find(std::string(key));
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
 std::string model_type(const std::string& where, const nlohmann::json& object) {
   const nlohmann::json* type = child(object, "model_type");
   if (type == nullptr) return {};

@@ -13,12 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A null says no more than absence.
-const Json* child(const Json& object, std::string_view key) {
-  const auto found = object.find(std::string(key));
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
 using Formats = std::vector<Format>;
 
 // Which of them, the shape of the scales says.

@@ -10,7 +10,7 @@ namespace shunt {
 
 namespace {
 
-constexpr std::size_t most_steps = 2000;
+constexpr std::size_t most_steps_written = 2000;
 constexpr int most_repeats = 1000;
 constexpr int deepest = 50;
 
@@ -59,7 +59,7 @@ class RegexParser {
     return true;
   }
   std::size_t add(Step step) {
-    if (steps_.size() >= most_steps) refuse("too much");
+    if (steps_.size() >= most_steps_written) refuse("too much");
     steps_.push_back(step);
     return steps_.size() - 1;
   }

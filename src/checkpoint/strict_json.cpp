@@ -81,4 +81,9 @@ nlohmann::json parse_object(std::string_view what, std::string_view text) {
   return json;
 }
 
+const nlohmann::json* child(const nlohmann::json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
 }  // namespace shunt

@@ -13,4 +13,7 @@ namespace shunt {
 // -Infinity become strings of that name, so that only a reader that wants a number there objects.
 nlohmann::json parse_object(std::string_view what, std::string_view text);
 
+// What an object has under a key; nullptr if nothing, or a null, which says no more than absence.
+const nlohmann::json* child(const nlohmann::json& object, std::string_view key);
+
 }  // namespace shunt

@@ -6,6 +6,10 @@
 
 namespace shunt::cuda_engine {
 
+inline bool on_gpu(const Context& context) {
+  return built && context.device().type == DeviceType::cuda;
+}
+
 // Makes a GPU current. Which one was before: hand it back when the work is enqueued.
 int make_current(int index);
 void restore_current(int before) noexcept;

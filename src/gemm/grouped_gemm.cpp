@@ -48,10 +48,6 @@ PanelLayout panel_layout(const GroupedGemmSpec& spec) {
   return layout;
 }
 
-bool on_gpu(const Context& context) {
-  return cuda_engine::built && context.device().type == DeviceType::cuda;
-}
-
 constexpr std::initializer_list<DType> fp8_only = {DType::f8_e4m3};
 
 void check_offsets(const GroupedGemmSpec& spec, const std::int32_t* offsets, std::int64_t rows) {
@@ -237,15 +233,15 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
                        spec.rows);
   (void)checked_product("grouped_gemm: rows x k", rows, std::max<std::int64_t>(spec.k, 1) * 4 + 64);
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && spec.rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && spec.rows == RowFormat::nvfp4) {
       const bool sparse = spec.format.format == Format::sparse_nvfp4;
       return cuda_engine::Fp4Rows::at(nullptr, rows, spec.k, sparse).bytes;
     }
-    if (on_gpu(context) && spec.format.ordered) {
+    if (cuda_engine::on_gpu(context) && spec.format.ordered) {
       return cuda_engine::ordered_rows_bytes(rows, spec.k);
     }
   }
-  if (on_gpu(context)) return 0;
+  if (cuda_engine::on_gpu(context)) return 0;
   Carver carver;
   carver.take_bytes(bias_bytes(spec));
   carver.take_bytes(cpu_engine::product_workspace_bytes(context.pool(), panel_layout(spec),
@@ -276,7 +272,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
 
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && spec.rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && spec.rows == RowFormat::nvfp4) {
       const int compute = context.gpu().compute;
       return cuda_engine::multiply_fp4_rows(
           context.gpu(),
@@ -290,7 +286,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
            .out = of.out},
           workspace.data);
     }
-    if (on_gpu(context) && spec.rows != RowFormat::as_dtype) {
+    if (cuda_engine::on_gpu(context) && spec.rows != RowFormat::as_dtype) {
       return cuda_engine::multiply_packed(context.gpu(),
                                           {.layout = {spec.format.format, spec.n, spec.k, false},
                                            .groups = spec.groups,
@@ -304,7 +300,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .bias = in.bias,
                                            .out = of.out});
     }
-    if (on_gpu(context) && spec.format != FormatSpec{}) {
+    if (cuda_engine::on_gpu(context) && spec.format != FormatSpec{}) {
       return cuda_engine::multiply_fragments(
           context.gpu(),
           {.layout = {resolved(spec.format), spec.dtype, spec.n, spec.k, false},
@@ -319,7 +315,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
            .out = of.out},
           workspace.data);
     }
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       return cuda_engine::multiply_groups(context.gpu(),
                                           {.layout = {spec.dtype, spec.n, spec.k, false},
                                            .groups = spec.groups,

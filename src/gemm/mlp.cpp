@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "activate/cpu_engine.hpp"
+#include "cuda/current.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fp4_product.hpp"
@@ -18,10 +19,6 @@
 namespace shunt {
 
 namespace {
-
-bool on_gpu(const Context& context) {
-  return cuda_engine::built && context.device().type == DeviceType::cuda;
-}
 
 // Packed weights that become numbers of the rows' type on a GPU.
 bool decoded(const PreparedWeights& weights) {
@@ -132,7 +129,7 @@ void multiply(const Context& context, const PreparedWeights& weights,
               const cpu_engine::ActivationRule& activation, const MlpInput& in, const Tensor& out,
               Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       return with_product(context, weights, activation, in, out, out_scales,
                           Multiply{context.gpu(), in.chain, workspace.data});
     }
@@ -166,7 +163,7 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      const ActivationSpec* activation, const MlpInput& in, const Tensor& out) {
   bool takes = false;
   if constexpr (cuda_engine::built) {
-    if (!on_gpu(context)) return false;
+    if (!cuda_engine::on_gpu(context)) return false;
     with_product(context, weights,
                  activation != nullptr ? cpu_engine::activation_rule(*activation) : no_activation,
                  in, out, {}, [&](const auto& product) {
@@ -182,7 +179,7 @@ bool mlp_takes_places(const Context& context, const PreparedWeights& weights, co
                       const Tensor& out) {
   bool takes = false;
   if constexpr (cuda_engine::built) {
-    if (!on_gpu(context) || in.chain.ids != nullptr) return false;
+    if (!cuda_engine::on_gpu(context) || in.chain.ids != nullptr) return false;
     with_product(context, weights, no_activation, in, out, {}, [&](const auto& product) {
       if constexpr (requires { cuda_engine::takes_places(context.gpu(), product); }) {
         takes = cuda_engine::takes_places(context.gpu(), product);
@@ -194,7 +191,7 @@ bool mlp_takes_places(const Context& context, const PreparedWeights& weights, co
 
 cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights& weights) {
   cuda_engine::NextWeights next;
-  if (!on_gpu(context)) return next;
+  if (!cuda_engine::on_gpu(context)) return next;
   const auto fill = [&](const auto& layout, std::int64_t step_bytes) {
     next = {.tiles = static_cast<const char*>(weights.data),
             .group_bytes = layout.group_bytes(),
@@ -232,7 +229,7 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
                         DType source, bool scaled, bool whole_k) {
   if (decoded(weights)) {
     if constexpr (cuda_engine::built) {
-      if (!on_gpu(context) || weights.format.ordered) return false;
+      if (!cuda_engine::on_gpu(context) || weights.format.ordered) return false;
       return cuda_engine::gathering_pays(
           context.gpu(), cuda_engine::fragments_of(weights), weights.groups, rows,
           {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
@@ -241,7 +238,7 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
   }
   if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       return cuda_engine::gathering_pays(
           context.gpu(), tiles_of(weights), weights.groups, rows,
           {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
@@ -253,15 +250,15 @@ bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, 
 std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& weights,
                                 std::int64_t rows, std::int64_t source_rows) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       const bool sparse = weights.format.format == Format::sparse_nvfp4;
       return cuda_engine::Fp4Rows::at(nullptr, rows, weights.k, sparse).bytes;
     }
-    if (on_gpu(context) && weights.format.ordered) {
+    if (cuda_engine::on_gpu(context) && weights.format.ordered) {
       return cuda_engine::ordered_rows_bytes(rows, weights.k);
     }
   }
-  if (on_gpu(context)) return 0;
+  if (cuda_engine::on_gpu(context)) return 0;
   return cpu_engine::product_workspace_bytes(context.pool(), PanelLayout(weights), weights.groups,
                                              rows, source_rows < 0 ? rows : source_rows, true);
 }
@@ -269,11 +266,11 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && decoded(weights)) {
+    if (cuda_engine::on_gpu(context) && decoded(weights)) {
       return cuda_engine::product_us(context.gpu(),
                                      packed_sizes(weights, rows, {.whole_k = whole_k}));
     }
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       return cuda_engine::product_us(context.gpu(),
                                      plain_sizes(weights, rows, {.whole_k = whole_k}));
     }
@@ -284,10 +281,10 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
 int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_t rows,
              const MlpWay& way) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && decoded(weights)) {
+    if (cuda_engine::on_gpu(context) && decoded(weights)) {
       return cuda_engine::product_tile(context.gpu(), packed_sizes(weights, rows, way));
     }
-    if (on_gpu(context) && weights.format == FormatSpec{}) {
+    if (cuda_engine::on_gpu(context) && weights.format == FormatSpec{}) {
       return cuda_engine::few_tile(context.gpu(), plain_sizes(weights, rows, way));
     }
   }
@@ -297,19 +294,19 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way) {
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && decoded(weights)) {
+    if (cuda_engine::on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
              cuda_engine::product_words(context.gpu(), packed_sizes(weights, rows, way));
     }
-    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";
     }
-    if (on_gpu(context) && weights.format != FormatSpec{}) {
+    if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{}) {
       return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
                                         weights.groups, rows, way.rounded);
     }
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(), plain_sizes(weights, rows, way));
     }
   }

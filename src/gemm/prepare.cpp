@@ -102,10 +102,6 @@ PanelLayout checked_layout(const char* what, DType dtype, int groups, std::int64
   return {dtype, n, k, paired};
 }
 
-bool on_gpu(const Context& context) {
-  return cuda_engine::built && context.device().type == DeviceType::cuda;
-}
-
 PreparedWeights prepare_all(const char* what, const Context& context, DType dtype,
                             const std::vector<Tensor>& gate, const std::vector<Tensor>* up,
                             Workspace memory) {
@@ -148,7 +144,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                                  .data = memory.data,
                                  .bytes = bytes};
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       cuda_engine::write_groups(context, {dtype, n, layout.k, paired}, gate, up, memory.data);
       return prepared;
     }
@@ -184,7 +180,7 @@ void write_panel(const PanelLayout& layout, const Tensor& gate, const Tensor& up
 std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
                            std::int64_t k, bool paired) {
   const PanelLayout layout = checked_layout("prepared_bytes", dtype, groups, n, k, paired);
-  if (on_gpu(context)) {
+  if (cuda_engine::on_gpu(context)) {
     const cuda_engine::RowLayout rows{dtype, n, k, paired};
     return static_cast<std::size_t>(rows.group_bytes() * groups);
   }
@@ -214,26 +210,27 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
     fail(Status::invalid_argument, "unprepare: weights are on another device than the context");
   }
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && weights.format != FormatSpec{} && weights.rows == RowFormat::as_dtype) {
+    if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&
+        weights.rows == RowFormat::as_dtype) {
       const cuda_engine::FragmentLayout layout = cuda_engine::fragments_of(weights);
       return cuda_engine::read_fragments(
           context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
           out);
     }
-    if (on_gpu(context) && weights.rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       const cuda_engine::Fp4Weights layout =
           cuda_engine::fp4_weights(context.gpu().compute, weights);
       return cuda_engine::read_fp4(
           context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
           out);
     }
-    if (on_gpu(context) && weights.format != FormatSpec{}) {
+    if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{}) {
       const cuda_engine::PackedLayout layout = cuda_engine::layout_of(weights);
       return cuda_engine::read_packed(
           context, layout, static_cast<const char*>(weights.data) + group * layout.group_bytes(),
           out);
     }
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       const cuda_engine::RowLayout rows{weights.dtype, weights.n, weights.k, weights.paired};
       return cuda_engine::read_group(
           context.gpu(), rows, static_cast<const char*>(weights.data) + group * rows.group_bytes(),

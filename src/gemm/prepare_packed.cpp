@@ -23,14 +23,10 @@
 namespace shunt {
 namespace {
 
-bool on_gpu(const Context& context) {
-  return cuda_engine::built && context.device().type == DeviceType::cuda;
-}
-
 // Throws unless the format has a prepared layout on the context's device.
 void check_sizes(const char* what, const Context& context, DType dtype, const FormatSpec& format,
                  int groups, std::int64_t n, std::int64_t k, bool paired, RowFormat rows) {
-  if (on_gpu(context) && rows != RowFormat::as_dtype &&
+  if (cuda_engine::on_gpu(context) && rows != RowFormat::as_dtype &&
       !cuda_engine::computed(format.format, rows)) {
     fail(Status::unsupported,
          "{}: format is {} for rows {}: must be fp8_block for fp8_block, fp8_channel or fp8_tensor "
@@ -38,11 +34,11 @@ void check_sizes(const char* what, const Context& context, DType dtype, const Fo
          what, to_string(format), to_string(rows));
   }
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       require(cuda_engine::packed_support(context.device(), format, rows), what);
     }
   }
-  if (on_gpu(context) && rows == RowFormat::as_dtype && dtype == DType::f32) {
+  if (cuda_engine::on_gpu(context) && rows == RowFormat::as_dtype && dtype == DType::f32) {
     fail(Status::unsupported, "{}: dtype is f32: must be bf16 or f16 on a GPU", what);
   }
   if (format != format.of_matrix() && format.format != Format::int4) {
@@ -60,13 +56,13 @@ cpu_engine::PackedPanels panels_of(const FormatSpec& format, std::int64_t n, std
 
 std::size_t bytes_of(const Context& context, const FormatSpec& format, int groups, std::int64_t n,
                      std::int64_t k, bool paired, DType dtype, RowFormat rows) {
-  if (on_gpu(context) && rows == RowFormat::nvfp4) {
+  if (cuda_engine::on_gpu(context) && rows == RowFormat::nvfp4) {
     const cuda_engine::Fp4Kernel kernel = cuda_engine::fp4_kernel(context.gpu().compute);
     const cuda_engine::Fp4Weights layout{kernel, format.format, n, k, paired};
     return static_cast<std::size_t>(layout.group_bytes() * groups);
   }
   const std::int64_t one =
-      !on_gpu(context) ? panels_of(format, n, k, paired).group_bytes()
+      !cuda_engine::on_gpu(context) ? panels_of(format, n, k, paired).group_bytes()
       : rows == RowFormat::as_dtype
           ? cuda_engine::FragmentLayout{resolved(format), dtype, n, k, paired}.group_bytes()
           : cuda_engine::PackedLayout{format.format, n, k, paired}.group_bytes();
@@ -143,11 +139,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
     return fmt::format("{}: {}[{}]", what, !paired ? "matrices" : second ? "up" : "gate", g);
   };
   for (std::size_t g = 0; g < gate.size(); ++g) {
-    const int most_zero = on_gpu(context) ? 15 : 16;  // four bits there
+    const int most_zero = cuda_engine::on_gpu(context) ? 15 : 16;  // four bits there
     check_matrix(name(g, false), gate[g], gate[0], most_zero);
     if (!paired) continue;
     check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
-    if (on_gpu(context) && (gate[g].group_of || (*up)[g].group_of)) {
+    if (cuda_engine::on_gpu(context) && (gate[g].group_of || (*up)[g].group_of)) {
       check_one_order(name(g, false), name(g, true), gate[g], (*up)[g]);
     }
   }
@@ -163,27 +159,27 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
                                  .data = memory.data,
                                  .bytes = bytes,
                                  .format = format,
-                                 .rows = on_gpu(context) ? rows : RowFormat::as_dtype};
-  const bool dense3 = format.format == Format::dense3 && on_gpu(context);
+                                 .rows = cuda_engine::on_gpu(context) ? rows : RowFormat::as_dtype};
+  const bool dense3 = format.format == Format::dense3 && cuda_engine::on_gpu(context);
   const auto refuse_group = [&](std::size_t g) {
     fail(Status::invalid_argument, "{}{} holds a NaN or an infinite scale{}: must be finite{}",
          name(g, false), paired ? ", or its up," : "", dense3 ? " or a negative one" : "",
          dense3 ? ", and of dense3 not negative" : "");
   };
   if constexpr (cuda_engine::built) {
-    if (on_gpu(context) && rows == RowFormat::as_dtype) {
+    if (cuda_engine::on_gpu(context) && rows == RowFormat::as_dtype) {
       const std::size_t bad = cuda_engine::write_fragments(
           context, cuda_engine::fragments_of(prepared), gate, up, memory.data);
       if (bad < gate.size()) refuse_group(bad);
       return prepared;
     }
-    if (on_gpu(context) && rows == RowFormat::nvfp4) {
+    if (cuda_engine::on_gpu(context) && rows == RowFormat::nvfp4) {
       cuda_engine::write_fp4(what, context,
                              cuda_engine::fp4_weights(context.gpu().compute, prepared), gate, up,
                              memory.data);
       return prepared;
     }
-    if (on_gpu(context)) {
+    if (cuda_engine::on_gpu(context)) {
       cuda_engine::write_packed(context, {gate[0].format.format, n, gate[0].k, paired}, gate, up,
                                 memory.data);
       return prepared;

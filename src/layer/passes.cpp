@@ -21,7 +21,7 @@ struct Row {
   float operator[](std::int64_t i) const { return load_f32(data, dtype, i); }
 };
 
-Row row_of(const Tensor& tensor, std::int64_t t) {
+Row row_view(const Tensor& tensor, std::int64_t t) {
   return {static_cast<const char*>(tensor.data) + t * tensor.strides[0] * (bits(tensor.dtype) / 8),
           tensor.dtype};
 }
@@ -59,7 +59,7 @@ void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, con
   const std::int64_t width = x.shape[1];
   context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const Row row = row_of(x, t);
+      const Row row = row_view(x, t);
       const float squares = lane_sum(width, [&](std::int64_t i) { return row[i] * row[i]; });
       const float factor = norm_factor(spec, width, squares);
       float* to = out + t * width;
@@ -77,7 +77,7 @@ void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, fl
   }
   context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const Row row = row_of(x, t);
+      const Row row = row_view(x, t);
       logits[t] = lane_sum(
           x.shape[1], [&](std::int64_t i) { return row[i] * load_f32(gate.data, gate.dtype, i); });
     }
@@ -113,7 +113,7 @@ void finish_rows(const Context& context, const Finish& f) {
       }
       void* const out =
           static_cast<char*>(f.out.data) + t * f.out.strides[0] * (bits(f.out.dtype) / 8);
-      const Row extra = f.residual ? row_of(f.residual, t) : Row{nullptr, DType::f32};
+      const Row extra = f.residual ? row_view(f.residual, t) : Row{nullptr, DType::f32};
       for (std::int64_t i = 0; i < width; ++i) {
         store_f32(out, f.out.dtype, i, row[i] + (f.residual ? extra[i] : 0.0f));
       }

@@ -36,7 +36,7 @@ Vector product(const Tensor& w, const Tensor& bias, const Vector& x) {
   return y;
 }
 
-Vector rms_norm(const NormSpec& spec, const Tensor& weight, Vector x) {
+Vector normalised(const NormSpec& spec, const Tensor& weight, Vector x) {
   if (!spec.enabled) return x;
   double mean = 0;
   for (const double value : x) mean += value * value / static_cast<double>(x.size());
@@ -95,7 +95,7 @@ std::vector<double> router_input_reference(const LayerSpec& spec, const LayerWei
                                            const Tensor& x) {
   Vector result;
   for (std::int64_t t = 0; t < x.shape[0]; ++t) {
-    const Vector row = rms_norm(spec.router_norm, weights.router_norm, row_of(x, t));
+    const Vector row = normalised(spec.router_norm, weights.router_norm, row_of(x, t));
     result.insert(result.end(), row.begin(), row.end());
   }
   return result;
@@ -109,7 +109,7 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
   Vector result;
   for (std::int64_t t = 0; t < x.shape[0]; ++t) {
     const Vector row = row_of(x, t);
-    Vector input = rms_norm(spec.input_norm, weights.input_norm, row);
+    Vector input = normalised(spec.input_norm, weights.input_norm, row);
     if (spec.latent > 0) input = product(weights.latent_down, {}, input);
 
     Vector sum(input.size(), 0.0), sizes(input.size(), 0.0);
@@ -149,7 +149,7 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
     for (std::size_t i = 0; i < y.size() && spec.output_bias; ++i) {
       y[i] += at(weights.output_bias, static_cast<std::int64_t>(i));
     }
-    const Vector normed = rms_norm(spec.output_norm, weights.output_norm, y);
+    const Vector normed = normalised(spec.output_norm, weights.output_norm, y);
     if (spread != nullptr) {
       if (spec.output_norm.enabled) sizes = spread_of_norm(y, normed, std::move(sizes));
       spread->insert(spread->end(), sizes.begin(), sizes.end());

@@ -16,7 +16,7 @@ namespace shunt {
 namespace {
 
 // Rows that share one reading of the factor, and columns whose errors are applied together.
-constexpr std::int64_t rows_at_once = 16;
+constexpr std::int64_t rows_a_task = 16;
 constexpr std::int64_t columns_at_once = 128;
 constexpr std::int64_t block = 16;  // of columns that have a scale
 static_assert(columns_at_once % (2 * block) == 0 && block % 4 == 0);
@@ -78,8 +78,8 @@ void prune_rows_obs(const std::vector<double>& u, PrunePattern pattern, float* w
   std::vector<double> values(static_cast<std::size_t>(rows * width));
   std::copy_n(w, rows * width, values.begin());
   std::vector<double> errors(static_cast<std::size_t>(rows * columns_at_once));
-  std::array<unsigned, rows_at_once> kept{};
-  std::array<double, rows_at_once> units{};  // scale * global of the block at hand
+  std::array<unsigned, rows_a_task> kept{};
+  std::array<double, rows_a_task> units{};  // scale * global of the block at hand
   // Of up to four columns from c on.
   const auto kept_of = [&](const double* row, std::int64_t c) {
     const std::int64_t count = std::min<std::int64_t>(4, width - c);
@@ -213,10 +213,10 @@ PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w
       const std::int64_t blocks = (k + block - 1) / block;
       if (rounding != nullptr) rounding->scales.assign(static_cast<std::size_t>(n * blocks), 0);
       context.pool().run([&](cpu_engine::Team& team) {
-        const std::int64_t tasks = (n + rows_at_once - 1) / rows_at_once;
+        const std::int64_t tasks = (n + rows_a_task - 1) / rows_a_task;
         team.for_each(static_cast<std::size_t>(tasks), [&](std::size_t task) {
-          const std::int64_t first = static_cast<std::int64_t>(task) * rows_at_once;
-          prune_rows_obs(u, spec.pattern, w + first * k, std::min(rows_at_once, n - first), k,
+          const std::int64_t first = static_cast<std::int64_t>(task) * rows_a_task;
+          prune_rows_obs(u, spec.pattern, w + first * k, std::min(rows_a_task, n - first), k,
                          rounding != nullptr ? rounding->global : 1,
                          rounding != nullptr ? rounding->scales.data() + first * blocks : nullptr);
         });

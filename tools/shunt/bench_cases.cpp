@@ -16,8 +16,6 @@ namespace shunt::tool {
 
 namespace {
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 std::string rule_label(const RouteSpec& spec) {
   std::string label = fmt::format("E{} k{}", spec.experts, spec.top_k);
   if (spec.groups.count > 1) label += fmt::format(" g{}/{}", spec.groups.count, spec.groups.keep);

@@ -17,8 +17,6 @@ namespace shunt::tool {
 
 namespace {
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 struct Products {
   Context context;
   GroupedGemmSpec spec;

@@ -15,8 +15,6 @@ namespace shunt::tool {
 
 namespace {
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 struct Layers {
   Context context;
   std::vector<Layer> layers;  // in turn

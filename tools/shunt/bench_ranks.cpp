@@ -14,8 +14,6 @@ namespace shunt::tool {
 
 namespace {
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // `from` and `to` [T, H]; counts [ranks, experts].
 struct Shuffled {
   Context context;

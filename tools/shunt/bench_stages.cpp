@@ -21,8 +21,6 @@ namespace {
 
 constexpr std::int64_t most_copies = 1024;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // Zero-compute experts have no weights and no rows: their ids, the last, fall out of range.
 int computed_experts(const BenchPlan& plan) {
   return plan.spec.route.experts - plan.spec.zero_experts;

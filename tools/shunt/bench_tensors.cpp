@@ -17,8 +17,6 @@ constexpr std::int64_t least_variants = 8, most_variants = 256;
 constexpr double most_bytes = 16e9;
 constexpr int draws = 8;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 }  // namespace
 
 std::int64_t variants_for(double bytes_of_a_call, std::int64_t rotate_bytes) {

@@ -12,6 +12,8 @@
 
 namespace shunt::tool {
 
+inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 // How many copies of what a call moves it takes to pass rotate_bytes: 8 to 256, fewer where memory
 // is short.
 std::int64_t variants_for(double bytes_of_a_call, std::int64_t rotate_bytes);
