@@ -14,13 +14,16 @@ inline bool on_gpu(const Context& context) {
 int make_current(int index);
 void restore_current(int before) noexcept;
 
-// While it lives a context's GPU is current, without which nothing can be launched on its stream.
-// Nothing for a CPU.
+// While it lives a GPU is current, without which nothing can be launched on its streams.
 class Current {
  public:
+  explicit Current(int index) {
+    if constexpr (built) before_ = make_current(index);
+  }
+  // Of a context; nothing for a CPU's.
   explicit Current(const Context& context) {
     if constexpr (built) {
-      if (context.device().type == DeviceType::cuda) before_ = make_current(context.device().index);
+      if (on_gpu(context)) before_ = make_current(context.device().index);
     }
   }
   ~Current() {

@@ -47,23 +47,8 @@ namespace {
 // Compiled for the architectures that every kernel here is compiled for.
 __global__ void probe_kernel() {}
 
-// Makes a GPU current, and the one before it again at the end.
-class CurrentGpu {
- public:
-  explicit CurrentGpu(int index) : before_(make_current(index)) {}
-  ~CurrentGpu() { restore_current(before_); }
-  CurrentGpu(const CurrentGpu&) = delete;
-  CurrentGpu& operator=(const CurrentGpu&) = delete;
-
- private:
-  int before_;
-};
-
-}  // namespace
-
-namespace {
 int clusters_at_once(const Gpu& gpu, int size) {
-  const CurrentGpu current(gpu.index);
+  const Current current(gpu.index);
   check(cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              gpu.shared_bytes),
         "cudaFuncSetAttribute");
@@ -120,7 +105,7 @@ Gpu open(void* stream, int index, bool dependent_launch) {
                                          ": must be 8.0 or newer");
   }
   {
-    const CurrentGpu current(index);
+    const Current current(index);
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
@@ -155,7 +140,7 @@ void close(const Gpu& gpu) noexcept {
 }
 
 void* allocate(const Gpu& gpu, std::size_t bytes) {
-  const CurrentGpu current(gpu.index);
+  const Current current(gpu.index);
   void* data = nullptr;
   const std::string what = "allocate: " + std::to_string(bytes) + " bytes on GPU " +
                            std::to_string(gpu.index) + " cannot be had";
@@ -178,7 +163,7 @@ void release(int index, void* data) noexcept {
 
 void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  const CurrentGpu current(gpu.index);
+  const Current current(gpu.index);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(gpu)), "copy");
   check(cudaStreamSynchronize(stream_of(gpu)), "copy");
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/current.hpp"
 #include "cuda/launch.hpp"
 
 namespace shunt::cuda_engine {
@@ -88,13 +89,9 @@ __global__ void fill_normal_kernel(T* out, std::int64_t n, float deviation, std:
 }  // namespace
 
 Stream::Stream(int index) {
-  int before = 0;
-  check(cudaGetDevice(&before), "cudaGetDevice");
-  check(cudaSetDevice(index), "cudaSetDevice");
+  const Current current(index);
   cudaStream_t stream = nullptr;
-  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  cudaSetDevice(before);
-  check(error, "cudaStreamCreate");
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   stream_ = stream;
 }
 

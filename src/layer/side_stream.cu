@@ -1,5 +1,6 @@
 #include "layer/side_stream.hpp"
 
+#include "cuda/current.hpp"
 #include "cuda/launch.hpp"
 
 namespace shunt {
@@ -7,6 +8,7 @@ namespace shunt {
 namespace {
 
 using cuda_engine::check;
+using cuda_engine::Current;
 
 cudaStream_t stream(void* of) { return static_cast<cudaStream_t>(of); }
 cudaEvent_t event(void* of) { return static_cast<cudaEvent_t>(of); }
@@ -15,9 +17,7 @@ cudaEvent_t event(void* of) { return static_cast<cudaEvent_t>(of); }
 
 SideStream::SideStream(const Context& main)
     : index_(main.device().index), main_(main.gpu().stream) {
-  int before = 0;
-  check(cudaGetDevice(&before), "cudaGetDevice");
-  check(cudaSetDevice(index_), "cudaSetDevice");
+  const Current current(index_);
   cudaStream_t made = nullptr;
   cudaEvent_t forked = nullptr, ended = nullptr;
   check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -28,7 +28,6 @@ SideStream::SideStream(const Context& main)
   ended_ = ended;
   side_ = cuda({.stream = stream_, .index = index_});
   joined_ = cuda({.stream = main_, .index = index_});
-  check(cudaSetDevice(before), "cudaSetDevice");
 }
 
 SideStream::~SideStream() {

@@ -21,8 +21,7 @@ using test::write_file;
 class Damaged : public testing::Test {
  protected:
   void copy(const std::string& name) {
-    for (const auto& entry :
-         std::filesystem::directory_iterator(test::goldens_folder + "/" + name)) {
+    for (const auto& entry : std::filesystem::directory_iterator(test::golden(name))) {
       std::filesystem::copy(entry.path(), folder_.path());
     }
   }
@@ -161,7 +160,7 @@ TEST_F(Damaged, TruncatedWeights) {
 }
 
 TEST(Checkpoint, TinyMoe) {
-  const Checkpoint checkpoint = Checkpoint::open(SHUNT_SOURCE_DIR "/models/tiny-moe");
+  const Checkpoint checkpoint = Checkpoint::open(test::tiny_moe);
   EXPECT_EQ(checkpoint.family(), "qwen3_moe");
   ASSERT_EQ(checkpoint.layers().size(), 4u);
   EXPECT_EQ(checkpoint.spec(0).hidden, 256);

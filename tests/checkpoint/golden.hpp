@@ -4,27 +4,16 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "core/convert.hpp"
+#include "models.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
-
-inline const std::string goldens_folder = SHUNT_SOURCE_DIR "/tests/data/goldens";
-
-inline std::vector<std::string> golden_cases() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(goldens_folder)) {
-    if (entry.is_directory()) names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 inline std::vector<float> floats(const Tensor& tensor) {
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));

@@ -19,7 +19,7 @@ using test::Recorded;
 class Golden : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string folder = test::goldens_folder + "/" + GetParam();
+    const std::string folder = test::golden(GetParam());
     checkpoint_ = Checkpoint::open(folder);
     file_ = SafetensorsFile::open(folder + "/golden.safetensors");
     blocks_ = test::recorded(file_);
@@ -125,8 +125,8 @@ TEST_P(GoldenLayer, Bf16) { run(bf16, 1e-2); }
 TEST_P(GoldenLayer, F16) { run(f16, 2e-3); }
 
 std::string case_name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
-INSTANTIATE_TEST_SUITE_P(Families, Golden, ::testing::ValuesIn(test::golden_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Families, GoldenLayer, ::testing::ValuesIn(test::golden_cases()),
+INSTANTIATE_TEST_SUITE_P(Families, Golden, ::testing::ValuesIn(test::golden_families()), case_name);
+INSTANTIATE_TEST_SUITE_P(Families, GoldenLayer, ::testing::ValuesIn(test::golden_families()),
                          case_name);
 
 }  // namespace

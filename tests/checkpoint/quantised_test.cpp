@@ -479,8 +479,8 @@ TEST(QuantisedForms, OlderFilesOfModelOpt) {
 // A cache of keys and values alone leaves weights plain.
 TEST(QuantisedForms, ModelOptsFileOfTheCacheAlone) {
   const TemporaryFolder at;
-  const std::string golden = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
-  for (const auto& entry : std::filesystem::directory_iterator(golden)) {
+  const std::string source = golden("qwen3_moe");
+  for (const auto& entry : std::filesystem::directory_iterator(source)) {
     std::filesystem::copy_file(entry.path(), at / entry.path().filename().string());
   }
   write_file(at / "hf_quant_config.json",

@@ -10,6 +10,7 @@
 #include "convert/conversion.hpp"
 #include "convert/expert.hpp"
 #include "convert/values.hpp"
+#include "models.hpp"
 #include "shunt/checkpoint.hpp"
 
 namespace shunt::test {
@@ -32,21 +33,13 @@ void expect_same(const std::vector<Tensor>& got, const std::vector<Tensor>& want
 
 class PackedFamilies : public testing::TestWithParam<std::string> {};
 
-std::vector<std::string> families() {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(SHUNT_SOURCE_DIR "/tests/data/goldens")) {
-    const std::string name = entry.path().filename().string();
-    if (!name.ends_with("_real")) names.push_back(name);  // the same layouts, larger
-  }
-  return names;
-}
-INSTANTIATE_TEST_SUITE_P(Goldens, PackedFamilies, testing::ValuesIn(families()),
+INSTANTIATE_TEST_SUITE_P(Goldens, PackedFamilies, testing::ValuesIn(small_golden_families()),
                          [](const auto& p) { return p.param; });
 
 // What is read of the new checkpoint is what was packed, biases and all; and what is read of a
 // plain one that is made of that again.
 TEST_P(PackedFamilies, AreReadBack) {
-  const std::string in = SHUNT_SOURCE_DIR "/tests/data/goldens/" + GetParam();
+  const std::string in = golden(GetParam());
   const Checkpoint source = Checkpoint::open(in);
   const LayerSpec spec = source.spec(source.first_moe_layer());
   const LayerWeights before = source.weights(source.first_moe_layer());

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "convert/models.hpp"
+#include "convert/cases.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -140,16 +140,17 @@ TEST(Convert, RefusesBeforeItWrites) {
     EXPECT_FALSE(fs::exists(out + ".partial")) << text;
     return text;
   };
-  EXPECT_NE(message(tiny, tiny, to("nvfp4")).find("itself"), std::string::npos);
-  EXPECT_NE(message(tiny, tiny + "/../tiny-moe/", to("nvfp4")).find("itself"), std::string::npos);
-  EXPECT_NE(message(tiny, folder.path(), to("nvfp4")).find("exists"), std::string::npos);
-  EXPECT_NE(message(tiny, folder / "no/out", to("nvfp4")).find("no folder"), std::string::npos);
+  EXPECT_NE(message(tiny_moe, tiny_moe, to("nvfp4")).find("itself"), std::string::npos);
+  EXPECT_NE(message(tiny_moe, tiny_moe + "/../tiny-moe/", to("nvfp4")).find("itself"),
+            std::string::npos);
+  EXPECT_NE(message(tiny_moe, folder.path(), to("nvfp4")).find("exists"), std::string::npos);
+  EXPECT_NE(message(tiny_moe, folder / "no/out", to("nvfp4")).find("no folder"), std::string::npos);
   EXPECT_NE(message(folder / "none", out, to("nvfp4")).find("none"), std::string::npos);
   ConversionOptions options = pruned("bf16", PruneMethod::obs);
   options.calibrate.clear();
-  EXPECT_NE(message(tiny, out, options).find("obs needs"), std::string::npos);
+  EXPECT_NE(message(tiny_moe, out, options).find("obs needs"), std::string::npos);
   options.calibrate = golden("qwen3_moe") + "/golden.safetensors";
-  EXPECT_NE(message(tiny, out, options).find("model.layers.0.mlp.input"), std::string::npos);
+  EXPECT_NE(message(tiny_moe, out, options).find("model.layers.0.mlp.input"), std::string::npos);
 
   // Hidden states that say nothing.
   const auto hidden = [&](float value, std::int64_t tokens) {
@@ -161,7 +162,7 @@ TEST(Convert, RefusesBeforeItWrites) {
     }
     options.calibrate = folder / "hidden.safetensors";
     write_safetensors(options.calibrate, tensors, {});
-    return message(tiny, out, options);
+    return message(tiny_moe, out, options);
   };
   EXPECT_NE(hidden(1, 0).find("'layers.3.input' is f32 [0, 256]: holds no hidden states"),
             std::string::npos);
@@ -190,7 +191,7 @@ TEST(Convert, LeavesFoldersOfOthersAlone) {
   fs::create_directory(folder / "out.partial");
   write_file(folder / "out.partial/mine", "x");
   EXPECT_NE(error_of([&] {
-              convert_checkpoint(cpu(), tiny, folder / "out", to("bf16"));
+              convert_checkpoint(cpu(), tiny_moe, folder / "out", to("bf16"));
             }).find("no interrupted conversion"),
             std::string::npos);
   EXPECT_EQ(read_file(folder / "out.partial/mine"), "x");

@@ -13,6 +13,7 @@
 #include "checkpoint/temporary.hpp"
 #include "convert/conversion.hpp"
 #include "convert/values.hpp"
+#include "models.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -192,7 +193,7 @@ TEST(ConvertPacked, TheSameDialectKeepsItsTensors) {
 
 // What convert itself has made.
 TEST(ConvertPacked, EveryFormatIsKeptAgain) {
-  const std::string in = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+  const std::string in = golden("qwen3_moe");
   for (const FormatSpec& format : known_formats()) {
     SCOPED_TRACE(to_string(format));
     const TemporaryFolder folder;
@@ -362,13 +363,13 @@ TEST(ConvertPacked, WhatIsNotFiniteIsRefused) {
 
 // Numbers of a plain model that are none, and one that becomes none.
 TEST(ConvertPacked, PlainWeightsThatAreNotFiniteAreRefused) {
-  const std::string golden = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+  const std::string source = golden("qwen3_moe");
   const std::string tensor = "model.layers.1.mlp.experts.2.down_proj.weight";
   for (const std::vector<unsigned char>& bytes :
        {std::vector<unsigned char>{0xc0, 0x7f}, {0x80, 0xff}}) {
     for (const char* format : {"f32", "f16", "fp8_channel", "nvfp4"}) {
       const TemporaryFolder folder;
-      const std::string in = changed(folder, golden, tensor, [&](char* first, std::size_t) {
+      const std::string in = changed(folder, source, tensor, [&](char* first, std::size_t) {
         std::memcpy(first + 6, bytes.data(), bytes.size());
       });
       const std::string message =
@@ -379,7 +380,7 @@ TEST(ConvertPacked, PlainWeightsThatAreNotFiniteAreRefused) {
     }
   }
   const TemporaryFolder folder;
-  convert_checkpoint(cpu(), golden, folder / "f32", to("f32"));
+  convert_checkpoint(cpu(), source, folder / "f32", to("f32"));
   const std::string in = changed(folder, folder / "f32", tensor, [](char* bytes, std::size_t) {
     const float most = 3.4028235e38F;
     std::memcpy(bytes, &most, sizeof most);

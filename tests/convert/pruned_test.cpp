@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "convert/models.hpp"
+#include "convert/cases.hpp"
 #include "convert/values.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
@@ -23,7 +23,8 @@ TEST(Convert, PrunedMatricesHaveTwoOfFour) {
   for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
     const TemporaryFolder folder;
     const std::string out = folder / "out";
-    const ConversionReport report = convert_checkpoint(cpu(), tiny, out, pruned("bf16", method));
+    const ConversionReport report =
+        convert_checkpoint(cpu(), tiny_moe, out, pruned("bf16", method));
     const Checkpoint after = Checkpoint::open(out);
     WeightError sum;
     std::int64_t tokens = 0;
@@ -56,8 +57,8 @@ TEST(Convert, PrunedMatricesHaveTwoOfFour) {
 // sparse_nvfp4 keeps what pruning chose, not the two largest of what was there.
 TEST(Convert, SparseFormatKeepsWhatPruningKept) {
   const TemporaryFolder folder;
-  convert_checkpoint(cpu(), tiny, folder / "wanda", pruned("sparse_nvfp4", PruneMethod::wanda));
-  convert_checkpoint(cpu(), tiny, folder / "plain", pruned("bf16", PruneMethod::wanda));
+  convert_checkpoint(cpu(), tiny_moe, folder / "wanda", pruned("sparse_nvfp4", PruneMethod::wanda));
+  convert_checkpoint(cpu(), tiny_moe, folder / "plain", pruned("bf16", PruneMethod::wanda));
   const SafetensorsFile file = SafetensorsFile::open(folder / "wanda/model.safetensors");
   const std::vector<float> kept =
       values_of(Checkpoint::open(folder / "plain").weights(1).experts.up[4]);

@@ -7,20 +7,19 @@
 
 #include "checkpoint/temporary.hpp"
 #include "engine.hpp"
+#include "models.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
 namespace {
 
-const std::string tiny = SHUNT_SOURCE_DIR "/models/tiny-moe";
-
 std::vector<std::uint8_t> text_of(std::size_t bytes) {
-  const std::string text = read_file(tiny + "/heldout.txt").substr(0, bytes);
+  const std::string text = read_file(tiny_moe + "/heldout.txt").substr(0, bytes);
   return {text.begin(), text.end()};
 }
 
 LanguageModel open(int threads = 0) {
-  return LanguageModel(Checkpoint::open(tiny), cpu({.threads = threads}), engine(threads),
+  return LanguageModel(Checkpoint::open(tiny_moe), cpu({.threads = threads}), engine(threads),
                        {.dtype = f32, .batch_invariant = true});
 }
 
@@ -73,8 +72,7 @@ TEST(BitsPerByte, RefusesWhatItCannotScore) {
   EXPECT_NE(message(9, {.context = 8, .stride = 0}).find("stride is 0"), std::string::npos);
 
   const Context host = cpu({.threads = 1});
-  LanguageModel words(Checkpoint::open(SHUNT_SOURCE_DIR "/tests/data/goldens/mixtral"), host, host,
-                      {.dtype = f32});
+  LanguageModel words(Checkpoint::open(golden("mixtral")), host, host, {.dtype = f32});
   EXPECT_NE(error_of([&] {
               bits_per_byte(words, text_of(9), {.context = 8, .stride = 4});
             }).find("64 tokens"),

@@ -11,6 +11,7 @@
 
 #include "checkpoint/temporary.hpp"
 #include "engine.hpp"
+#include "models.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -19,7 +20,7 @@ namespace {
 const std::string data = SHUNT_SOURCE_DIR "/tests/data/";
 
 std::string folder_of(const std::string& model) {
-  return model == "tiny_moe" ? SHUNT_SOURCE_DIR "/models/tiny-moe" : data + "goldens/" + model;
+  return model == "tiny_moe" ? tiny_moe : golden(model);
 }
 
 struct Recorded {

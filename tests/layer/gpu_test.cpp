@@ -60,7 +60,7 @@ double error_beyond_rounding(const LayerSpec& spec, const LayerWeights& weights,
 class GoldenOnGpu : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
-  const std::string folder = test::goldens_folder + "/" + GetParam();
+  const std::string folder = test::golden(GetParam());
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const SafetensorsFile file = SafetensorsFile::open(folder + "/golden.safetensors");
   const std::vector<test::Recorded> blocks = test::recorded(file);
@@ -84,7 +84,7 @@ TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
 // Experts in every format that the family and the GPU take, with rows in 16 bits and in fp8:
 // refused by name, or about as far from what was recorded as eight families are on the CPU.
 TEST_P(GoldenOnGpu, InEveryFormat) {
-  const std::string folder = test::goldens_folder + "/" + GetParam();
+  const std::string folder = test::golden(GetParam());
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const SafetensorsFile file = SafetensorsFile::open(folder + "/golden.safetensors");
   const Context gpu = cuda();
@@ -113,7 +113,7 @@ TEST_P(GoldenOnGpu, InEveryFormat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenOnGpu,
-                         ::testing::ValuesIn(on_gpu_only(test::golden_cases())),
+                         ::testing::ValuesIn(on_gpu_only(test::golden_families())),
                          [](const auto& parameter) { return parameter.param; });
 
 class LayerOnGpu : public ::testing::TestWithParam<NamedSpec> {};

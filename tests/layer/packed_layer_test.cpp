@@ -77,9 +77,7 @@ void check_recorded(const std::string& folder, const std::string& recording) {
   }
 }
 
-TEST(PackedLayer, TinyMoeInEveryFormat) {
-  check_recorded(SHUNT_SOURCE_DIR "/models/tiny-moe", "activations.safetensors");
-}
+TEST(PackedLayer, TinyMoeInEveryFormat) { check_recorded(tiny_moe, "activations.safetensors"); }
 
 class PackedGolden : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Families, PackedGolden,
@@ -87,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedGolden,
                                          "qwen3_next", "longcat_flash", "nemotron_h"),
                          [](const auto& p) { return p.param; });
 TEST_P(PackedGolden, InEveryFormat) {
-  const std::string folder = goldens_folder + "/" + GetParam();
+  const std::string folder = golden(GetParam());
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder;
   check_recorded(folder, "golden.safetensors");
 }

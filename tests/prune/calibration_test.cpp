@@ -8,13 +8,12 @@
 #include "activate/reference.hpp"
 #include "checkpoint/temporary.hpp"
 #include "core/convert.hpp"
+#include "models.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
 namespace {
-
-const std::string tiny = SHUNT_SOURCE_DIR "/models/tiny-moe";
 
 double at(const Tensor& matrix, std::int64_t i, std::int64_t j) {
   return static_cast<double>(
@@ -29,8 +28,8 @@ double dot(const Tensor& w, std::int64_t n, const Tensor& x, std::int64_t t) {
 
 TEST(Calibration, SumsOverTheTokensThatAreRoutedToAnExpert) {
   const Context context = cpu();
-  const Checkpoint checkpoint = Checkpoint::open(tiny);
-  const SafetensorsFile file = SafetensorsFile::open(tiny + "/activations.safetensors");
+  const Checkpoint checkpoint = Checkpoint::open(tiny_moe);
+  const SafetensorsFile file = SafetensorsFile::open(tiny_moe + "/activations.safetensors");
   const Tensor hidden = file.get("layers.1.input"), ids = file.get("layers.1.gate_out2");
   const LayerSpec spec = checkpoint.spec(1);
   const LayerWeights weights = checkpoint.weights(1);
@@ -83,8 +82,8 @@ TEST(Calibration, SumsOverTheTokensThatAreRoutedToAnExpert) {
 }
 
 TEST(Calibration, IsTheSameForAnyNumberOfThreads) {
-  const Checkpoint checkpoint = Checkpoint::open(tiny);
-  const SafetensorsFile file = SafetensorsFile::open(tiny + "/activations.safetensors");
+  const Checkpoint checkpoint = Checkpoint::open(tiny_moe);
+  const SafetensorsFile file = SafetensorsFile::open(tiny_moe + "/activations.safetensors");
   const LayerWeights weights = checkpoint.weights(0);
   std::vector<double> first;
   for (const int threads : {1, 3}) {
@@ -97,7 +96,7 @@ TEST(Calibration, IsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(Calibration, OfNoTokensIsEmpty) {
-  const Checkpoint checkpoint = Checkpoint::open(tiny);
+  const Checkpoint checkpoint = Checkpoint::open(tiny_moe);
   const LayerWeights weights = checkpoint.weights(0);
   const float nothing = 0;
   const LayerCalibration calibration(cpu(), checkpoint.spec(0), weights, view(&nothing, {0, 256}));
@@ -108,7 +107,7 @@ TEST(Calibration, OfNoTokensIsEmpty) {
 }
 
 TEST(Calibration, RefusesLayersWhoseExpertsSeeSomethingElse) {
-  LayerSpec spec = Checkpoint::open(tiny).spec(0);
+  LayerSpec spec = Checkpoint::open(tiny_moe).spec(0);
   EXPECT_TRUE(supports_calibration(spec));
   spec.latent = 64;
   EXPECT_FALSE(supports_calibration(spec));

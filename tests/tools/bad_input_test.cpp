@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string recorded = tiny_moe() + "/activations.safetensors";
+const std::string recorded = tiny_moe + "/activations.safetensors";
 
 Outcome run_on(const std::string& model, const std::vector<std::string>& more = {}) {
   std::vector<std::string> args = {"run", "--model", model, "--no-timing"};
@@ -27,7 +27,7 @@ Outcome run_input(const std::string& input, const std::string& name,
                   const std::vector<std::string>& more = {}) {
   std::vector<std::string> args = {"--input", input, "--input-name", name};
   args.insert(args.end(), more.begin(), more.end());
-  return run_on(tiny_moe(), args);
+  return run_on(tiny_moe, args);
 }
 
 void replace_in(const std::string& path, const std::string& from, const std::string& to) {
@@ -55,8 +55,8 @@ TEST(BadModel, WithoutRecordings) {
 }
 
 TEST(BadModel, LayerOutOfRange) {
-  expect_failure(run_on(tiny_moe(), {"--layer", "4"}), 1, "shunt run", "4");
-  expect_failure(run_on(tiny_moe(), {"--layer", "999999"}), 1, "shunt run", "999999");
+  expect_failure(run_on(tiny_moe, {"--layer", "4"}), 1, "shunt run", "4");
+  expect_failure(run_on(tiny_moe, {"--layer", "999999"}), 1, "shunt run", "999999");
 }
 
 TEST(BadModel, Configs) {
@@ -122,7 +122,7 @@ TEST(BadInput, FilesAndNames) {
   expect_failure(run_input(recorded, "layers.9.input"), 1, "shunt run", "'layers.9.input'");
   expect_failure(run_input(folder.path(), "x"), 1, "shunt run", "");
   // Several could be meant: the caller must say which.
-  expect_failure(run_on(tiny_moe(), {"--input", recorded}), 2, "shunt run", "--input-name");
+  expect_failure(run_on(tiny_moe, {"--input", recorded}), 2, "shunt run", "--input-name");
   const std::string broken = folder.path("broken.safetensors");
   const std::string whole = read_text(recorded);
   for (const std::size_t size : {std::size_t{0}, std::size_t{4}, std::size_t{8}, std::size_t{64},
@@ -195,7 +195,7 @@ TEST(BadOutput, PlacesThatCannotBeWritten) {
 TEST(BadOutput, AFullDiskLeavesNothing) {
   const Folder folder;
   const std::string output = folder.path("y");
-  const std::vector<std::string> args = {"run",    "--model",      tiny_moe(),       "--input",
+  const std::vector<std::string> args = {"run",    "--model",      tiny_moe,         "--input",
                                          recorded, "--input-name", "layers.0.input", "--output",
                                          output,   "--no-timing"};
   expect_failure(shunt(args, {.file_limit = 100000}), 1, "shunt run", output);
@@ -209,13 +209,13 @@ TEST(BadOutput, AFullDiskLeavesNothing) {
 
 TEST(BadOutput, StandardOutputThatIsFull) {
   const Outcome outcome =
-      shunt({"run", "--model", tiny_moe(), "--no-timing"}, {.stdout_path = "/dev/full"});
+      shunt({"run", "--model", tiny_moe, "--no-timing"}, {.stdout_path = "/dev/full"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "standard output")) << outcome.err;
 }
 
 TEST(BadOutput, Json) {
-  expect_failure(run_on(tiny_moe(), {"--json", "/nowhere/x.json"}), 1, "shunt run",
+  expect_failure(run_on(tiny_moe, {"--json", "/nowhere/x.json"}), 1, "shunt run",
                  "/nowhere/x.json");
   expect_failure(shunt({"bench", "--experts", "4", "--top-k", "1", "--hidden", "32",
                         "--intermediate", "32", "--json", "/nowhere/x.json"}),
@@ -223,7 +223,7 @@ TEST(BadOutput, Json) {
 }
 
 TEST(BadDevice, CudaIsRefusedWhereItWasNotBuilt) {
-  const Outcome outcome = run_on(tiny_moe(), {"--device", "cuda"});
+  const Outcome outcome = run_on(tiny_moe, {"--device", "cuda"});
   if (outcome.code == 0) GTEST_SKIP() << "built with a CUDA engine";
   expect_failure(outcome, 1, "shunt run", "CUDA");
 }

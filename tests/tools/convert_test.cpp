@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 TEST(ConvertCommand, PrintsTheErrorOfEachLayerAndExpert) {
   const Folder folder;
   const std::string out = folder.path("out");
-  const Outcome outcome = shunt({"convert", tiny_moe(), out, "--to", "nvfp4"});
+  const Outcome outcome = shunt({"convert", tiny_moe, out, "--to", "nvfp4"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "") << "progress without a terminal";
   EXPECT_LE(longest_line(outcome.out), 120);
@@ -25,7 +25,7 @@ TEST(ConvertCommand, PrintsTheErrorOfEachLayerAndExpert) {
     EXPECT_TRUE(contains(outcome.out, word)) << outcome.out;
   }
   const Outcome experts =
-      shunt({"convert", tiny_moe(), folder.path("second"), "--to", "nvfp4", "--experts", "--json"});
+      shunt({"convert", tiny_moe, folder.path("second"), "--to", "nvfp4", "--experts", "--json"});
   ASSERT_EQ(experts.code, 0) << experts.err;
   const Json json = Json::parse(experts.out);
   ASSERT_EQ(json["experts"].size(), 64u);
@@ -91,9 +91,8 @@ TEST(ConvertCommand, SaysWhatWasPrunedByMagnitudeInstead) {
     tensors.emplace_back("layers." + std::to_string(layer) + ".input", view(one.data(), {1, 256}));
   }
   write_safetensors(folder.path("hidden.safetensors"), tensors, {});
-  const Outcome outcome =
-      shunt({"convert", tiny_moe(), folder.path("out"), "--to", "bf16", "--prune", "2:4",
-             "--calibrate", folder.path("hidden.safetensors")});
+  const Outcome outcome = shunt({"convert", tiny_moe, folder.path("out"), "--to", "bf16", "--prune",
+                                 "2:4", "--calibrate", folder.path("hidden.safetensors")});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   // One token goes to 4 of a layer's 16.
   EXPECT_TRUE(contains(outcome.out, "2:4 by obs")) << outcome.out;
@@ -105,25 +104,25 @@ TEST(ConvertCommand, SaysWhatWasPrunedByMagnitudeInstead) {
 TEST(ConvertCommand, AFullDiskLeavesNothingHalfWritten) {
   const Folder folder;
   const std::string out = folder.path("out");
-  const std::vector<std::string> command = {"convert", tiny_moe(), out, "--to", "bf16"};
+  const std::vector<std::string> command = {"convert", tiny_moe, out, "--to", "bf16"};
   const Outcome full = shunt(command, {.environment = {}, .file_limit = 1 << 20});
   expect_failure(full, 1, "shunt convert", "cannot be written");
   EXPECT_EQ(folder.entries(), std::vector<std::string>{});  // its only file was not finished
   const Outcome again = shunt(command);
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
-  EXPECT_EQ(read_text(out + "/model.safetensors"), read_text(tiny_moe() + "/model.safetensors"));
+  EXPECT_EQ(read_text(out + "/model.safetensors"), read_text(tiny_moe + "/model.safetensors"));
 }
 
 TEST(ConvertCommand, RefusesByName) {
   const Folder folder;
   const std::string out = folder.path("out"), who = "shunt convert";
   const auto convert = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"convert", tiny_moe()});
+    more.insert(more.begin(), {"convert", tiny_moe});
     return shunt(more);
   };
   expect_failure(convert({out}), 2, who, "--to");
-  expect_failure(shunt({"convert", tiny_moe(), "--to", "nvfp4"}), 2, who, "out");
+  expect_failure(shunt({"convert", tiny_moe, "--to", "nvfp4"}), 2, who, "out");
   expect_failure(convert({out, "--to", "fp2"}), 2, who,
                  "--to: format is 'fp2': must be one of f32, bf16, f16, fp8_tensor");
   expect_failure(convert({out, "--to", "int4:7"}), 2, who, "--to: format is 'int4:7'");
@@ -139,7 +138,7 @@ TEST(ConvertCommand, RefusesByName) {
       2, who, "--calibrate");
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--calibrate", "x"}), 1, who, "x");
   expect_failure(convert({out, "--to", "bf16", "--calibrate", "x"}), 2, who, "--prune");
-  expect_failure(convert({tiny_moe(), "--to", "bf16"}), 1, who, "itself");
+  expect_failure(convert({tiny_moe, "--to", "bf16"}), 1, who, "itself");
   expect_failure(convert({folder.path(), "--to", "bf16"}), 1, who, "exists");
   expect_failure(shunt({"convert", folder.path("none"), out, "--to", "bf16"}), 1, who, "none");
   EXPECT_TRUE(folder.entries().empty());

@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 std::vector<std::string> eval(const std::vector<std::string>& more) {
-  std::vector<std::string> args = {"eval", tiny_moe(), "--tokens", "700"};
+  std::vector<std::string> args = {"eval", tiny_moe, "--tokens", "700"};
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }
@@ -80,7 +80,7 @@ TEST(Eval, TakesConvertedCheckpoints) {
   const Folder folder;
   for (const std::string format : {"nvfp4", "dense3", "sparse_nvfp4"}) {
     const std::string out = folder.path(format);
-    ASSERT_EQ(shunt({"convert", tiny_moe(), out, "--to", format}).code, 0);
+    ASSERT_EQ(shunt({"convert", tiny_moe, out, "--to", format}).code, 0);
     const Outcome made = shunt({"eval", out, "--tokens", "700", "--json"});
     const Outcome meant = shunt(eval({"--format", format, "--json"}));
     ASSERT_EQ(made.code, 0) << made.err;
@@ -104,7 +104,7 @@ TEST(Eval, RecordsTheHiddenStatesOfEachByteOnce) {
   }
   const Outcome outcome = shunt(eval({"--format", "bf16/obs", "--calibrate", file, "--json"}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const Outcome run = shunt({"run", "--model", tiny_moe(), "--layer", "1", "--no-timing", "--input",
+  const Outcome run = shunt({"run", "--model", tiny_moe, "--layer", "1", "--no-timing", "--input",
                              file, "--input-name", "model.layers.1.mlp.input"});
   EXPECT_EQ(run.code, 0) << run.err;
 }
@@ -159,10 +159,10 @@ TEST(Eval, RefusesHiddenStatesThatDoNotCalibrate) {
 TEST(Eval, SkipsAndCuts) {
   const Folder folder;
   const std::string text = folder.path("text");
-  write_text(text, std::string(100, 'x') + read_text(tiny_moe() + "/heldout.txt").substr(0, 300));
+  write_text(text, std::string(100, 'x') + read_text(tiny_moe + "/heldout.txt").substr(0, 300));
   const Outcome all =
-      shunt({"eval", tiny_moe(), "--text", text, "--skip", "100", "--json", "--context", "128"});
-  const Outcome same = shunt({"eval", tiny_moe(), "--tokens", "300", "--json", "--context", "128"});
+      shunt({"eval", tiny_moe, "--text", text, "--skip", "100", "--json", "--context", "128"});
+  const Outcome same = shunt({"eval", tiny_moe, "--tokens", "300", "--json", "--context", "128"});
   ASSERT_EQ(all.code, 0) << all.err;
   EXPECT_EQ(Json::parse(all.out)["rows"][0]["bits_per_byte"],
             Json::parse(same.out)["rows"][0]["bits_per_byte"]);
@@ -173,19 +173,19 @@ TEST(Eval, SkipsAndCuts) {
 TEST(Eval, TheModelMayStandBehindTheFormats) {
   const Outcome usual = shunt(eval({"--format", "nvfp4", "bf16/magnitude", "--json"}));
   ASSERT_EQ(usual.code, 0) << usual.err;
-  const Outcome last = shunt({"eval", "--tokens", "700", "--json", "{}", "--format", "nvfp4",
-                              "bf16/magnitude", tiny_moe()});
+  const Outcome last = shunt(
+      {"eval", "--tokens", "700", "--json", "{}", "--format", "nvfp4", "bf16/magnitude", tiny_moe});
   ASSERT_EQ(last.code, 0) << last.err;
   EXPECT_EQ(Json::parse(last.out)["rows"].size(), 3u);
   const Outcome between =
-      shunt({"eval", "--format", "nvfp4", tiny_moe(), "--tokens", "700", "--json"});
+      shunt({"eval", "--format", "nvfp4", tiny_moe, "--tokens", "700", "--json"});
   ASSERT_EQ(between.code, 0) << between.err;
   EXPECT_EQ(Json::parse(between.out)["rows"][1]["bits_per_byte"],
             Json::parse(usual.out)["rows"][1]["bits_per_byte"]);
   for (const std::vector<std::string>& without :
        {std::vector<std::string>{"eval", "--format", "nvfp4"},
         {"eval", "--format", "nvfp4", "bf16/magnitude"},
-        {"eval", "--format", tiny_moe()}}) {
+        {"eval", "--format", tiny_moe}}) {
     expect_failure(shunt(without), 2, "shunt eval", "--model is required");
   }
 }
@@ -208,10 +208,10 @@ TEST(Eval, RefusesByName) {
   expect_failure(shunt({"eval", golden("deepseek_v3")}), 1, who, "attention");
   expect_failure(shunt({"eval", golden("mixtral")}), 2, who, "--text");
   expect_failure(
-      shunt({"eval", golden("mixtral"), "--context", "16", "--text", tiny_moe() + "/heldout.txt"}),
-      1, who, "64 tokens");
+      shunt({"eval", golden("mixtral"), "--context", "16", "--text", tiny_moe + "/heldout.txt"}), 1,
+      who, "64 tokens");
   write_text(folder.path("one"), "x");
-  expect_failure(shunt({"eval", tiny_moe(), "--text", folder.path("one")}), 1, who, "1 bytes");
+  expect_failure(shunt({"eval", tiny_moe, "--text", folder.path("one")}), 1, who, "1 bytes");
 }
 
 // Where there is a GPU: near what the CPU says of the same formats, from the packed form.
@@ -223,7 +223,7 @@ TEST(Eval, OnAGpu) {
     return shunt(eval(more));
   };
   const Outcome outcome = with({"--format", "nvfp4", "int8"});
-  const Outcome run = shunt({"run", "--model", tiny_moe(), "--device", "cuda", "--no-timing"});
+  const Outcome run = shunt({"run", "--model", tiny_moe, "--device", "cuda", "--no-timing"});
   if (run.code != 0) {
     expect_failure(outcome, 1, "shunt eval", run.err.substr(std::string("shunt run").size()));
     return;

@@ -54,7 +54,7 @@ struct BadUsage {
 };
 
 TEST(Usage, ErrorsAreOneLineAndCode2) {
-  const std::string model = tiny_moe();
+  const std::string model = tiny_moe;
   const std::vector<BadUsage> cases = {
       {{"nonsense"}, "shunt", "nonsense"},
       {{"run"}, "shunt run", "--model"},

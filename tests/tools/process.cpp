@@ -117,11 +117,6 @@ Outcome shunt(const std::vector<std::string>& args, const Surroundings& around) 
   return outcome;
 }
 
-std::string tiny_moe() { return SHUNT_SOURCE_DIR "/models/tiny-moe"; }
-std::string golden(const std::string& family) {
-  return SHUNT_SOURCE_DIR "/tests/data/goldens/" + family;
-}
-
 Folder::Folder() {
   std::string name = (std::filesystem::temp_directory_path() / "shunt-test-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "models.hpp"
+
 namespace shunt::test {
 
 struct Outcome {
@@ -24,10 +26,6 @@ struct Surroundings {
 
 // Runs `shunt ARGS`; a process that takes over two minutes is killed.
 Outcome shunt(const std::vector<std::string>& args, const Surroundings& around = {});
-
-// The model that ships with the project, and a golden checkpoint.
-std::string tiny_moe();
-std::string golden(const std::string& family);
 
 // A folder that is gone with the object.
 class Folder {

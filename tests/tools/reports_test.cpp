@@ -42,7 +42,7 @@ void check_form(const Json& json) {
 }
 
 TEST(Json, OfRunHasARowAStage) {
-  const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--json"});
+  const Outcome outcome = shunt({"run", "--model", tiny_moe, "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const Json json = parsed(outcome.out);
   check_form(json);
@@ -61,7 +61,7 @@ TEST(Json, OfRunHasARowAStage) {
 TEST(Json, GoesIntoAFileBesideTheTables) {
   const Folder folder;
   const std::string file = folder.path("run.json");
-  const Outcome outcome = shunt({"run", "--model", tiny_moe(), "--layer", "1", "--json", file});
+  const Outcome outcome = shunt({"run", "--model", tiny_moe, "--layer", "1", "--json", file});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.out, "checked against"));
   check_form(parsed(read_text(file)));
@@ -69,13 +69,13 @@ TEST(Json, GoesIntoAFileBesideTheTables) {
 }
 
 TEST(Inspect, SaysFamilyRuleShapesAndBytes) {
-  const Outcome outcome = shunt({"inspect", "--model", tiny_moe()});
+  const Outcome outcome = shunt({"inspect", "--model", tiny_moe});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* word : {"qwen3_moe", "hidden 256", "intermediate 128", "16 experts", "top 4",
                            "softmax", "bf16", "0-3"}) {
     EXPECT_TRUE(contains(outcome.out, word)) << word << "\n" << outcome.out;
   }
-  const Json json = parsed(shunt({"inspect", "--model", tiny_moe(), "--json"}).out);
+  const Json json = parsed(shunt({"inspect", "--model", tiny_moe, "--json"}).out);
   EXPECT_EQ(json["family"], "qwen3_moe");
   ASSERT_EQ(json["layers"].size(), 4u);
   // gate, up and down of one expert, two bytes an element
@@ -197,8 +197,8 @@ TEST(BenchOnAGpu, RoutingsHitAsManyExpertsAsTheySay) {
 TEST(Bench, DtypesAndCheckpoints) {
   for (const std::string dtype : {"f32", "bf16", "f16"}) {
     const Outcome outcome =
-        shunt({"bench", "--model", tiny_moe(), "--tokens", "3", "--dtype", dtype, "--seconds",
-               "0.01", "--wait", "0", "--rotate-bytes", "1M", "--threads", "1", "--json", "-"});
+        shunt({"bench", "--model", tiny_moe, "--tokens", "3", "--dtype", dtype, "--seconds", "0.01",
+               "--wait", "0", "--rotate-bytes", "1M", "--threads", "1", "--json", "-"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const Json json = parsed(outcome.out);
     check_form(json);

@@ -19,7 +19,7 @@
 namespace shunt::test {
 namespace {
 
-const std::string recorded = tiny_moe() + "/activations.safetensors";
+const std::string recorded = tiny_moe + "/activations.safetensors";
 
 // max |a - b| / max |b| of two dense float tensors.
 double error_of(const Tensor& a, const Tensor& b) {
@@ -58,7 +58,7 @@ TEST(Run, WritesTheThreeTensorsOfTheContract) {
   for (int layer = 0; layer < 4; ++layer) {
     const std::string prefix = "layers." + std::to_string(layer);
     const std::string file = folder.path("y.safetensors");
-    const Outcome outcome = run(given(tiny_moe(), layer, recorded, prefix + ".input", file));
+    const Outcome outcome = run(given(tiny_moe, layer, recorded, prefix + ".input", file));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const SafetensorsFile result = SafetensorsFile::open(file);
     EXPECT_EQ(result.names(), (std::vector<std::string>{"output", "topk_ids", "topk_weights"}));
@@ -90,7 +90,7 @@ TEST(Run, BitsDoNotDependOnThreads) {
   for (const std::string threads : {"1", "2", "3", "0"}) {
     for (const std::string dtype : {"f32", "bf16"}) {
       const std::string file = folder.path(dtype + threads);
-      const Outcome outcome = run(given(tiny_moe(), 2, recorded, "layers.2.input", file,
+      const Outcome outcome = run(given(tiny_moe, 2, recorded, "layers.2.input", file,
                                         {"--threads", threads, "--dtype", dtype}));
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       EXPECT_EQ(read_text(file), read_text(folder.path(dtype + "1"))) << threads << dtype;
@@ -104,7 +104,7 @@ TEST(Run, ShorterDtypesStayWithinOnePercent) {
   for (const std::string dtype : {"bf16", "f16"}) {
     const std::string file = folder.path(dtype);
     const Outcome outcome =
-        run(given(tiny_moe(), 1, recorded, "layers.1.input", file, {"--dtype", dtype}));
+        run(given(tiny_moe, 1, recorded, "layers.1.input", file, {"--dtype", dtype}));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const SafetensorsFile result = SafetensorsFile::open(file);
     const double error = error_of(result.get("output"), reference.get("layers.1.output"));
@@ -132,7 +132,7 @@ TEST(Run, ReadsEveryFloatDtype) {
     const std::string input = folder.path("x");
     write_safetensors(input, {{"x", view(bytes_of.data(), dtype, {tokens, width})}});
     const std::string output = folder.path("y");
-    const Outcome outcome = run(given(tiny_moe(), 0, input, "x", output));
+    const Outcome outcome = run(given(tiny_moe, 0, input, "x", output));
     ASSERT_EQ(outcome.code, 0) << to_string(dtype) << outcome.err;
     if (first.empty()) {
       first = folder.path("first");
@@ -155,7 +155,7 @@ TEST(Run, NoTokensGiveEmptyTensors) {
   for (const std::string timing : {"--no-timing", "--explain"}) {
     const std::string output = folder.path("y");
     const Outcome outcome = run(
-        {"--model", tiny_moe(), "--input", input, "--input-name", "x", "--output", output, timing});
+        {"--model", tiny_moe, "--input", input, "--input-name", "x", "--output", output, timing});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     const SafetensorsFile result = SafetensorsFile::open(output);
     EXPECT_EQ(result.get("output").describe(), "f32 [0, 256]");
@@ -168,7 +168,7 @@ TEST(Run, AnExistingOutputIsReplaced) {
   const Folder folder;
   const std::string file = folder.path("y");
   write_text(file, std::string(1 << 20, 'x'));
-  const Outcome outcome = run(given(tiny_moe(), 0, recorded, "layers.0.input", file));
+  const Outcome outcome = run(given(tiny_moe, 0, recorded, "layers.0.input", file));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NO_THROW(SafetensorsFile::open(file));
   EXPECT_EQ(folder.entries(), std::vector<std::string>{"y"});
@@ -191,7 +191,7 @@ TEST(Run, LayersRoutedByTokenIdsTakeThem) {
 }
 
 TEST(Run, ChecksTheModelThatShipsWithTheProject) {
-  const Outcome outcome = run({"--model", tiny_moe()});
+  const Outcome outcome = run({"--model", tiny_moe});
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_EQ(outcome.err, "");
   EXPECT_LE(longest_line(outcome.out), 100);
@@ -259,15 +259,15 @@ TEST(Run, AMismatchIsExitCode1) {
 }
 
 TEST(Run, ExplainsItsPlan) {
-  const Outcome outcome = run({"--model", tiny_moe(), "--layer", "0", "--explain"});
+  const Outcome outcome = run({"--model", tiny_moe, "--layer", "0", "--explain"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.out, "plan of layer 0"));
 }
 
 // Experts may be packed on the way, and what that costs is stated.
 TEST(Run, PacksTheExpertsIntoAnyFormat) {
-  const std::vector<std::string> packed = {"--model",     tiny_moe(), "--layer", "0",
-                                           "--no-timing", "--dtype",  "bf16",    "--format"};
+  const std::vector<std::string> packed = {"--model",     tiny_moe,  "--layer", "0",
+                                           "--no-timing", "--dtype", "bf16",    "--format"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), packed.begin(), packed.end());
     return run(more);

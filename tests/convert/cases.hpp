@@ -7,13 +7,9 @@
 
 #include "checkpoint/temporary.hpp"
 #include "convert/conversion.hpp"
+#include "models.hpp"
 
 namespace shunt::test {
-
-inline const std::string tiny = SHUNT_SOURCE_DIR "/models/tiny-moe";
-inline std::string golden(const std::string& family) {
-  return SHUNT_SOURCE_DIR "/tests/data/goldens/" + family;
-}
 
 inline ConversionOptions to(const std::string& format) {
   return {.spec = conversion_from_string(format), .calibrate = {}};
@@ -24,7 +20,7 @@ inline ConversionOptions pruned(const std::string& format, PruneMethod method,
   options.spec.prune = true;
   options.spec.pruning.method = method;
   options.spec.pruning.pattern = pattern;
-  if (method != PruneMethod::magnitude) options.calibrate = tiny + "/activations.safetensors";
+  if (method != PruneMethod::magnitude) options.calibrate = tiny_moe + "/activations.safetensors";
   return options;
 }
 
