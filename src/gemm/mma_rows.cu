@@ -123,7 +123,7 @@ __device__ __forceinline__ void finish_eight(const HopperArgs& args, int group, 
                                              std::int64_t column, const float* sums) {
   const Finish& f = args.finish;
   const int valid = f.out_columns - column < 8 ? static_cast<int>(f.out_columns - column) : 8;
-  float x[8], up[8] = {};
+  alignas(16) float x[8], up[8] = {};  // as float4, in memory too where nothing is optimised
   const auto read = [&](const float* from, std::int64_t first, float(&to)[8]) {
     *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
     *reinterpret_cast<float4*>(to + 4) = *reinterpret_cast<const float4*>(from + 4);
