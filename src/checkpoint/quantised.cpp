@@ -50,6 +50,16 @@ bool all_words(const Tensor& zeros, std::uint32_t usual) {
   return std::all_of(words, words + zeros.elements(),
                      [&](std::uint32_t word) { return word == usual; });
 }
+// The same of rows packed along n, [n / 8, groups]: the last may have fewer than eight.
+bool all_rows(const Tensor& zeros, std::int64_t n, std::uint32_t usual) {
+  if (n % 8 == 0) return all_words(zeros, usual);
+  const std::int64_t last = zeros.shape[0] - 1;
+  const std::uint32_t used = (std::uint32_t{1} << (n % 8 * 4)) - 1;
+  const auto* const words = zeros[last].as<const std::uint32_t>();
+  return all_words(zeros.rows(0, last), usual) &&
+         std::all_of(words, words + zeros.shape[1],
+                     [&](std::uint32_t word) { return (word & used) == (usual & used); });
+}
 
 // The dense transpose of a matrix of 16-bit or 32-bit elements.
 template <class T>
@@ -200,7 +210,8 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
   } else if (exponents(scales.dtype) && has_shape(scales, {n, groups_of(k, 32)})) {
     m.format = {Format::mxfp8};
     m.scales = view(scales.data, DType::f8_e8m0, {n, groups_of(k, 32)});
-  } else if (has_shape(scales, {groups_of(n, 128), groups_of(k, 128)})) {
+  } else if (has_shape(scales, {groups_of(n, 128), groups_of(k, 128)}) ||
+             has_shape(scales, {groups_of(n, 128), 1, groups_of(k, 128), 1})) {  // FP8_PB_WO
     m.format = {Format::fp8_block};
     m.scales = floats(name, scales.elements());
     m.scales = view(m.scales.data, DType::f32, {groups_of(n, 128), groups_of(k, 128)});
@@ -220,8 +231,9 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
                                         std::int64_t n, std::int64_t k) const {
   refuse_extras(base);
   PackedMatrix m{.values = tensor(values)};
-  if (!has_shape(m.values, {n, groups_of(k, 2)})) {
-    mismatch(values, fmt::format("[{}, {}]", n, groups_of(k, 2)));
+  if ((m.values.dtype != DType::u8 && m.values.dtype != DType::i8) ||
+      !has_shape(m.values, {n, groups_of(k, 2)})) {
+    mismatch(values, fmt::format("u8 [{}, {}]", n, groups_of(k, 2)));
   }
   m.values.dtype = DType::u8;
   const std::string name =
@@ -313,7 +325,8 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
   PackedMatrix m;
   m.scales = tensor(scales);
   const bool bytes = words.dtype == DType::u8;
-  if (!bytes && has_shape(words, {n, groups_of(k, 4)}) && !has_shape(words, {n, groups_of(k, 8)})) {
+  if (words.dtype == DType::i32 && has_shape(words, {n, groups_of(k, 4)}) &&
+      !has_shape(words, {n, groups_of(k, 8)})) {
     refuse_extras(base);
     if (m.scales.elements() != n && m.scales.elements() != 1) {
       fail(Status::unsupported, "{}: tensor '{}' is {}: of 8-bit integers one scale a row is read",
@@ -366,6 +379,7 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
     if (packed.dtype != DType::i32 || !has_shape(packed, {groups_of(n, 8), groups})) {
       mismatch(zeros, fmt::format("i32 [{}, {}]", groups_of(n, 8), groups));
     }
+    if (all_rows(packed, n, 0x88888888U)) return m;
     auto* const to =
         static_cast<std::uint8_t*>(repacking_.take(static_cast<std::size_t>(n * groups)));
     m.zeros = view(to, DType::u8, {n, groups});

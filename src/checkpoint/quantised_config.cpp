@@ -323,6 +323,18 @@ std::string method_of(const std::string& where, const Json& object) {
 
 }  // namespace
 
+namespace {
+
+bool absent(const Json* value) { return value == nullptr || value->is_null(); }
+
+// ModelOpt's word on a cache of keys and values alone: weights are plain.
+bool cache_alone(const Json& modelopt) {
+  return modelopt.is_object() && absent(child(modelopt, "quant_algo")) &&
+         child(modelopt, "config_groups") == nullptr;
+}
+
+}  // namespace
+
 QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& object) {
   QuantisedConfig out;
   out.method = method_of(where, object);
@@ -334,6 +346,12 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   if (nested != nullptr) out.holder += ".quantization";
   const Fields f(nested != nullptr ? where + ".quantization" : where,
                  nested != nullptr ? *nested : object);
+  const Json* const groups = f.get("config_groups");
+  if (out.method == "compressed-tensors" && groups != nullptr && groups->is_object() &&
+      groups->empty()) {
+    return {};
+  }
+  if (modelopt && cache_alone(nested != nullptr ? *nested : object)) return {};
   QuantisedScheme scheme;
   const auto means = [&](const Formats& formats) {
     scheme.claims.push_back(
@@ -399,8 +417,7 @@ QuantisedConfig read_quantised_beside(const std::string& where, const std::strin
   const Json object = parse_object(where, text);
   const Json* const nested = child(object, "quantization");
   const Json& body = nested != nullptr ? *nested : object;
-  // Of a cache of keys and values alone: weights are plain.
-  if (body.is_object() && child(body, "quant_algo") == nullptr) return {};
+  if (cache_alone(body)) return {};
   QuantisedConfig out = read_quantised(where, object);
   out.holder = nested != nullptr ? "hf_quant_config.json: quantization" : "hf_quant_config.json";
   return out;

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
 #include "core/shape.hpp"
 
@@ -357,6 +358,17 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
     per_expert.first = experts.experts - slots;
     reader.experts(names.slots, &per_expert, slots, experts.hidden, experts.intermediate,
                    experts.activation.gated, biased, 0, false, out.experts);
+    const ExpertWeights& all = out.experts;
+    for (const auto& [plain_ones, packed_ones] :
+         {std::pair(all.gate.size(), all.packed_gate.size()),
+          std::pair(all.up.size(), all.packed_up.size()),
+          std::pair(all.down.size(), all.packed_down.size())}) {
+      if (plain_ones == 0 || packed_ones == 0) continue;
+      fail(Status::unsupported,
+           "{}: experts of '{}' are packed, and those of its shared slots are not, or the other "
+           "way round: must be packed alike",
+           store.folder(), clean(prefix));
+    }
   }
   if (spec.shared.intermediate > 0) {
     reader.experts(names.shared, nullptr, 1, hidden, spec.shared.intermediate,

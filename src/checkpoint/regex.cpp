@@ -237,8 +237,8 @@ class RegexParser {
 Regex::Regex(std::string_view pattern) { RegexParser(pattern, steps_).parse(); }
 
 // All steps that can be at work are followed at once, one character after the other.
-std::vector<std::size_t> Regex::run(std::size_t first, std::string_view text,
-                                    std::size_t from) const {
+std::vector<std::size_t> Regex::run(std::size_t first, std::string_view text, std::size_t from,
+                                    Looked& looked) const {
   std::vector<std::size_t> result, now{first}, next;
   std::vector<std::size_t> seen(steps_.size(), text.size() + 2);
   for (std::size_t at = from; at <= text.size() && !now.empty(); ++at) {
@@ -278,7 +278,7 @@ std::vector<std::size_t> Regex::run(std::size_t first, std::string_view text,
           break;
         case Step::ahead:
         case Step::not_ahead:
-          if (run(index + 1, text, at).empty() == (step.kind == Step::not_ahead)) {
+          if (begins(index, text, at, looked) == (step.kind == Step::ahead)) {
             now.push_back(step.one);
           }
           break;
@@ -294,14 +294,24 @@ std::vector<std::size_t> Regex::run(std::size_t first, std::string_view text,
 }
 
 std::vector<std::size_t> Regex::ends(std::string_view text, std::size_t from) const {
-  return run(0, text, from);
+  Looked looked;
+  return run(0, text, from, looked);
 }
 
 bool Regex::search(std::string_view text) const {
+  Looked looked;
   for (std::size_t from = 0; from <= text.size(); ++from) {
-    if (!run(0, text, from).empty()) return true;
+    if (!run(0, text, from, looked).empty()) return true;
   }
   return false;
+}
+
+bool Regex::begins(std::size_t ahead, std::string_view text, std::size_t at, Looked& looked) const {
+  const std::pair place(ahead, at);
+  if (const auto known = looked.find(place); known != looked.end()) return known->second;
+  const bool found = !run(ahead + 1, text, at, looked).empty();
+  looked.emplace(place, found);
+  return found;
 }
 
 bool matches_glob(std::string_view pattern, std::string_view text) {

@@ -4,14 +4,16 @@
 
 #include <bitset>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace shunt {
 
-// Matching takes time in proportion to the text times the pattern, whatever the pattern: files that
-// nobody vouches for bring them.
+// Matching takes time in proportion to the squares of the text's length and the pattern's at most,
+// whatever the pattern: files that nobody vouches for bring them.
 class Regex {
  public:
   // Characters, . [..] \d \w \s \b and their capitals, groups, |, * + ? {m,n} greedy or not, ^ $,
@@ -33,7 +35,11 @@ class Regex {
     std::size_t one = 0;     // fork, jump: the next step; ahead: behind the inner steps
     std::size_t other = 0;   // fork: the next step as well
   };
-  std::vector<std::size_t> run(std::size_t first, std::string_view text, std::size_t from) const;
+  // Of a step that looks ahead, at a place in the text: whether what it holds begins there.
+  using Looked = std::map<std::pair<std::size_t, std::size_t>, bool>;
+  std::vector<std::size_t> run(std::size_t first, std::string_view text, std::size_t from,
+                               Looked& looked) const;
+  bool begins(std::size_t ahead, std::string_view text, std::size_t at, Looked& looked) const;
   std::vector<Step> steps_;
 };
 

@@ -33,6 +33,10 @@ TEST(Regex, MatchesAsPythonDoes) {
   EXPECT_EQ(Regex("(?!.*experts).*$").ends("mlp.experts.1"), (Ends{}));
   EXPECT_EQ(Regex("a(?=b)").ends("ab"), (Ends{1}));
   EXPECT_EQ(Regex("(a*)*b").ends(std::string(200, 'a')), (Ends{}));
+  // Each look ahead would multiply the time by the text's length, asked again at every place.
+  EXPECT_EQ(Regex(".*(?=.*(?=.*(?=.*(?=.*(?=.*(?=.*Z))))))").ends(std::string(200, 'a')), (Ends{}));
+  EXPECT_EQ(Regex("a(?=b(?!c))").ends("abd"), (Ends{1}));
+  EXPECT_EQ(Regex("a(?=b(?!c))").ends("abc"), (Ends{}));
   EXPECT_EQ(Regex("").ends("x"), (Ends{0}));
   EXPECT_EQ(Regex("b").ends("ab", 1), (Ends{2}));
   EXPECT_TRUE(Regex("b.$").search("abc"));

@@ -1,5 +1,5 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -377,6 +377,22 @@ TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
   const std::string count = message("int4", gate + ".weight_shape", view(&one, {1}));
   EXPECT_NE(count.find("weight_shape' is f32 [1]: must be i64 or i32 [2]"), std::string::npos)
       << count;
+  // Codes of another type than is read would be read past their end.
+  const std::vector<std::uint8_t> codes(std::size_t{32} * 16);
+  const std::string words =
+      message("int4", gate + ".weight_packed", view(codes.data(), DType::i8, {32, 16}));
+  EXPECT_NE(words.find("weight_packed' is i8 [32, 16]: must be i32 [32, 8] or u8 [32, 32]"),
+            std::string::npos)
+      << words;
+  const Tensor packed = SafetensorsFile::open(folder + "/nvfp4_compressed/model.safetensors")
+                            .get(gate + ".weight_packed");
+  const std::int64_t n = packed.shape[0], half = packed.shape[1];
+  const std::string nibbles = message("nvfp4_compressed", gate + ".weight_packed",
+                                      view(codes.data(), DType::f4_e2m1, {n, half}));
+  EXPECT_NE(nibbles.find(fmt::format("weight_packed' is f4_e2m1 [{0}, {1}]: must be u8 [{0}, {1}]",
+                                     n, half)),
+            std::string::npos)
+      << nibbles;
   const std::string both = message("nvfp4_compressed", gate + ".weight_scale_2", view(&one, {1}));
   EXPECT_NE(both.find("weight_global_scale' and '" + gate + ".weight_scale_2' are both there"),
             std::string::npos)
@@ -412,6 +428,45 @@ TEST(QuantisedForms, IntegersOfFourBitsInBytes) {
         }
       });
   expect_same_values(at.path(), "int4");
+}
+
+// Zero points that are stored and are all the usual one are none.
+TEST(QuantisedForms, ZeroPointsOfEight) {
+  const TemporaryFolder at;
+  const std::vector<std::uint32_t> eights(64, 0x88888888U);
+  rewritten(
+      at, "int4", [](Json&) {},
+      [&](Tensors& tensors) {
+        const Tensors before = tensors;
+        for (const auto& [name, t] : before) {
+          if (!name.ends_with(".weight_scale")) continue;
+          tensors[name.substr(0, name.size() - 5) + "zero_point"] =
+              view(eights.data(), DType::i32, {(t.shape[0] + 7) / 8, t.shape[1]});
+        }
+      });
+  expect_same_values(at.path(), "int4");
+  const Checkpoint here = Checkpoint::open(at.path());
+  EXPECT_FALSE(here.weights(0).experts.packed_up[0].zeros);
+}
+
+// ModelOpt's FP8_PB_WO writes the scales of blocks in four dimensions.
+TEST(QuantisedForms, ScalesOfBlocksInFourDimensions) {
+  const TemporaryFolder at;
+  rewritten(
+      at, "fp8_block",
+      [](Json& config) {
+        config["quantization_config"] = {
+            {"quant_method", "modelopt"}, {"quant_algo", "FP8_PB_WO"}, {"ignore", {"*mlp.gate"}}};
+      },
+      [](Tensors& tensors) {
+        const Tensors before = std::exchange(tensors, {});
+        for (const auto& [name, t] : before) {
+          const bool scales = name.ends_with("_scale_inv");
+          tensors[scales ? name.substr(0, name.size() - 4) : name] =
+              scales ? view(t.data, DType::f32, {t.shape[0], 1, t.shape[1], 1}) : t;
+        }
+      });
+  expect_same_values(at.path(), "fp8_block");
 }
 
 // Older files of ModelOpt: without quant_method, nested, or in a file of their own.
@@ -491,6 +546,24 @@ TEST(QuantisedForms, ModelOptsFileOfTheCacheAlone) {
   EXPECT_NE(message.find("are plain: hf_quant_config.json: quantization.ignore does not name it"),
             std::string::npos)
       << message;
+}
+
+// Methods that pack nothing: a cache of keys and values is somebody else's.
+TEST(QuantisedForms, ConfigsOfTheCacheAlone) {
+  const std::string from = golden("qwen3_moe");
+  for (const char* config :
+       {R"({"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense",
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"}})",
+        R"({"quant_method": "modelopt", "quant_algo": null, "kv_cache_quant_algo": "FP8"})",
+        R"({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}})"}) {
+    SCOPED_TRACE(config);
+    const TemporaryFolder at;
+    Json json = Json::parse(read_file(from + "/config.json"));
+    json["quantization_config"] = Json::parse(config);
+    write_file(at / "config.json", json.dump());
+    write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
+    EXPECT_EQ(error_of([&] { (void)Checkpoint::open(at.path()).weights(0); }), "");
+  }
 }
 
 TEST(QuantisedRefusals, ADivisorThatIsNone) {

@@ -258,8 +258,6 @@ Plan kimi_linear(Config& c) {
 Plan hy_v4(Config& c) {
   Plan plan = v3(c, {.scale = 2.827});
   clamp(plan.spec.experts.activation, c);  // the routed experts only
-  // What transformers 5.17 saves: its rename of attention gates hits the MLPs too.
-  plan.names.shared.push_back(each_expert("mlp.shared_experts", "linear_gate"));
   // What transformers 5.17 saves, its rename of attention gates hitting the MLPs too.
   plan.names.shared.push_back(each_expert("mlp.shared_experts", "linear_gate"));
   typed_layers(plan, c, 1);
