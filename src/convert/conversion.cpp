@@ -44,6 +44,27 @@ const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
+// Removes what a config.json says of packed weights, wherever.
+void forget_packing(Json& object) {
+  for (const char* field : {"quantization_config", "compression_config", "expert_dtype"}) {
+    object.erase(field);
+  }
+  for (const auto& item : object.items()) {
+    if (item.value().is_object()) forget_packing(item.value());
+  }
+}
+
+// A model's weights in another form than safetensors, or the list of such files.
+bool other_weights(const std::string& name) {
+  constexpr std::string_view list = ".index.json";
+  const std::string_view file =
+      name.ends_with(list) ? std::string_view(name).substr(0, name.size() - list.size()) : name;
+  for (const char* ending : {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}) {
+    if (file.ends_with(ending)) return true;
+  }
+  return false;
+}
+
 // Which elements of a tensor are written: [begin, end).
 using Written = std::map<std::string, std::map<std::int64_t, std::int64_t>>;
 
@@ -70,6 +91,7 @@ class Conversion {
   void write_gpt_oss(ShardWriter& writer, const ConvertedExpert& expert,
                      const SourceMatrix& matrix) const;
   void write_beside(const PartialFolder& folder) const;
+  void find_beside();
   std::string config_text() const;
   void write_module(ShardWriter& writer, const PackedModule& module) const;
   // What the tensors of these files hold, by tensor.
@@ -92,6 +114,8 @@ class Conversion {
   Naming naming_ = Naming::as_source;
   Dialect dialect_;  // of Naming::each
   std::unique_ptr<const RecordedInputs> recorded_;
+  std::map<std::string, std::int64_t> beside_;  // files that are copied, and their bytes
+  std::vector<std::string> left_out_;
   std::int64_t done_ = 0, total_ = 0;  // weights
 
   // Of the layer at work.
@@ -148,6 +172,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   if (!options_.calibrate.empty()) {
     recorded_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
+  find_beside();
   for (const SourceFile& file : files_) plan(file);  // refuses before anything is written
 }
 
@@ -218,6 +243,7 @@ std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
 
 void Conversion::check_space(const PartialFolder& folder) const {
   std::int64_t wanted = 0;
+  for (const auto& [name, bytes] : beside_) wanted += bytes;
   for (const SourceFile& file : files_) {
     if (folder.finished(file.name).is_null()) {
       wanted += ShardWriter::planned_bytes(plan(file));
@@ -437,17 +463,7 @@ std::string Conversion::config_text() const {
   const std::string text = read_text(path, max_config_bytes);
   parse_object(path, text);  // strictly
   Json config = Json::parse(text);
-  // What the source says of its own packing, wherever.
-  const auto forget = [](Json& object) {
-    for (const char* field : {"quantization_config", "compression_config"}) object.erase(field);
-  };
-  if (was_packed_) {
-    forget(config);
-    for (const auto& item : config.items()) {
-      if (item.value().is_object()) forget(item.value());
-    }
-  }
-  config.erase("expert_dtype");  // DeepSeek-V4's, of what was
+  if (was_packed_ || naming_ != Naming::as_source) forget_packing(config);
   if (naming_ == Naming::as_source) {
     for (const char* field : {"dtype", "torch_dtype"}) {
       if (config.contains(field)) config[field] = dtype_name(options_.spec.dtype);
@@ -489,20 +505,25 @@ void Conversion::write_beside(const PartialFolder& folder) const {
         folder.file(index_name),
         Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map()}}.dump(2) + "\n");
   }
-  // The tokenizer, the text of a small model, .. What another precision recorded stays behind.
+  for (const auto& [name, bytes] : beside_) copy_whole(in_ + "/" + name, folder.file(name));
+}
+
+// The tokenizer, the text of a small model, .. What another precision recorded stays behind, and so
+// do the weights that are not converted.
+void Conversion::find_beside() {
   for (const fs::directory_entry& entry : fs::directory_iterator(in_)) {
     const std::string name = entry.path().filename().string();
     if (!entry.is_regular_file() || name == "config.json" || name == index_name ||
         name == "hf_quant_config.json" || name.ends_with(".safetensors")) {
       continue;
     }
-    std::error_code code;
-    fs::copy_file(entry.path(), folder.file(name), fs::copy_options::overwrite_existing, code);
-    if (code) {
-      fail(Status::io, "{}: cannot be copied to {}: {}", entry.path().string(), folder.path(),
-           code.message());
+    if (other_weights(name)) {
+      left_out_.push_back(name);
+    } else {
+      beside_[name] = static_cast<std::int64_t>(entry.file_size());
     }
   }
+  std::sort(left_out_.begin(), left_out_.end());
 }
 
 void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
@@ -544,6 +565,7 @@ void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
 
 ConversionReport Conversion::run() {
   ConversionReport report;
+  report.left_out = left_out_;
   PartialFolder folder(out_, settings());
   try {
     make_all(folder, report);

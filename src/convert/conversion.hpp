@@ -25,6 +25,7 @@ struct ConversionReport {
   std::int64_t bytes_before = 0, bytes_after = 0;      // of all files of tensors
   std::int64_t experts_before = 0, experts_after = 0;  // of the routed experts' matrices in them
   int shards = 0, shards_resumed = 0;                  // resumed: found finished
+  std::vector<std::string> left_out;                   // files that were not copied
 };
 
 struct ConversionOptions {
@@ -50,7 +51,8 @@ using ConversionProgress =
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
-// routed experts change; everything else, and every other small file of the folder, is copied.
+// routed experts change; everything else is copied, other files of the folder too, but for weights
+// in other forms than safetensors ("pytorch_model.bin"), which the report names.
 //
 // Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
 // names for; weights, scales or codes that are not finite, by layer, expert and matrix; hidden

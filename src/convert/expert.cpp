@@ -221,8 +221,13 @@ ConversionSpec conversion_from_string(const std::string& text) {
   }
   for (const FormatSpec& format : known_formats()) {
     const std::string name = to_string(FormatSpec{format.format});  // without a group
-    if (text.substr(0, text.find(':')) == name) return {.format = format_from_string(text)};
     names += name + ", ";
+    if (text.substr(0, text.find(':')) != name) continue;
+    const FormatSpec spec = format_from_string(text);
+    if (spec == spec.of_matrix()) return {.format = spec};
+    fail(Status::invalid_argument,
+         "format is '{}': must be {}, whose order and zero points prepared weights alone have",
+         text, to_string(spec.of_matrix()));
   }
   fail(Status::invalid_argument,
        "format is '{}': must be one of {}or int4:GROUP, GROUP a multiple of 16", text, names);

@@ -51,6 +51,24 @@ void write_whole(const std::string& path, const std::string& text) {
   }
 }
 
+void copy_whole(const std::string& from, const std::string& to) {
+  const std::string temporary = to + ".new";
+  std::error_code code;
+  fs::remove(temporary, code);  // may be one that cannot be written to
+  fs::copy_file(from, temporary, code);
+  if (!code) fs::permissions(temporary, fs::perms::owner_write, fs::perm_options::add, code);
+  if (!code) {
+    const int file = ::open(temporary.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0 || ::fsync(file) != 0) code = {errno, std::generic_category()};
+    if (file >= 0) ::close(file);
+  }
+  if (!code) fs::rename(temporary, to, code);
+  if (!code) return;
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  fail(Status::io, "{}: cannot be copied to {}: {}", from, to, code.message());
+}
+
 std::string fingerprint(const std::string& path) {
   constexpr std::int64_t end_bytes = 1 << 20;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
@@ -78,7 +96,13 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
   if (lock_ < 0) refuse_io(path_, "cannot be opened");
   try {
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-      fail(Status::io, "{}: another process is converting into it", path_);
+      if (errno == EWOULDBLOCK) {
+        fail(Status::io, "{}: another process is converting into it", path_);
+      }
+      // A file system without locks: nobody else can be told apart, and nobody is kept out.
+      if (errno != ENOLCK && errno != ENOSYS && errno != EOPNOTSUPP) {
+        refuse_io(path_, "cannot be locked");
+      }
     }
     if (file_exists(journal_)) {
       json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
@@ -91,6 +115,7 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
              path_);
       }
     } else {
+      ::unlink((journal_ + ".new").c_str());  // of a journal that was interrupted itself
       if (!fs::is_empty(path_)) {
         fail(Status::invalid_argument,
              "{}: is there and holds no interrupted conversion: remove it", path_);

@@ -39,5 +39,7 @@ class PartialFolder {
 std::string fingerprint(const std::string& path);
 // Writes a file whole, or throws Error{io}; it is on disk when this returns.
 void write_whole(const std::string& path, const std::string& text);
+// The same of a copy, which its owner may write to whatever `from` allows.
+void copy_whole(const std::string& from, const std::string& to);
 
 }  // namespace shunt

@@ -9,6 +9,7 @@
 
 #include "checkpoint/access.hpp"
 #include "core/check.hpp"
+#include "layer/weights.hpp"
 
 namespace shunt {
 
@@ -52,49 +53,40 @@ class PackedExperts {
         spec_(checkpoint.spec(layer)),
         layer_(layer) {
     const TensorNames& all = CheckpointAccess::model(checkpoint).plan.names;
-    std::vector<ExpertNames> alternatives = all.experts;
-    alternatives.push_back(single_experts(all));
-    for (ExpertNames& names : alternatives) {
-      const std::string up = prefix_ + numbered(names.up, 0);
-      const bool each = names.form == ExpertNames::Form::each;
-      if (each ? !codes_of(without_weight(up)).empty()
-               : names.form == ExpertNames::Form::merged &&
-                     (store_.contains(up) || store_.contains(up + "_blocks"))) {
-        names_ = std::move(names);
-        return;
-      }
-    }
-    fail(Status::internal, "convert: the packed experts of layer {} lie in no tensor", layer);
+    const int slots = spec_.route.shared.count, routed = spec_.experts.experts - slots;
+    parts_.push_back({0, routed, named(all, all.experts, 0)});
+    if (slots > 0) parts_.push_back({routed, slots, named(all, all.slots, routed)});
   }
 
   // And the tensor whose file it belongs to.
   std::pair<SourceMatrix, std::string> matrix(int expert, ExpertMatrix which,
                                               const PackedMatrix& m) const {
     SourceMatrix result{.layer = layer_, .expert = expert, .which = which, .packed = true};
-    result.tensor = prefix_ + numbered(name_of(which), expert);
+    const Part& part = part_of(expert);
+    result.tensor = prefix_ + numbered(name_of(part, which), expert);
     result.view = view(nullptr, DType::bf16, {m.n, m.k});
-    if (names_.form == ExpertNames::Form::each) {
+    if (part.names.form == ExpertNames::Form::each) {
       result.shape = {m.n, m.k};
       return {result, codes_of(without_weight(result.tensor))};
     }
     const bool down = which == ExpertMatrix::down, second = which == ExpertMatrix::up;
-    const bool first = inner_first();
-    const std::int64_t experts = spec_.experts.experts - spec_.route.shared.count;
+    const bool first = inner_first(part.names), interleaved = part.names.interleaved;
     const std::int64_t rows = down ? m.n : 2 * m.n;
-    result.shape = {experts, first ? m.k : rows, first ? rows : m.k};
+    result.shape = {part.count, first ? m.k : rows, first ? rows : m.k};
     const std::int64_t across = first ? 1 : m.k;  // from one row to the next
-    result.view.strides[0] = across * (!down && names_.interleaved ? 2 : 1);
+    result.view.strides[0] = across * (!down && interleaved ? 2 : 1);
     result.view.strides[1] = first ? rows : 1;
-    result.offset = expert * rows * m.k + (!second              ? 0
-                                           : names_.interleaved ? across
-                                                                : across * m.n);
+    result.offset = (expert - part.first) * rows * m.k + (!second       ? 0
+                                                          : interleaved ? across
+                                                                        : across * m.n);
     return {result, store_.contains(result.tensor) ? result.tensor : result.tensor + "_blocks"};
   }
 
   // Every tensor that a matrix is made of.
   std::vector<std::string> tensors(int expert, ExpertMatrix which) const {
-    const std::string name = prefix_ + numbered(name_of(which), expert);
-    const bool each = names_.form == ExpertNames::Form::each;
+    const Part& part = part_of(expert);
+    const std::string name = prefix_ + numbered(name_of(part, which), expert);
+    const bool each = part.names.form == ExpertNames::Form::each;
     return beginning(store_, each ? without_weight(name) + "." : name);
   }
 
@@ -112,15 +104,38 @@ class PackedExperts {
   }
 
  private:
+  // Experts that are stored one way: the routed ones, or those of shared slots.
+  struct Part {
+    int first = 0, count = 0;
+    ExpertNames names;
+  };
+  const Part& part_of(int expert) const {
+    return expert < parts_[0].count ? parts_[0] : parts_.back();
+  }
+  // The first of the alternatives that is there; `expert`: of a tensor an expert.
+  ExpertNames named(const TensorNames& all, std::vector<ExpertNames> alternatives,
+                    int expert) const {
+    alternatives.push_back(single_experts(all));
+    for (ExpertNames& names : alternatives) {
+      const std::string up = prefix_ + numbered(names.up, expert);
+      const bool each = names.form == ExpertNames::Form::each;
+      if (each ? !codes_of(without_weight(up)).empty()
+               : names.form == ExpertNames::Form::merged &&
+                     (store_.contains(up) || store_.contains(up + "_blocks"))) {
+        return std::move(names);
+      }
+    }
+    fail(Status::internal, "convert: the packed experts of layer {} lie in no tensor", layer_);
+  }
   static std::string numbered(std::string name, int expert) {
     const std::size_t at = name.find("{}");
     if (at != std::string::npos) name.replace(at, 2, std::to_string(expert));
     return name;
   }
-  const std::string& name_of(ExpertMatrix which) const {
-    if (which == ExpertMatrix::down) return names_.down;
-    const bool one = names_.form == ExpertNames::Form::merged;
-    return which == ExpertMatrix::gate && !one ? names_.gate : names_.up;
+  static const std::string& name_of(const Part& part, ExpertMatrix which) {
+    if (which == ExpertMatrix::down) return part.names.down;
+    const bool one = part.names.form == ExpertNames::Form::merged;
+    return which == ExpertMatrix::gate && !one ? part.names.gate : part.names.up;
   }
   std::string codes_of(const std::string& module) const {
     for (const char* part : {".weight_packed", ".qweight", ".weight"}) {
@@ -128,11 +143,9 @@ class PackedExperts {
     }
     return {};
   }
-  bool inner_first() const {
-    if (names_.inner != ExpertNames::Inner::either) {
-      return names_.inner == ExpertNames::Inner::first;
-    }
-    const std::string up = prefix_ + names_.up, down = prefix_ + names_.down;
+  bool inner_first(const ExpertNames& names) const {
+    if (names.inner != ExpertNames::Inner::either) return names.inner == ExpertNames::Inner::first;
+    const std::string up = prefix_ + names.up, down = prefix_ + names.down;
     if (!store_.contains(up) || !store_.contains(down)) return false;
     return store_.get(up).shape[2] == 2 * spec_.experts.intermediate &&
            store_.get(down).shape[2] == spec_.experts.hidden;
@@ -142,7 +155,7 @@ class PackedExperts {
   std::string prefix_;
   LayerSpec spec_;
   int layer_;
-  ExpertNames names_;
+  std::vector<Part> parts_;
 };
 
 // The sizes of a packed linear layer by its tensors; none: it is plain.
@@ -211,31 +224,28 @@ std::vector<SourceFile> source_files(
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     if (!layer.moe) continue;
     const ExpertWeights experts = checkpoint.weights(layer.index).experts;
-    const bool packed = !experts.packed_up.empty();
     std::optional<PackedExperts> places;
-    if (packed) places.emplace(checkpoint, layer.index);
-    const std::size_t count = packed ? experts.packed_up.size() : experts.up.size();
+    if (is_packed(experts)) places.emplace(checkpoint, layer.index);
+    const auto count = static_cast<std::size_t>(checkpoint.spec(layer.index).experts.experts);
     for (std::size_t e = 0; e < count; ++e) {
       for (int m = 0; m < expert_matrices; ++m) {
         const auto which = static_cast<ExpertMatrix>(m);
-        if (packed) {
-          const std::vector<PackedMatrix>& list = which == ExpertMatrix::gate ? experts.packed_gate
-                                                  : which == ExpertMatrix::up ? experts.packed_up
-                                                                              : experts.packed_down;
-          if (list.empty()) continue;
-          auto [matrix, codes] = places->matrix(static_cast<int>(e), which, list[e]);
-          if (see) see(matrix, list[e]);
+        const bool gate = which == ExpertMatrix::gate, up = which == ExpertMatrix::up;
+        const std::vector<PackedMatrix>& packed = gate ? experts.packed_gate
+                                                  : up ? experts.packed_up
+                                                       : experts.packed_down;
+        if (!packed.empty()) {  // gate and up may be, and down not
+          auto [matrix, codes] = places->matrix(static_cast<int>(e), which, packed.at(e));
+          if (see) see(matrix, packed[e]);
           file_with(codes).matrices.push_back(std::move(matrix));
           for (const std::string& name : places->tensors(static_cast<int>(e), which)) {
             of_experts.insert(name);
           }
           continue;
         }
-        const std::vector<Tensor>& list = which == ExpertMatrix::gate ? experts.gate
-                                          : which == ExpertMatrix::up ? experts.up
-                                                                      : experts.down;
-        if (list.empty()) continue;
-        const Tensor& view = list[e];
+        const std::vector<Tensor>& plain = gate ? experts.gate : up ? experts.up : experts.down;
+        if (plain.empty() && gate) continue;
+        const Tensor& view = plain.at(e);
         const Extent& extent = extent_of(extents, view);
         const Tensor whole = store.get(extent.name);
         SourceMatrix matrix{

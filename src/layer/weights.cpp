@@ -32,10 +32,6 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
   }
 }
 
-bool is_packed(const ExpertWeights& weights) {
-  return !weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty();
-}
-
 void check_packed_list(const std::string& name, const ExpertWeights& weights,
                        const std::vector<PackedMatrix>& matrices, bool wanted, int count,
                        std::int64_t n, std::int64_t k, Device device, const FormatSpec& format) {
@@ -70,6 +66,17 @@ void check_experts(const std::string& name, const ExpertWeights& weights, int co
                    bool down_bias, Device device, const FormatSpec& format) {
   const bool packed = is_packed(weights);
   if (packed) {
+    const auto refuse_plain = [&](const char* what, const std::vector<Tensor>& plain,
+                                  const std::vector<PackedMatrix>& matrices) {
+      if (plain.empty() || !matrices.empty()) return;
+      fail(Status::unsupported,
+           "layer: {}.{} is plain and others of its matrices are packed: must be packed alike, as "
+           "`shunt convert` makes them",
+           name, what);
+    };
+    refuse_plain("gate", weights.gate, weights.packed_gate);
+    refuse_plain("up", weights.up, weights.packed_up);
+    refuse_plain("down", weights.down, weights.packed_down);
     check_packed_list(name + ".packed_gate", weights, weights.packed_gate, gated, count,
                       intermediate, hidden, device, format);
     check_packed_list(name + ".packed_up", weights, weights.packed_up, true, count, intermediate,
@@ -96,6 +103,10 @@ void check_one(const char* name, const Tensor& tensor, bool wanted,
 
 }  // namespace
 
+bool is_packed(const ExpertWeights& weights) {
+  return !weights.packed_gate.empty() || !weights.packed_up.empty() || !weights.packed_down.empty();
+}
+
 void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device) {
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
@@ -114,8 +125,12 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
   if (check_given("layer: weights.shared_gate", weights.shared_gate,
                   spec.shared.intermediate > 0 && spec.shared.sigmoid_gate, "the LayerSpec")) {
     const Tensor& gate = weights.shared_gate;
-    check_tensor("layer: weights.shared_gate", gate.rank == 2 ? gate.rows(0, 1)[0] : gate,
-                 {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
+    constexpr std::string_view name = "layer: weights.shared_gate";
+    if (gate.rank == 2) {
+      check_tensor(name, gate, {.dtypes = float_dtypes, .shape = {1, hidden}}, place(gate, device));
+    } else {
+      check_tensor(name, gate, {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
+    }
   }
   check_one("output_bias", weights.output_bias, spec.output_bias, {hidden}, device);
   const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec) {

@@ -8,6 +8,9 @@
 
 namespace shunt {
 
+// Whether any of the matrices is packed.
+bool is_packed(const ExpertWeights& weights);
+
 // Throws Error{invalid_argument} naming the first weight that is missing, superfluous, of the
 // wrong dtype or shape, or neither on the host nor on `device`.
 // `format`: what the experts' matrices are to be held in; packed ones must have it.

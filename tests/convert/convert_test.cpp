@@ -80,6 +80,27 @@ TEST(Convert, CopiesEverythingElse) {
   }
 }
 
+TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
+  }
+  for (const char* name : {"pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json",
+                           "q4.gguf", "tokenizer.json"}) {
+    write_file(in + "/" + name, name);
+  }
+  fs::permissions(in + "/tokenizer.json", fs::perms::owner_read);
+  const ConversionReport report = convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  EXPECT_EQ(report.left_out, (std::vector<std::string>{"pytorch_model-00001-of-00001.bin",
+                                                       "pytorch_model.bin.index.json", "q4.gguf"}));
+  for (const std::string& name : report.left_out) EXPECT_FALSE(fs::exists(out + "/" + name));
+  EXPECT_EQ(read_file(out + "/tokenizer.json"), "tokenizer.json");
+  EXPECT_NE(fs::status(out + "/tokenizer.json").permissions() & fs::perms::owner_write,
+            fs::perms::none);
+}
+
 // The tensors of every format, in a checkpoint whose sizes do not divide: hidden 64, width 48.
 TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
   const std::string in = golden("qwen3_moe");

@@ -1,4 +1,5 @@
 // Packed checkpoints converted into other formats: what their weights mean is what is converted.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "convert/values.hpp"
 #include "models.hpp"
 #include "shunt/checkpoint.hpp"
+#include "shunt/layer.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -68,7 +70,8 @@ void check_conversions(const std::string& in) {
   EXPECT_FALSE(config.contains("quantization_config"));
   // Nothing of the packed form stays, and biases do.
   for (const std::string& name : decoded.tensor_names()) {
-    EXPECT_TRUE(name.ends_with("weight") || name.ends_with("_proj") || name.ends_with("bias"))
+    EXPECT_TRUE(name.ends_with("weight") || name.ends_with("_proj") || name.ends_with("bias") ||
+                name.find(".gate.") != std::string::npos)
         << name;
   }
   EXPECT_EQ(decoded.weights(0).experts.up_bias.size(), source.weights(0).experts.up_bias.size());
@@ -400,6 +403,37 @@ TEST(ConvertPacked, ExpertsInOneTensor) {
   }
 }
 
+// Experts of shared slots are in tensors of their own.
+TEST(ConvertPacked, SharedSlotsInOneTensor) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", from = golden("inkling_real");
+  fs::create_directory(in);
+  fs::copy_file(from + "/config.json", in + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::vector<std::vector<std::uint8_t>> codes;
+  const float scale = 1.0F / 64;
+  for (const std::string& name : file.names()) {
+    const Tensor t = file.get(name);
+    if (!name.ends_with("w13_weight") && !name.ends_with("w2_weight")) {
+      tensors.emplace_back(name, t);
+      continue;
+    }
+    codes.emplace_back(static_cast<std::size_t>(t.elements()));
+    for (std::int64_t i = 0; i < t.elements(); ++i) {
+      codes.back()[static_cast<std::size_t>(i)] =
+          f32_to_e4m3(load_f32(t.data, t.dtype, i) / scale);
+    }
+    tensors.emplace_back(
+        name, view(codes.back().data(), DType::f8_e4m3, {t.shape[0], t.shape[1], t.shape[2]}));
+    tensors.emplace_back(name + "_scale", view(&scale, {1}));
+  }
+  ASSERT_EQ(codes.size() % 4, 0U);
+  write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
+  ASSERT_FALSE(Checkpoint::open(in).weights(0).experts.packed_up.empty());
+  check_conversions(in);
+}
+
 // What the source said of its own packing must not contradict the result.
 TEST(ConvertPacked, WordsOfTheSourceAreForgotten) {
   const TemporaryFolder folder;
@@ -419,6 +453,77 @@ TEST(ConvertPacked, WordsOfTheSourceAreForgotten) {
   convert_checkpoint(cpu(), in, out, to("mxfp8"));
   EXPECT_FALSE(fs::exists(out + "/hf_quant_config.json"));
   EXPECT_EQ(Checkpoint::open(out).weights(0).experts.packed_up[0].format.format, Format::mxfp8);
+}
+
+// What a model of several modalities says two levels down.
+TEST(ConvertPacked, WordsThatAreNestedAreForgotten) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(quantised + "/nvfp4_modelopt/model.safetensors", in + "/model.safetensors");
+  const Json inner = Json::parse(read_file(quantised + "/nvfp4_modelopt/config.json"));
+  const Json config = {{"model_type", "qwen3_omni_moe"},
+                       {"thinker_config", {{"text_config", inner}}}};
+  write_file(in + "/config.json", config.dump());
+  ASSERT_FALSE(Checkpoint::open(in).weights(0).experts.packed_up.empty());
+  for (const char* format : {"bf16", "nvfp4", "mxfp8"}) {
+    SCOPED_TRACE(format);
+    const std::string out = folder / format;
+    convert_checkpoint(cpu(), in, out, to(format));
+    const Json made = Json::parse(read_file(out + "/config.json"));
+    EXPECT_FALSE(made["thinker_config"]["text_config"].contains("quantization_config"));
+    EXPECT_EQ(error_of([&] { (void)Checkpoint::open(out).weights(0); }), "");
+  }
+}
+
+// Gate and up packed, down as it was: every matrix is converted.
+TEST(ConvertPacked, OneOfThreeMatricesIsPlain) {
+  const TemporaryFolder folder;
+  for (const bool down_is_plain : {true, false}) {
+    SCOPED_TRACE(down_is_plain);
+    const std::string in = folder / (down_is_plain ? "down" : "gate_and_up");
+    fs::create_directory(in);
+    const std::string from = quantised + "/nvfp4_compressed";
+    const Checkpoint packed = Checkpoint::open(from);
+    const LayerWeights weights = packed.weights(0);
+    const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    std::vector<std::vector<float>> plain;
+    for (const std::string& name : file.names()) {
+      const bool down = name.find(".down_proj.") != std::string::npos;
+      const bool expert = name.find(".experts.") != std::string::npos;
+      if (!expert || down != down_is_plain) tensors.emplace_back(name, file.get(name));
+    }
+    std::vector<std::vector<std::uint16_t>> memory;
+    for (std::size_t e = 0; e < weights.experts.packed_up.size(); ++e) {
+      const auto add = [&](const char* which, const PackedMatrix& m) {
+        memory.emplace_back(static_cast<std::size_t>(m.n * m.k));
+        const Tensor values = view(memory.back().data(), DType::bf16, {m.n, m.k});
+        unpack(m, values);
+        tensors.emplace_back(fmt::format("model.layers.0.mlp.experts.{}.{}_proj.weight", e, which),
+                             values);
+      };
+      if (down_is_plain) {
+        add("down", weights.experts.packed_down[e]);
+      } else {
+        add("gate", weights.experts.packed_gate[e]);
+        add("up", weights.experts.packed_up[e]);
+      }
+    }
+    write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
+    Json config = Json::parse(read_file(from + "/config.json"));
+    for (const char* which : {"gate", "up", "down"}) {
+      if ((std::string(which) == "down") != down_is_plain) continue;
+      config["quantization_config"]["ignore"].push_back(fmt::format("re:.*{}_proj$", which));
+    }
+    write_file(in + "/config.json", config.dump());
+    check_conversions(in);
+    const Checkpoint mixed = Checkpoint::open(in);
+    const std::string message = error_of([&] { (void)Layer(mixed, 0, cpu()); });
+    EXPECT_EQ(message, fmt::format("layer: experts.{} is plain and others of its matrices are "
+                                   "packed: must be packed alike, as `shunt convert` makes them",
+                                   down_is_plain ? "down" : "gate"));
+  }
 }
 
 // An fp8 model's attention and shared expert: plain in the new checkpoint, which says so.

@@ -1,11 +1,12 @@
 // shunt convert: a checkpoint with its experts in another format.
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "convert/conversion.hpp"
 #include "machine.hpp"
@@ -20,7 +21,7 @@ namespace {
 
 struct ConvertOptions {
   std::string in, out, to, prune, method, calibrate;
-  double damping = PruneSpec{}.damping;
+  std::optional<double> damping;
   int threads = 0;
   bool experts = false;
   JsonOption json;
@@ -37,10 +38,16 @@ ConversionOptions parse(const ConvertOptions& options) {
   if (!options.prune.empty()) {
     result.spec.pruning.pattern = parse_option("--prune", prune_pattern_from_string, options.prune);
   }
-  result.spec.pruning.damping = options.damping;
   result.spec.prune = !options.prune.empty();
   result.calibrate = options.calibrate;
   const bool measured = result.spec.pruning.method != PruneMethod::magnitude;
+  if (options.damping) {
+    if (!result.spec.prune || result.spec.pruning.method != PruneMethod::obs) {
+      throw UsageError("--damping is about --prune 2:4 --method obs");
+    }
+    result.spec.pruning.damping = *options.damping;
+  }
+  if (options.out.empty()) throw UsageError("OUT: must be the name of a folder");
   if (!result.spec.prune && (measured || !options.calibrate.empty())) {
     throw UsageError(fmt::format("{} needs --prune 2:4",
                                  options.calibrate.empty() ? "--method" : "--calibrate"));
@@ -126,6 +133,7 @@ Json json_of(const ConvertOptions& options, const ConversionOptions& parsed,
           {"expert_bytes_after", report.experts_after},
           {"shards", report.shards},
           {"shards_resumed", report.shards_resumed},
+          {"left_out", report.left_out},
           {"experts", rows}};
 }
 
@@ -173,6 +181,11 @@ int convert(const ConvertOptions& options) {
                report.shards_resumed > 0 ? fmt::format("; {} found finished", report.shards_resumed)
                                          : ""),
            0));
+  if (!report.left_out.empty()) {
+    fmt::print("{}", wrap(fmt::format("left out, as weights in another form: {}",
+                                      fmt::join(report.left_out, ", ")),
+                          0));
+  }
   return exit_done;
 }
 
@@ -186,7 +199,7 @@ void add_convert(CLI::App& app, Action& action) {
   command->add_option("out", options->out, "folder that it makes; must not exist")
       ->option_text("OUT")
       ->required();
-  command->add_option("--to", options->to, "format of the experts")
+  command->add_option("--to", options->to, "format of the experts (required)")
       ->option_text("FORMAT")
       ->required();
   command
@@ -203,7 +216,7 @@ void add_convert(CLI::App& app, Action& action) {
       ->option_text("FILE");
   command->add_option("--damping", options->damping, "of obs (default: 0.01)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(finite_number(0, 1));
   command->add_option("--threads", options->threads, "CPU threads (default 0: every core)")
       ->option_text("N")
       ->check(whole_number(0, 1024, " (0: every core)"));
