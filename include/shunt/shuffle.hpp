@@ -77,7 +77,7 @@ struct ScatterAddInputs {
 };
 
 Support supports(const ScatterAddSpec& spec, Device device);
-// positions: K.
+// Bytes for up to T tokens and K positions.
 std::size_t scatter_add_workspace_bytes(const Context& context, const ScatterAddSpec& spec,
                                         std::int64_t tokens, std::int64_t positions);
 // out [T, D] f32 | bf16 | f16, rows may be strided; f16 saturates. Throws Error for bad shapes, a

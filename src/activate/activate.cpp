@@ -82,7 +82,10 @@ void activate(const Context& context, const ActivationSpec& spec, Tensor gate, T
   if (check_given("activate: gate", gate, spec.gated, "the spec's gated")) {
     check_tensor("activate: gate", gate, same, device);
   }
-  check_tensor("activate: out", out, same, device);
+  check_tensor(
+      "activate: out", out,
+      {.dtypes = float_dtypes, .shape = {count, width}, .rows_dense = true, .written = true},
+      device);
   if (rows) {
     check_tensor("activate: rows", rows, {.dtypes = {DType::i32}, .shape = {1}}, device);
   }

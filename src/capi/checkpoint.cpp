@@ -36,6 +36,10 @@ int32_t shunt_checkpoint_layer_count(const shunt_checkpoint* checkpoint) {
   return checkpoint == nullptr ? 0 : static_cast<int32_t>(checkpoint->checkpoint.layers().size());
 }
 
+int32_t shunt_checkpoint_first_moe_layer(const shunt_checkpoint* checkpoint) {
+  return checkpoint == nullptr ? -1 : checkpoint->checkpoint.first_moe_layer();
+}
+
 shunt_status shunt_checkpoint_layer_info(const shunt_checkpoint* checkpoint, int32_t layer,
                                          shunt_checkpoint_layer* info) {
   return run(__func__, [&](const Call& call) {

@@ -127,6 +127,17 @@ shunt_status shunt_layer_spec(const shunt_layer* layer, char* text, size_t capac
   });
 }
 
+shunt_status shunt_layer_describe(const shunt_layer* layer, char* text, size_t capacity,
+                                  size_t* length) {
+  return run(__func__, [&](const Call& call) {
+    call.text(shunt::describe(call.not_null("layer", layer).layer.spec()), text, capacity, length);
+  });
+}
+
+int64_t shunt_layer_hidden_size(const shunt_layer* layer) {
+  return layer == nullptr ? 0 : layer->layer.spec().hidden;
+}
+
 size_t shunt_layer_prepared_bytes(const shunt_layer* layer) {
   return layer == nullptr ? 0 : layer->layer.prepared_bytes();
 }

@@ -80,14 +80,12 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
     fail(Status::invalid_argument, "combine: {}", support.reason);
   }
   require(supports(spec, device), "combine");
-  check_tensor("combine: out", out,
-               {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
+  check_tensor(
+      "combine: out", out,
+      {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true, .written = true},
+      device);
   const std::int64_t tokens = out.shape[0];
   const std::int64_t width = out.shape[1];
-  if (tokens > 1 && out.strides[0] < width) {
-    fail(Status::invalid_argument, "combine: out has a row stride of {}: must be {} or more",
-         out.strides[0], width);
-  }
   const auto per_token = [&](const char* name, const Tensor& tensor) {
     check_tensor(name, tensor,
                  {.dtypes = float_dtypes, .shape = {tokens, width}, .rows_dense = true}, device);

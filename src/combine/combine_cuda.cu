@@ -321,7 +321,8 @@ bool run_slots(const Gpu& gpu, const CombineCall& call) {
   const auto aligned = reinterpret_cast<std::uintptr_t>(call.inverse) |
                        reinterpret_cast<std::uintptr_t>(call.weights);
   if (call.terms != call.slots || call.ids != nullptr || aligned % 16 != 0 ||
-      call.row_count > INT32_MAX || call.rows.row_bytes > INT32_MAX || call.width > (1 << 23)) {
+      call.row_count > INT32_MAX || call.rows.row_bytes < 0 || call.rows.row_bytes > INT32_MAX ||
+      call.width > (1 << 23)) {
     return false;
   }
   const Blocks blocks = blocks_of(gpu, call, n);

@@ -217,6 +217,11 @@ void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule&
   if (rule.rows_dense && d > 0 && tensor.shape[d - 1] > 1 && tensor.strides[d - 1] != 1) {
     wrong("its last dimension must be dense (stride 1)");
   }
+  if (rule.written && d > 1 && tensor.shape[d - 2] > 1 &&
+      tensor.strides[d - 2] < tensor.shape[d - 1]) {
+    fail(Status::invalid_argument, "{} has a row stride of {}: must be its width, {}, or more",
+         name, tensor.strides[d - 2], tensor.shape[d - 1]);
+  }
 }
 
 bool check_given(std::string_view name, const Tensor& tensor, bool wanted, std::string_view why) {

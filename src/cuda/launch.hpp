@@ -28,28 +28,22 @@ inline cudaStream_t stream_of(const Gpu& gpu) { return static_cast<cudaStream_t>
 struct Shape {
   dim3 grid{1, 1, 1};
   dim3 block{1, 1, 1};
-  std::size_t shared = 0;  // dynamic bytes; more than 48 KiB needs allow_shared() once
+  std::size_t shared = 0;  // dynamic bytes
   unsigned cluster = 1;    // blocks along x that form a cluster; must divide grid.x
 };
 
-// Lets `kernel` ask for up to `bytes` of dynamic shared memory. Cheap: called before each launch.
-template <class Kernel>
-void allow_shared(Kernel* kernel, std::size_t bytes) {
-  if (bytes <= 48 * 1024) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "cudaFuncSetAttribute");
-}
-
-// Throws Error{unsupported} where a block of this GPU has less shared memory than the shape wants:
-// shapes are made for Hopper.
-void check_fits(const char* what, const Gpu& gpu, const Shape& shape);
+// Throws Error{unsupported} where a block of this GPU has less shared memory than `bytes`: shapes
+// are made for Hopper.
+void check_fits(const char* what, const Gpu& gpu, std::size_t bytes);
+// Lets `kernel` ask for `bytes` of dynamic shared memory beside its own arrays, if both fit. Cheap:
+// called before each launch.
+void allow_shared(const char* what, const Gpu& gpu, const void* kernel, std::size_t bytes);
 
 // Enqueues kernel<<<shape>>>(arguments...). `what` names the operation in an error.
 template <class... Parameters, class... Arguments>
 void launch(const char* what, const Gpu& gpu, const Shape& shape, void (*kernel)(Parameters...),
             Arguments&&... arguments) {
-  check_fits(what, gpu, shape);
+  allow_shared(what, gpu, reinterpret_cast<const void*>(kernel), shape.shared);
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (gpu.dependent_launch && gpu.compute >= 90) {
@@ -69,7 +63,6 @@ void launch(const char* what, const Gpu& gpu, const Shape& shape, void (*kernel)
   config.stream = stream_of(gpu);
   config.attrs = attributes;
   config.numAttrs = count;
-  allow_shared(kernel, shape.shared);
   if (shape.cluster > 8) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), what);
   }

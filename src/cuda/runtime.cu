@@ -2,6 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "cuda/current.hpp"
 #include "cuda/launch.hpp"
 
@@ -33,13 +37,45 @@ void restore_current(int before) noexcept {
   if (cudaGetDevice(&now) == cudaSuccess && now != before) cudaSetDevice(before);
 }
 
-void check_fits(const char* what, const Gpu& gpu, const Shape& shape) {
-  if (shape.shared <= static_cast<std::size_t>(gpu.shared_bytes)) return;
-  throw Error(Status::unsupported, std::string(what) + ": needs " + std::to_string(shape.shared) +
-                                       " bytes of shared memory a block: this GPU, of compute "
-                                       "capability " +
-                                       capability(gpu) + ", has " +
-                                       std::to_string(gpu.shared_bytes));
+void check_fits(const char* what, const Gpu& gpu, std::size_t bytes) {
+  if (bytes <= static_cast<std::size_t>(gpu.shared_bytes)) return;
+  throw Error(Status::unsupported,
+              std::string(what) + ": needs " + std::to_string(bytes) +
+                  " bytes of shared memory a block: this GPU, of compute capability " +
+                  capability(gpu) + ", has " + std::to_string(gpu.shared_bytes));
+}
+
+namespace {
+
+// Bytes of shared memory that a kernel's own arrays take.
+std::size_t static_shared(const void* kernel, int index) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, std::size_t> known;
+  const std::lock_guard lock(mutex);
+  const auto [at, is_new] = known.try_emplace({kernel, index});
+  if (is_new) {
+    cudaFuncAttributes attributes{};
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        error != cudaSuccess) {
+      known.erase(at);
+      check(error, "cudaFuncGetAttributes");
+    }
+    at->second = attributes.sharedSizeBytes;
+  }
+  return at->second;
+}
+
+}  // namespace
+
+void allow_shared(const char* what, const Gpu& gpu, const void* kernel, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::size_t own = static_shared(kernel, gpu.index);
+  check_fits(what, gpu, own + bytes);
+  if (own + bytes <= std::size_t{48} * 1024) return;
+  // The most, whatever is asked for now: another thread may launch the same kernel with more.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             gpu.shared_bytes - static_cast<int>(own)),
+        "cudaFuncSetAttribute");
 }
 
 namespace {
@@ -77,6 +113,16 @@ int compute_capability(int index) {
     return 0;
   }
   return 10 * major + minor;
+}
+
+int block_shared_bytes(int index) {
+  int bytes = 0;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index) !=
+      cudaSuccess) {
+    cudaGetLastError();  // the next call must not see it
+    return 0;
+  }
+  return bytes;
 }
 
 Gpu open(void* stream, int index, bool dependent_launch) {

@@ -5,6 +5,13 @@
 #include "format/codes.hpp"
 #include "gemm/cuda_engine.hpp"
 
+#ifndef SHUNT_BUILT_FOR_SM_100A
+#define SHUNT_BUILT_FOR_SM_100A 0
+#endif
+#ifndef SHUNT_BUILT_FOR_SM_120A
+#define SHUNT_BUILT_FOR_SM_120A 0
+#endif
+
 namespace shunt::cuda_engine {
 
 namespace {
@@ -48,6 +55,11 @@ Support fp4_support(int compute, Format format) {
                   to_string(FormatSpec{format}));
   }
   return {};
+}
+
+bool fp4_built(int compute) {
+  return fp4_kernel(compute) == Fp4Kernel::tiles ? SHUNT_BUILT_FOR_SM_100A != 0
+                                                 : SHUNT_BUILT_FOR_SM_120A != 0;
 }
 
 Fp4Weights fp4_weights(int compute, const PreparedWeights& w) {

@@ -24,6 +24,8 @@ constexpr Fp4Kernel fp4_kernel(int compute) {
 }
 // Whether a GPU multiplies weights of this format with rows in NVFP4.
 Support fp4_support(int compute, Format format);
+// Whether the library has it: kernels for one architecture alone do not come from another's code.
+bool fp4_built(int compute);
 
 // Prepared weights of either kernel: one of the two layouts.
 struct Fp4Weights {

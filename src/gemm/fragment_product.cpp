@@ -19,8 +19,8 @@ std::int64_t width(DType dtype) { return bits(dtype) / 8; }
 bool as_they_are(const FragmentProduct& p) {
   return p.rows.dtype == p.layout.dtype && p.layout.k % 8 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.rows.data) % 16 == 0 &&
-         (p.rows.shape[0] <= 1 ||
-          (p.rows.strides[0] % 8 == 0 && p.rows.shape[0] * (p.rows.strides[0] / 8) < 0xffffffff));
+         (p.rows.shape[0] <= 1 || (p.rows.strides[0] >= 0 && p.rows.strides[0] % 8 == 0 &&
+                                   p.rows.shape[0] * (p.rows.strides[0] / 8) < 0xffffffff));
 }
 
 FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& plan) {

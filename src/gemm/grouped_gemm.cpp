@@ -124,14 +124,15 @@ class RowTensors {
       : groups_(spec.groups), apart_(in.rows.rank == 3), device_(device) {
     const bool rounded = static_cast<bool>(in.row_scales);
     rows = checked("grouped_gemm: rows", in.rows, rounded ? fp8_only : float_dtypes, any_size,
-                   spec.k, true);
+                   spec.k, {.rows_dense = true});
     const std::int64_t each = in.rows.shape[apart_ ? 1 : 0];
     if (rounded) row_scales = checked_scales(spec, in.row_scales, each);
     if (!rounded && spec.rows == RowFormat::fp8_token) {
       fail(Status::invalid_argument,
            "grouped_gemm: row_scales are missing: rows of fp8_token must be f8_e4m3, with them");
     }
-    out = checked("grouped_gemm: out", to, float_dtypes, each, spec.n, true);
+    out = checked("grouped_gemm: out", to, float_dtypes, each, spec.n,
+                  {.rows_dense = true, .written = true});
   }
 
  private:
@@ -141,7 +142,7 @@ class RowTensors {
       fail(Status::invalid_argument, "{} are given: the spec's rows are not fp8", name);
     }
     if (spec.rows == RowFormat::fp8_block) {
-      return checked(name, scales, {DType::f32}, each, (spec.k + 127) / 128, false);
+      return checked(name, scales, {DType::f32}, each, (spec.k + 127) / 128, {});
     }
     if (apart_) {
       check_tensor(name, scales, {.dtypes = {DType::f32}, .shape = {groups_, each}}, device_);
@@ -150,17 +151,17 @@ class RowTensors {
     }
     return flat(name, scales);
   }
-  // [each, width], or that for every group. `dense`: along the width.
+  struct Strides {
+    bool rows_dense = false, written = false;  // of TensorRule
+  };
+  // [each, width], or that for every group.
   Tensor checked(std::string_view name, const Tensor& t, std::initializer_list<DType> dtypes,
-                 std::int64_t each, std::int64_t width, bool dense) {
-    if (apart_) {
-      check_tensor(name, t,
-                   {.dtypes = dtypes, .shape = {groups_, each, width}, .rows_dense = dense},
-                   device_);
-    } else {
-      check_tensor(name, t, {.dtypes = dtypes, .shape = {each, width}, .rows_dense = dense},
-                   device_);
-    }
+                 std::int64_t each, std::int64_t width, Strides strides) {
+    TensorRule rule{.dtypes = dtypes, .rows_dense = strides.rows_dense, .written = strides.written};
+    const std::initializer_list<std::int64_t> grouped = {groups_, each, width},
+                                              plain = {each, width};
+    rule.shape = apart_ ? grouped : plain;
+    check_tensor(name, t, rule, device_);
     return flat(name, t);
   }
   // The first two dimensions become one, where groups stand apart.

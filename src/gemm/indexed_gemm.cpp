@@ -95,8 +95,10 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
   check_slots(in.ids.shape[1]);
   const int slots = static_cast<int>(in.ids.shape[1]);
   const std::int64_t pairs = tokens * slots;
-  check_tensor("indexed_gemm: out", out,
-               {.dtypes = float_dtypes, .shape = {pairs, spec.n}, .rows_dense = true}, device);
+  check_tensor(
+      "indexed_gemm: out", out,
+      {.dtypes = float_dtypes, .shape = {pairs, spec.n}, .rows_dense = true, .written = true},
+      device);
   check_prepared("indexed_gemm", spec, in.prepared, device);
   if (check_given("indexed_gemm: bias", in.bias, spec.bias, "the spec's bias")) {
     check_tensor("indexed_gemm: bias", in.bias,

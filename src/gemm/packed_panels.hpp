@@ -72,7 +72,10 @@ struct PackedPanels {
 };
 
 // Of the engine's layout: whether it is of packed weights, and as which panels.
-inline bool packed(const PanelLayout& layout) { return layout.format != FormatSpec{}; }
+// Weights of no k have no panels, whatever their format.
+inline bool packed(const PanelLayout& layout) {
+  return layout.format != FormatSpec{} && layout.k > 0;
+}
 inline PackedPanels packed_panels(const PanelLayout& layout) {
   return {layout.format, layout.n, layout.k, layout.paired};
 }

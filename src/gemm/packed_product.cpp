@@ -36,12 +36,15 @@ PackedSizes sizes_for(const PackedLayout& layout, int groups, std::int64_t rows,
 Support packed_support(Device device, const FormatSpec& format, RowFormat rows) {
   const int compute = compute_capability(device.index);
   if (compute == 0) return {};
-  if (rows == RowFormat::nvfp4) return fp4_support(compute, format.format);
+  if (rows == RowFormat::nvfp4) {
+    if (Support kernels = fp4_support(compute, format.format); !kernels) return kernels;
+    if (fp4_built(compute)) return {};
+    return refuse("rows in nvfp4 have no kernel in this build: build it for {}a", compute);
+  }
   if (with_kernels(compute) == 90) return {};
   return refuse(
       "weights in {} have no kernel on compute capability {}.{}: must be 9.0, in a build for it "
-      "and "
-      "without SHUNT_CUDA_GEMM=portable",
+      "and without SHUNT_CUDA_GEMM=portable",
       to_string(format), compute / 10, compute % 10);
 }
 
@@ -85,7 +88,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .aligned = aligned_to(p.rows, p.rows.dtype == DType::f8_e4m3 ? 8 : 16),
       // Whole ones: memcheck counts a copy of fewer bytes as one of 16.
       .pieces = p.rows.dtype == DType::f8_e4m3 && (p.row_scale == nullptr || !p.whole_k) &&
-                aligned_to(p.rows, 16) && layout.k % 16 == 0 &&
+                aligned_to(p.rows, 16) && layout.k % 16 == 0 && p.rows.strides[0] >= 0 &&
                 p.rows.shape[0] * p.rows.strides[0] / 16 < 0xffffffff,
       .permutation = p.permutation,
       .slots = p.slots,

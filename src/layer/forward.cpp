@@ -25,9 +25,10 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                {.dtypes = float_dtypes, .shape = {any_size, spec.hidden}, .rows_dense = true},
                device);
   const std::int64_t tokens = in.hidden.shape[0];
-  check_tensor("forward: output", out.output,
-               {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},
-               device);
+  check_tensor(
+      "forward: output", out.output,
+      {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true, .written = true},
+      device);
   if (in.residual) {
     check_tensor("forward: residual", in.residual,
                  {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},

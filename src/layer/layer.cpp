@@ -145,11 +145,16 @@ std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   return (most + 255) / 256 * 256 + side_bytes(tokens);
 }
 
+namespace {
+void check_tokens(const char* what, const LayerSpec& spec, std::int64_t tokens) {
+  const std::int64_t most = (std::int64_t{1} << 31) / spec.route.slots() - 1;
+  if (tokens >= 0 && tokens <= most) return;
+  fail(Status::invalid_argument, "{} is {}: must be 0 to {}", what, tokens, most);
+}
+}  // namespace
+
 std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
-  if (max_tokens < 0 || max_tokens > (std::int64_t{1} << 31) / impl_->spec.route.slots() - 1) {
-    fail(Status::invalid_argument, "workspace_bytes: max_tokens is {}: must be 0 to {}", max_tokens,
-         (std::int64_t{1} << 31) / impl_->spec.route.slots() - 1);
-  }
+  check_tokens("workspace_bytes: max_tokens", impl_->spec, max_tokens);
   return carve(impl_->spec, impl_->options, impl_->rows_dtype(), max_tokens,
                impl_->stage_bytes(max_tokens), {})
       .total_bytes;
@@ -167,6 +172,7 @@ void Layer::forward_timed(const LayerInputs& in, const LayerOutputs& out, Worksp
 
 std::string Layer::explain(std::int64_t tokens) const {
   const LayerSpec& spec = impl_->spec;
+  check_tokens("explain: tokens", spec, tokens);
   const double hit = expected_hit(spec, tokens);
   const std::int64_t pairs = tokens * spec.route.slots();
   const bool whole_k = impl_->options.batch_invariant;
@@ -230,13 +236,14 @@ std::string Layer::explain(std::int64_t tokens) const {
   const bool added_up = few_pairs && !whole_k && adds_up(spec, tokens);
   const bool placed = impl_->on_gpu() && one_row_a_token(spec) && !added_up;
   text +=
-      fmt::format("  combine  per token, slots in order of selection, then the shared expert{}\n",
+      fmt::format("  combine  per token, slots in order of selection{}{}\n",
+                  spec.shared.intermediate > 0 ? ", then the shared expert" : "",
                   added_up ? "; by down's own blocks where these are small"
                   : placed ? "; down writes a token's only row where its kernel and the output's "
                              "dtype allow"
                            : "");
   text += fmt::format(
-      "  gate_up reads {:.1f} MB of weights for {:.2f} GFLOP; workspace {:.1f} MB\n",
+      "  gate_up moves {:.3g} MB, weights and rows, for {:.3g} GFLOP; workspace {:.3g} MB\n",
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
   if (whole_k) {

@@ -87,11 +87,15 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
   check_tensor("gather: rows (count)", in.rows, {.dtypes = {i32}, .shape = {1}}, device);
   const bool quantises = spec.quantise != Quantise::none;
   if (quantises) {
-    check_tensor("gather: rows (output)", rows,
-                 {.dtypes = {DType::f8_e4m3}, .shape = {pairs, width}, .rows_dense = true}, device);
+    check_tensor(
+        "gather: rows (output)", rows,
+        {.dtypes = {DType::f8_e4m3}, .shape = {pairs, width}, .rows_dense = true, .written = true},
+        device);
   } else {
-    check_tensor("gather: rows (output)", rows,
-                 {.dtypes = float_dtypes, .shape = {pairs, width}, .rows_dense = true}, device);
+    check_tensor(
+        "gather: rows (output)", rows,
+        {.dtypes = float_dtypes, .shape = {pairs, width}, .rows_dense = true, .written = true},
+        device);
   }
   if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
     if (spec.quantise == Quantise::row) {
@@ -109,11 +113,6 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
   if (in.inverse) {
     check_tensor("gather: inverse", in.inverse,
                  {.dtypes = {i32}, .shape = {tokens, spec.slots}, .dense = true}, device);
-  }
-  if (pairs > 1 && rows.strides[0] < width) {
-    fail(Status::invalid_argument,
-         "gather: rows (output) has a row stride of {}: must be {} or more", rows.strides[0],
-         width);
   }
   if (pairs > std::numeric_limits<std::int32_t>::max()) {
     fail(Status::invalid_argument, "gather: hidden is {}: more than {} pairs", in.hidden.describe(),

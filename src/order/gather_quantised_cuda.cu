@@ -330,8 +330,8 @@ __global__ void __launch_bounds__(most_of_a_row / each)
 
 template <Form form, bool spread>
 bool launch_quantise_blocks(const Gpu& gpu, const QuantiseCall& call) {
-  const bool fits = (!call.per_row || call.width <= most_of_a_row) && call.width % each == 0 &&
-                    call.from.aligned(16) &&
+  const bool fits = call.width > 0 && (!call.per_row || call.width <= most_of_a_row) &&
+                    call.width % each == 0 && call.from.aligned(16) &&
                     (reinterpret_cast<std::uintptr_t>(call.to) | call.to_row_bytes) % 16 == 0 &&
                     (!spread || call.by_token.targets <= 32);
   const std::int64_t spans = (call.width + span - 1) / span;

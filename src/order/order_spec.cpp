@@ -53,10 +53,16 @@ Support supports(const OrderSpec& spec, Device device) {
   if (Support support = legal(spec); !support) return support;
   if (Support support = cuda_engine::supported_device("order", device); !support) return support;
   if (device.type == DeviceType::cuda) {
-    const int most = spec.tile > 0 ? ordering::most_locals_padded : ordering::most_locals;
+    const bool padded = spec.tile > 0;
+    int most = padded ? ordering::most_locals_padded : ordering::most_locals;
+    if constexpr (cuda_engine::built) {
+      if (const int bytes = cuda_engine::block_shared_bytes(device.index); bytes > 0) {
+        most = ordering::most_locals_in(bytes, padded);
+      }
+    }
     if (spec.locals() > most) {
       return refuse("local_experts is {}: the CUDA engine sorts at most {}{}", spec.locals(), most,
-                    spec.tile > 0 ? " into padded tiles" : "");
+                    padded ? " into padded tiles" : "");
     }
   }
   return {};

@@ -109,9 +109,12 @@ void gather_reference(const GatherSpec& spec, const GatherInputs& in, Tensor row
         store_f32(rows[r].data, rows.dtype, h, static_cast<float>(product));
       }
     }
-    const std::int64_t block =
-        spec.quantise == Quantise::row ? std::max<std::int64_t>(1, width) : 128;
-    for (std::int64_t b = 0; b * block < width && spec.quantise != Quantise::none; ++b) {
+    const bool whole = spec.quantise == Quantise::row;
+    const std::int64_t block = whole ? width : 128;
+    const std::int64_t blocks = spec.quantise == Quantise::none ? 0
+                                : whole                         ? 1
+                                                                : (width + 127) / 128;
+    for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t at = r * scales.strides[0] + (scales.rank > 1 ? b * scales.strides[1] : 0);
       quantise(spec, values.data() + b * block, std::min(block, width - b * block),
                rows[r].as<std::uint8_t>() + b * block, scales.as<float>()[at]);

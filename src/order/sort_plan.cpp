@@ -161,7 +161,10 @@ SortPlan make_tail_plan(const OrderCall& call, const SortLimits& limits, unsigne
         call, blocks, threads,
         std::bit_floor(static_cast<unsigned>(std::clamp<std::int64_t>(lanes, 1, 32))));
   }
-  return make_plan(call, limits, alone ? 1 : blocks, 1, threads);
+  // The kernel has arrays of its own.
+  SortLimits left = limits;
+  left.shared_bytes -= 16 << 10;
+  return make_plan(call, left, alone ? 1 : blocks, 1, threads);
 }
 
 void add_zero_blocks(SortPlan& plan, const OrderCall& call, const SortLimits& limits) {

@@ -68,9 +68,17 @@ inline constexpr unsigned pair_bits = 12;  // of a key in sort_few.cuh
 inline constexpr std::int64_t most_compared = std::int64_t{1} << pair_bits;
 inline constexpr std::int64_t worth_comparing = 2048;  // pairs; more are counted
 
-// Most local experts whose tables fit shared memory of 227 KiB, with and without the padded form.
+// Most local experts of any GPU, with and without the padded form: their tables fit the shared
+// memory of Hopper.
 inline constexpr int most_locals = 16384;
 inline constexpr int most_locals_padded = 8192;
+// Those whose tables fit `shared_bytes`, for any cluster and number of threads.
+constexpr int most_locals_in(int shared_bytes, bool padded) {
+  const int tables = padded ? 5 : 3;
+  const int stride = (shared_bytes / 4 - static_cast<int>(SortPlan::sums)) / tables;
+  const int most = padded ? most_locals_padded : most_locals;
+  return stride / 4 * 4 - 1 < most ? stride / 4 * 4 - 1 : most;
+}
 
 // The plan for a cluster size, a number of clusters and threads a block. Throws
 // Error{unsupported} where the tables do not fit.

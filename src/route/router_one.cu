@@ -153,11 +153,12 @@ __global__ void __launch_bounds__(threads)
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   const std::uint32_t launch = this_launch(o.launches);
+  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   float raw = 0;
   if (!meet(o, launch, thread, raw)) return;
   if (valid_tokens(r) < 1) {
+    __syncthreads();  // every column is there, as route_token() waits for too
     clear_slot(r, 0, thread);
   } else if constexpr (usual && S::in_groups) {
     route_token<S, false>(as_deepseek_v3(r), raw, scratch, 0, warp, lane);
@@ -184,8 +185,8 @@ __global__ void __launch_bounds__(threads)
   route.fill(r, thread, threads);
   cuda_engine::wait_for_predecessor();
   cuda_engine::let_successor_start();
-  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   const std::uint32_t launch = this_launch(o.launches);
+  if constexpr (ordered) ordering::zero_ahead(tail, blockIdx.x, gridDim.x);
   float raw = 0;
   if (!meet(o, launch, thread, raw)) return;
   logits[thread] = raw;  // past the last column that one's again

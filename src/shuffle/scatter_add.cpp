@@ -128,14 +128,11 @@ void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
   const cuda_engine::Current current(context);
   const Device device = context.device();
   require(supports(spec, device), "scatter_add_padded");
-  check_tensor("scatter_add_padded: out", out,
-               {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
+  check_tensor(
+      "scatter_add_padded: out", out,
+      {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true, .written = true},
+      device);
   const std::int64_t tokens = out.shape[0], width = out.shape[1];
-  if (tokens > 1 && out.strides[0] < width) {
-    fail(Status::invalid_argument,
-         "scatter_add_padded: out has a row stride of {}: must be {} or more", out.strides[0],
-         width);
-  }
   check_tensor("scatter_add_padded: rows", in.rows,
                {.dtypes = float_dtypes, .shape = {any_size, any_size, width}, .rows_dense = true},
                device);

@@ -49,10 +49,9 @@ struct ScatterCall {
   std::int32_t* lists;      // [T, listed]
 };
 
-// Twice as many as a token has on average.
-int list_size(std::int64_t tokens, std::int64_t positions) {
-  const std::int64_t average = tokens > 0 ? (positions + tokens - 1) / tokens : 0;
-  return static_cast<int>(std::clamp<std::int64_t>((2 * average + 7) / 8 * 8, 16, window));
+// Positions that all lists hold: twice as many as there are, and never less for more tokens.
+std::int64_t list_room(std::int64_t tokens, std::int64_t positions) {
+  return std::min(std::max(16 * tokens, 2 * positions + 9 * tokens), window * tokens);
 }
 
 std::size_t carve(Workspace workspace, std::int64_t tokens, std::int64_t positions,
@@ -60,9 +59,9 @@ std::size_t carve(Workspace workspace, std::int64_t tokens, std::int64_t positio
   Carver carver(workspace);
   const auto rank_ends = carver.take<std::int32_t>(ranks);
   const auto counts = carver.take<std::int32_t>(tokens);
-  const auto lists = carver.take<std::int32_t>(tokens * list_size(tokens, positions));
+  const auto lists = carver.take<std::int32_t>(list_room(tokens, positions));
   if (call != nullptr) {
-    call->listed = list_size(tokens, positions);
+    call->listed = tokens > 0 ? static_cast<int>(list_room(tokens, positions) / tokens / 8 * 8) : 0;
     call->rank_ends = rank_ends;
     call->counts = counts;
     call->lists = lists;

@@ -13,12 +13,14 @@ namespace {
 
 constexpr std::int64_t max_rows = std::numeric_limits<std::int32_t>::max();
 
-void check_rows(const std::string& name, const Tensor& tensor, const Tensor& like, Device device) {
+void check_rows(const std::string& name, const Tensor& tensor, const Tensor& like, Device device,
+                bool written) {
   check_tensor(name, tensor,
                {.dtypes = {like.dtype},
                 .shape = {like.rank > 0 ? like.shape[0] : any_size,
                           like.rank > 1 ? like.shape[1] : any_size},
-                .rows_dense = true},
+                .rows_dense = true,
+                .written = written},
                device);
   if (bits(tensor.dtype) % 8 != 0) {
     fail(Status::invalid_argument, "{} is {}: its elements must be whole bytes", name,
@@ -36,8 +38,8 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   require(supports(spec, device), what);
   const std::string prefix = std::string(what) + ": ";
   const Tensor any{.dtype = from.dtype};
-  check_rows(prefix + from_name, from, any, device);
-  check_rows(prefix + to_name, to, from, device);
+  check_rows(prefix + from_name, from, any, device, false);
+  check_rows(prefix + to_name, to, from, device, true);
   const std::int64_t rows = from.shape[0];
   if (rows > max_rows) {
     fail(Status::invalid_argument, "{}: {} is {}: more than {} rows", what, from_name,
@@ -46,10 +48,6 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   if (spec.padded && rows % spec.ranks != 0) {
     fail(Status::invalid_argument, "{}: {} is {}: padded, its rows must be a multiple of ranks, {}",
          what, from_name, from.describe(), spec.ranks);
-  }
-  if (rows > 1 && to.strides[0] < to.shape[1]) {
-    fail(Status::invalid_argument, "{}: {} has a row stride of {}: must be {} or more", what,
-         to_name, to.strides[0], to.shape[1]);
   }
   check_tensor(prefix + "token_counts", token_counts,
                {.dtypes = {i32}, .shape = {spec.ranks, spec.experts}, .dense = true}, device);

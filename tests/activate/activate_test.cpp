@@ -315,6 +315,9 @@ TEST(Activate, RefusesWhatDoesNotFitByName) {
   refused({}, t, t, view(data.data(), {4, 3}), "out");
   refused({}, t, t, t.transposed(), "out");
   refused({}, view(data.data(), DType::i32, {3, 4}), t, t, "gate");
+  Tensor overlapping = t;
+  overlapping.strides[0] = 3;
+  refused({}, t, t, overlapping, "activate: out has a row stride of 3: must be its width, 4");
   refused({.alpha = 0}, t, t, t, "alpha");
   refused({.kind = Activation::gelu, .alpha = 2}, t, t, t, "alpha");
   refused({.limit = -1}, t, t, t, "limit");

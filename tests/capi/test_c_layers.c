@@ -49,6 +49,7 @@ static void test_own_weights(const shunt_context* context) {
   CHECK_OK(shunt_layer_create(context, spec, &all, &options, &layer));
   if (layer == NULL) return;
   CHECK(shunt_layer_prepared_bytes(layer) > 0);
+  CHECK(shunt_layer_hidden_size(layer) == 2 && shunt_layer_hidden_size(NULL) == 0);
   CHECK_OK(shunt_layer_workspace_bytes(layer, 1, &bytes));
   CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
   CHECK_OK(shunt_layer_forward(layer, &in, &out, shunt_buffer_data(workspace), bytes));
@@ -64,6 +65,8 @@ static void test_own_weights(const shunt_context* context) {
   CHECK_OK(shunt_layer_spec(layer, text, 9, &length));
   CHECK(strlen(text) == 8 && text[9] == 'x' && length > 100);
   CHECK_OK(shunt_layer_spec(layer, NULL, 0, &length));
+  CHECK_OK(shunt_layer_describe(layer, text, sizeof text, &length));
+  CHECK(strlen(text) == sizeof text - 1 && length > sizeof text);
   CHECK_OK(shunt_layer_explain(layer, 1, NULL, 0, &length));
   CHECK(length > 0);
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "nothing was overwritten", shunt_layer_unprepare(layer));

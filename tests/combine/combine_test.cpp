@@ -26,6 +26,44 @@ void expect_near(const Matrix& got, const Matrix& want, const std::string& what)
   ASSERT_EQ(frame, want) << what;
 }
 
+// Rows from the last to the first: a stride may be negative.
+TEST(Combine, RowsInReverse) {
+  const Context context = engine();
+  std::mt19937 random(5);
+  constexpr std::int64_t tokens = 5, width = 64;
+  for (const int slots : {1, 2, 4, 8}) {
+    for (const DType dtype : {f32, bf16}) {
+      const std::int64_t count = tokens * slots;
+      Matrix rows(dtype, count, width, 0);
+      std::normal_distribution<float> normal;
+      for (std::int64_t i = 0; i < count * width; ++i)
+        rows.set(i / width, i % width, normal(random));
+      Tensor reversed = rows.tensor();
+      reversed.data = reversed[count - 1].data;
+      reversed.strides[0] = -width;
+      std::vector<std::int32_t> inverse, other;
+      for (std::int64_t i = 0; i < count; ++i) {
+        inverse.push_back(static_cast<std::int32_t>(i * 3 % count));
+        other.push_back(static_cast<std::int32_t>(count - 1 - inverse.back()));
+      }
+      const std::vector<float> weights(static_cast<std::size_t>(count), 0.5F);
+      const auto combined = [&](const Tensor& from, const std::vector<std::int32_t>& places) {
+        Matrix out(dtype, tokens, width, 0);
+        Mirror mirror(context);
+        combine(context, {.slots = slots},
+                {.rows = mirror.in(from),
+                 .inverse = mirror.in(view(places.data(), {tokens, slots})),
+                 .weights = mirror.in(view(weights.data(), {tokens, slots}))},
+                mirror.out(out.tensor()));
+        mirror.fetch();
+        return out;
+      };
+      EXPECT_EQ(combined(reversed, other), combined(rows.tensor(), inverse))
+          << slots << " slots, " << to_string(dtype);
+    }
+  }
+}
+
 TEST(Combine, EqualsTheReference) {
   const std::vector<CombineSpec> specs = {{},
                                           {.weighted = false},

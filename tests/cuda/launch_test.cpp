@@ -9,9 +9,9 @@ namespace {
 
 TEST(Launch, RefusesMoreSharedMemoryThanABlockHas) {
   const Gpu gpu{.compute = 89, .shared_bytes = 101376};
-  check_fits("route: router", gpu, {.shared = 101376});
+  check_fits("route: router", gpu, 101376);
   try {
-    check_fits("route: router", gpu, {.shared = 101377});
+    check_fits("route: router", gpu, 101377);
     FAIL() << "not refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::unsupported);

@@ -117,22 +117,25 @@ TEST(OrderedGemm, MultipliesAsIfSorted) {
   }
 }
 
-// Rows that a GPU's shared memory does not hold.
+// Rows that a GPU's shared memory does not hold, and rows that take all of it that a kernel has
+// without asking for more.
 TEST(OrderedGemm, LongRows) {
   SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
-  const std::int64_t k = 30000;
-  const Four of(6, k, 16);
-  const std::vector<std::int32_t> offsets = {0, 2, 2, 3, 5};
-  const Array x = random_array(bf16, {5, k}, 3);
-  Array y(bf16, {5, k});
-  for (std::int64_t r = 0; r < 5; ++r) {
-    const int g = r < 2 ? 0 : r < 3 ? 2 : 3;
-    for (std::int64_t i = 0; i < k; ++i) y.set(r * k + of.place(g, i), x.get(r * k + i));
+  for (const std::int64_t k : {6144, 30000}) {
+    SCOPED_TRACE(k);
+    const Four of(6, k, 16);
+    const std::vector<std::int32_t> offsets = {0, 2, 2, 3, 5};
+    const Array x = random_array(bf16, {5, k}, 3);
+    Array y(bf16, {5, k});
+    for (std::int64_t r = 0; r < 5; ++r) {
+      const int g = r < 2 ? 0 : r < 3 ? 2 : 3;
+      for (std::int64_t i = 0; i < k; ++i) y.set(r * k + of.place(g, i), x.get(r * k + i));
+    }
+    const Tensor where = view(offsets.data(), {5});
+    EXPECT_EQ(multiply(context, of, true, bf16, x, where, {}, f32),
+              multiply(context, of, false, bf16, y, where, {}, f32));
   }
-  const Tensor where = view(offsets.data(), {5});
-  EXPECT_EQ(multiply(context, of, true, bf16, x, where, {}, f32),
-            multiply(context, of, false, bf16, y, where, {}, f32));
 }
 
 TEST(OrderedGemm, RowsMayStandApart) {

@@ -63,6 +63,23 @@ constexpr Size sizes[] = {{1, 1},   {3, 2},    {64, 16},   {65, 17},  {16, 31}, 
 constexpr std::int32_t counts[] = {0, 1, 2, 3, 4, 5, 0, 9};
 constexpr int groups = 8;
 
+// Weights of no k need no memory.
+TEST_P(PackedCpu, NothingToAddUp) {
+  const Context engine = context(2);
+  const GroupedGemmSpec gemm{
+      .groups = 2, .n = 5, .k = 0, .dtype = f32, .bias = true, .format = spec()};
+  const std::vector<std::int32_t> offsets = {0, 3, 4};
+  const Array bias = random_array(f32, {2, 5}, 3);
+  Array out(f32, {4, 5});
+  const float none = 0;
+  const Buffer workspace = engine.allocate(grouped_gemm_workspace_bytes(engine, gemm, 4));
+  grouped_gemm(
+      engine, gemm,
+      {.rows = view(&none, {4, 0}), .offsets = view(offsets.data(), {3}), .bias = bias.tensor},
+      out.tensor, workspace);
+  for (std::int64_t i = 0; i < 20; ++i) EXPECT_EQ(out.get(i), bias.get((i < 15 ? 0 : 5) + i % 5));
+}
+
 // Rows in f32 and bf16, results in f32.
 TEST_P(PackedCpu, MultipliesWithinTheBound) {
   const Context one = context(1), three = context(3);

@@ -173,6 +173,12 @@ TEST(LayerRouting, WhatIsRefused) {
   EXPECT_TRUE(has(refusal(given, {.output = y, .ids = base.ids}), "outputs.ids"));
   given.ids.shape[1] = k + 1;
   EXPECT_TRUE(has(refusal(given, {.output = y}), "ids"));
+  LayerInputs from_logits = base;
+  from_logits.ids = from_logits.weights = {};
+  Tensor overlapping = y;
+  overlapping.strides[0] = 1;
+  EXPECT_TRUE(has(refusal(from_logits, {.output = overlapping}),
+                  "forward: output has a row stride of 1: must be its width"));
 }
 
 TEST_P(LayerTest, RoutesEveryTokenToDifferentExperts) {

@@ -22,6 +22,23 @@ OrderCall call_of(std::int64_t tokens, int slots, int locals, bool padded) {
   return call;
 }
 
+TEST(SortPlan, SaysHowManyExpertsFit) {
+  for (const int bytes : {99 << 10, 163 << 10, 227 << 10}) {
+    for (const bool padded : {false, true}) {
+      const int most = most_locals_in(bytes, padded);
+      SortLimits limits = ampere;
+      limits.shared_bytes = bytes;
+      const auto plan = [&](int locals) {
+        return make_plan(call_of(4096, 8, locals, padded), limits, 1, 1, 512);
+      };
+      EXPECT_LE(plan(most).shared_bytes(), static_cast<std::size_t>(bytes));
+      if (most < (padded ? most_locals_padded : most_locals)) {
+        EXPECT_THROW(plan(most + 1), Error);
+      }
+    }
+  }
+}
+
 // Every pair is placed by one warp, and the tables fit.
 TEST(SortPlan, CoversEveryPair) {
   for (const SortLimits& limits : {hopper, ampere}) {

@@ -195,6 +195,38 @@ TEST(RouteAndOrder, ValidTokensLocalExpertsMapAndZeroes) {
   }
 }
 
+// One token that is padding: blocks that have much to zero end long after the first has met them.
+TEST(RouteAndOrder, OneTokenThatIsNotValid) {
+  const Context context = engine();
+  const std::int32_t valid = 0;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<std::uint16_t> x(1024), w(at(256 * 1024));
+  for (std::uint16_t& v : x) v = f32_to_bf16(normal(random));
+  for (std::uint16_t& v : w) v = f32_to_bf16(normal(random));
+  for (const RouteSpec& spec :
+       {RouteSpec{.experts = 256, .top_k = 8, .renormalize = true},
+        RouteSpec{.experts = 256,
+        .top_k = 8,
+        .score = Score::sigmoid,
+        .selection_bias = true,
+        .groups = {8, 4, GroupRank::sum_of_top_2},
+        .renormalize = true},
+        RouteSpec{.experts = 128, .top_k = 6, .score = Score::sigmoid, .renormalize = false}}) {
+    const RouteCase c = random_case(spec, 1, 3);
+    RouteInputs in = c.extras();
+    in.hidden = view(x.data(), bf16, {1, 1024});
+    in.router_weight = view(w.data(), bf16, {spec.experts, 1024});
+    in.valid_tokens = view(&valid, {1});
+    FusedCase one(spec, in);
+    one.zeroed_bytes = 64 << 20;
+    for (int again = 0; again < (on_gpu() ? 30 : 1); ++again) {
+      one.expect_the_same(context, about(spec, 1));
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Ids and weights that nobody asks for still reach the order.
 TEST(RouteAndOrder, TheOrderAlone) {
   const Context context = engine();

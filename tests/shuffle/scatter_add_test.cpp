@@ -108,6 +108,18 @@ TEST(ScatterAdd, F16Saturates) {
   EXPECT_EQ(load_f32(got.data(), f16, 2), 0.0F);
 }
 
+TEST(ScatterAdd, WorkspaceForManyIsEnoughForFewer) {
+  const Context context = engine();
+  for (const std::int64_t positions : {0, 1, 63, 1000, 4096, 70000}) {
+    std::size_t before = 0;
+    for (std::int64_t tokens = 0; tokens < 3000; ++tokens) {
+      const std::size_t needed = scatter_add_workspace_bytes(context, {}, tokens, positions);
+      ASSERT_GE(needed, before) << tokens << " tokens, " << positions << " positions";
+      before = needed;
+    }
+  }
+}
+
 TEST(ScatterAdd, RefusesBadArguments) {
   SHUNT_ON_CPU_ONLY();
   const Context context = cpu({.threads = 1});

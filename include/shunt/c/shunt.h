@@ -787,6 +787,8 @@ SHUNT_API shunt_status shunt_checkpoint_summary(const shunt_checkpoint* checkpoi
                                                 size_t capacity, size_t* length);
 /* 0 for NULL. */
 SHUNT_API int32_t shunt_checkpoint_layer_count(const shunt_checkpoint* checkpoint);
+/* The first layer that is an MoE block; -1 when there is none, and for NULL. */
+SHUNT_API int32_t shunt_checkpoint_first_moe_layer(const shunt_checkpoint* checkpoint);
 /* layer: 0 .. count - 1. The texts live as long as the checkpoint. Set info->struct_size before. */
 SHUNT_API shunt_status shunt_checkpoint_layer_info(const shunt_checkpoint* checkpoint,
                                                    int32_t layer, shunt_checkpoint_layer* info);
@@ -917,6 +919,11 @@ SHUNT_API shunt_status shunt_layer_load_prepared(const shunt_context* context, c
 SHUNT_API shunt_status shunt_layer_unprepare(shunt_layer* layer);
 SHUNT_API shunt_status shunt_layer_spec(const shunt_layer* layer, char* text, size_t capacity,
                                         size_t* length);
+/* Rule and shapes in a few words. */
+SHUNT_API shunt_status shunt_layer_describe(const shunt_layer* layer, char* text, size_t capacity,
+                                            size_t* length);
+/* H, the width of hidden states; 0 for NULL. */
+SHUNT_API int64_t shunt_layer_hidden_size(const shunt_layer* layer);
 /* Bytes of the prepared copy; 0 for NULL. */
 SHUNT_API size_t shunt_layer_prepared_bytes(const shunt_layer* layer);
 /* Enough for any forward of up to max_tokens tokens. */
