@@ -180,11 +180,11 @@ bias = set_to(router, "e_score_correction_bias", scale=0.05)
 x = logits()
 weights, ids = router(x)
 add("R15 longcat_flash", 4, dict(biased, scale=6), x, ids, weights, selection_bias=bias)
-# R15: logits near each other, of both signs, so that sparsemixer's threshold keeps several
+# R16: logits near each other, of both signs, so that sparsemixer's threshold keeps several
 sparsemixer = load("phimoe", "sparsemixer")
 for x in (logits(), 3 + 0.1 * torch.randn(ROWS, E), -3 + 0.1 * torch.randn(ROWS, E)):
     weights, ids = sparsemixer(x, 0.01, False, 2)
-    add("R15 phimoe", 2, dict(score="sparsemixer", jitter=0.01), x, ids, weights)
+    add("R16 phimoe", 2, dict(score="sparsemixer", jitter=0.01), x, ids, weights)
 
 # Shared experts scored by the router, with a learnt scale of everything
 router = router_of("inkling", "InklingTopkRouter", 4, hidden_size=E + 2, n_shared_experts=2,

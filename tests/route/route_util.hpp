@@ -338,7 +338,7 @@ inline std::vector<std::uint16_t> narrowed(const std::vector<float>& values, DTy
   return out;
 }
 
-// The points R1 .. R15 for E experts of which k are chosen, in `groups` groups of which `keep`
+// The points R1 .. R16 for E experts of which k are chosen, in `groups` groups of which `keep`
 // stay.
 struct NamedRule {
   std::string name;

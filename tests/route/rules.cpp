@@ -75,7 +75,7 @@ std::vector<NamedRule> rules(int experts, int top_k, int groups, int keep) {
         .renormalize = true,
         .shared = {.count = 2, .weight = SharedWeight::sum_over_scale}}},
       {"R15 zero-compute experts", {.experts = e, .top_k = k, .selection_bias = true, .scale = 6}},
-      {"R15 sparsemixer", {.experts = e, .top_k = k, .score = Score::sparsemixer, .jitter = 0.01F}},
+      {"R16 sparsemixer", {.experts = e, .top_k = k, .score = Score::sparsemixer, .jitter = 0.01F}},
       {"soft cap and bias",
        {.experts = e,
         .top_k = k,
