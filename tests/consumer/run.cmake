@@ -26,6 +26,12 @@ message(STATUS "find_package: ${output}")
 run("${WORK}/build/consumer_c")
 message(STATUS "find_package: ${output}")
 
+run("${CMAKE_COMMAND}" -G Ninja -S "${SOURCE}/c" -B "${WORK}/build_c" -DCMAKE_BUILD_TYPE=Release
+  "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_C_COMPILER=${C}")
+run("${CMAKE_COMMAND}" --build "${WORK}/build_c")
+run("${WORK}/build_c/consumer_c")
+message(STATUS "find_package from C alone: ${output}")
+
 find_program(PKG_CONFIG NAMES pkg-config pkgconf)
 if(NOT PKG_CONFIG)
   message(STATUS "pkg-config: not installed, not tried")

@@ -72,6 +72,8 @@ TEST(Eval, TableFitsAPage) {
   EXPECT_TRUE(contains(outcome.out, "sparse_nvfp4, 2:4 by magnitude"));
   EXPECT_TRUE(contains(outcome.out, "699 bytes scored"));
   const Outcome markdown = shunt(eval({"--markdown"}));
+  const Outcome some = shunt(eval({"--markdown", "--format", "nvfp4", "--context", "64"}));
+  EXPECT_TRUE(contains(some.out, "--context 64 --format nvfp4 --markdown")) << some.out;
   EXPECT_TRUE(contains(markdown.out, "| bf16 | 16 |")) << markdown.out;
 }
 

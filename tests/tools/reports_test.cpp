@@ -1,6 +1,7 @@
 // inspect, bench and info; and the JSON of all of them.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -129,6 +130,21 @@ TEST(Bench, GatesAndShufflesTakeARule) {
   const Json shuffle = row({"shuffle", "--rule", "none"});
   EXPECT_EQ(shuffle["op"], "shuffle");
   EXPECT_NEAR(shuffle["bytes"], 2 * 9 * 64 + 8 * 9 * 4 + 8 * 9 * 4 + 4 * 65, 1e-6);
+}
+
+// --json takes the word behind it for a file, but for one that a positional argument lacks.
+TEST(Bench, JsonBeforeTheStage) {
+  const Outcome outcome = shunt({"bench", "--json", "activate", "--model", tiny_moe, "--tokens",
+                                 "3", "--seconds", "0.01", "--wait", "0", "--rotate-bytes", "1M"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(parsed(outcome.out)["rows"][0]["op"], "activate");
+  EXPECT_FALSE(std::filesystem::exists("activate"));
+}
+
+TEST(Bench, ListsModelsForMachines) {
+  const Json list = parsed(shunt({"bench", "--list-models", "--json"}).out);
+  ASSERT_GT(list.size(), 10U);
+  EXPECT_EQ(list[0]["spec"]["hidden"].is_number(), true);
 }
 
 // Without a GPU an error that says so; with one, every case of a stage.

@@ -188,6 +188,10 @@ TEST(Run, LayersRoutedByTokenIdsTakeThem) {
   EXPECT_LE(error_of(result.get("output"), reference.get(prefix + ".output")), 1e-5);
   expect_failure(run(given(model, 0, file, prefix + ".input", output)), 1, "shunt run",
                  "--token-ids-name");
+  const std::string plain = golden("qwen3_moe");
+  expect_failure(run(given(plain, 0, plain + "/golden.safetensors", prefix + ".input", output,
+                           {"--token-ids-name", "nothing"})),
+                 2, "shunt run", "--token-ids-name: layer 0 is not routed by token ids");
 }
 
 TEST(Run, ChecksTheModelThatShipsWithTheProject) {

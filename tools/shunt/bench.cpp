@@ -22,13 +22,13 @@ namespace shunt::tool {
 namespace {
 
 struct BenchOptions {
-  std::string stage = "layer";
+  std::string stage;  // empty: layer
   std::string model;
   std::optional<int> experts, top_k;
   std::optional<std::int64_t> hidden, intermediate;
-  std::string tokens = "1,16,256";
+  std::optional<std::string> tokens;
   DType dtype = DType::bf16;
-  std::string format = "plain";
+  std::string format;
   RowFormat rows = RowFormat::as_dtype;
   std::string routing = "uniform";
   std::string rotate;
@@ -102,7 +102,18 @@ std::string short_rule(const RouteSpec& spec) {
   return rule;
 }
 
-int list_models() {
+int list_models(const JsonOption& json) {
+  if (json.wanted) {
+    Json list = Json::array();
+    for (const auto& model : bench::models()) {
+      list.push_back({{"name", model.name},
+                      {"title", model.title},
+                      {"moe_layers", model.moe_layers},
+                      {"spec", Json::parse(to_json(model.spec))}});
+    }
+    emit_json(json, list);
+    if (json.to_stdout()) return exit_done;
+  }
   Table table("<>>>>>>><", 1);
   table.heading({"model", "H", "I", "E", "k", "shared", "layers", "bf16", "rule"});
   for (const auto& model : bench::models()) {
@@ -151,6 +162,44 @@ void apply_rule(const BenchOptions& options, RouteSpec& route) {
   route.groups = {.count = static_cast<int>(numbers[0]),
                   .keep = static_cast<int>(numbers[1]),
                   .rank_by = route.selection_bias ? GroupRank::sum_of_top_2 : GroupRank::max};
+}
+
+FormatSpec format_of(const BenchOptions& options) {
+  return options.format.empty() ? FormatSpec{}
+                                : parse_option("--format", format_from_string, options.format);
+}
+
+// What a command line asks of a stage or an engine that does not have it.
+void refuse_ineffective(const BenchOptions& options) {
+  const std::string& stage = options.stage;
+  const bool gpu = options.device.device == "cuda", layer = stage == "layer",
+             gemm = stage == "gemm";
+  const bool packs = layer || gemm, all = stage == "all";
+  const auto refuse_where = [](bool ineffective, const char* what) {
+    if (ineffective) throw UsageError(what);
+  };
+  refuse_where(format_of(options) != FormatSpec{} && !packs && !(all && options.grid),
+               "--format: only gemm and layer take packed weights");
+  refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !packs),
+               "--rows is about gemm and layer of a GPU: --device cuda");
+  refuse_where(options.valid > 0 && (!gpu || !layer),
+               "--valid is about the layer of a GPU: shunt bench layer --device cuda");
+  refuse_where(options.walk != bench::Walk::offsets && (!gpu || !(gemm || all)),
+               "--walk is about the gemm of a GPU: --device cuda");
+  refuse_where(options.from != bench::RoutingFrom::hidden && (!gpu || !(layer || all)),
+               "--from is about the layer of a GPU: --device cuda");
+  refuse_where(options.tile > 0 && (!gpu || !(stage == "order" || all)),
+               "--tile is about order of a GPU: --device cuda");
+  refuse_where(options.batch_invariant && !(layer || stage == "route" || all),
+               "--batch-invariant is about route and layer");
+  refuse_where((options.grid || options.dependent_launch) && !gpu,
+               "--grid and --dependent-launch are about a GPU: --device cuda");
+  refuse_where(options.grid && (!options.model.empty() || options.tokens || options.experts ||
+                                options.top_k || options.hidden || options.intermediate ||
+                                !options.rule.empty() || !options.groups.empty() ||
+                                options.routing != "uniform" || options.batch_invariant),
+               "--grid has shapes of its own: --model, --tokens, --rule, --groups, --routing, "
+               "--batch-invariant and the numbers of a shape are not looked at");
 }
 
 // The shape that was asked for: a known model, a checkpoint, or given numbers; numbers override.
@@ -218,14 +267,9 @@ BenchPlan make_plan(const BenchOptions& options) {
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype;
-  plan.format = parse_option("--format", format_from_string, options.format);
-  if (plan.format != FormatSpec{} && options.stage != "layer" && options.stage != "gemm") {
-    throw Error(
-        Status::invalid_argument,
-        fmt::format("--format {}: only gemm and layer take packed weights", options.format));
-  }
+  plan.format = format_of(options);
   plan.spread = spread_from_string(options.routing);
-  plan.tokens = parse_list("--tokens", options.tokens, 1, 1 << 20);
+  plan.tokens = parse_list("--tokens", options.tokens.value_or("1,16,256"), 1, 1 << 20);
   plan.rotate_bytes = options.rotate.empty()
                           ? std::max<std::int64_t>(1'000'000'000, 8 * last_cache_bytes())
                           : parse_bytes("--rotate-bytes", options.rotate);
@@ -276,7 +320,7 @@ int run_gpu(const BenchOptions& options) {
   }
   for (auto& shape : wanted.shapes) {
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
-    shape.format = parse_option("--format", format_from_string, options.format);
+    shape.format = format_of(options);
     shape.rows = options.rows;
     shape.walk = options.walk;
     shape.from = options.from;
@@ -299,21 +343,17 @@ int run_gpu(const BenchOptions& options) {
   return bench_gpu(wanted, options.json);
 }
 
-int run_bench(const BenchOptions& options) {
-  if (options.list_models) return list_models();
-  if (options.valid > 0 && (options.device.device != "cuda" || options.stage != "layer")) {
-    throw UsageError("--valid is about the layer of a GPU: shunt bench layer --device cuda");
-  }
+bool is_stage(const std::string& text) {
+  return text == "all" || std::any_of(std::begin(stages), std::end(stages),
+                                      [&](const Stage& stage) { return text == stage.name; });
+}
+
+int run_bench(BenchOptions options) {
+  if (options.stage.empty()) options.stage = options.json.taken(is_stage);
+  if (options.stage.empty()) options.stage = "layer";
+  if (options.list_models) return list_models(options.json);
+  refuse_ineffective(options);
   if (options.device.device == "cuda") return run_gpu(options);
-  if (options.grid || options.dependent_launch) {
-    throw UsageError("--grid and --dependent-launch are about a GPU: --device cuda");
-  }
-  if (options.walk != bench::Walk::offsets) {
-    throw UsageError("--walk is about the gemm of a GPU: --device cuda");
-  }
-  if (options.from != bench::RoutingFrom::hidden) {
-    throw UsageError("--from is about the layer of a GPU: --device cuda");
-  }
   const BenchPlan plan = make_plan(options);
   const Engine engine(options.device);
   const Context& context = engine.context();
@@ -467,11 +507,8 @@ void add_bench(CLI::App& app, Action& action) {
       ->option_text(" ")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
-            for (const auto& stage : stages) {
-              if (text == stage.name) return {};
-            }
-            return text == "all" ? std::string()
-                                 : fmt::format("'{}' is no stage; {}", text, stage_names());
+            return is_stage(text) ? std::string()
+                                  : fmt::format("'{}' is no stage; {}", text, stage_names());
           },
           ""));
   command
@@ -572,10 +609,10 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--seconds", options->seconds, "about this long a case (default: 1, GPU 0.06)")
       ->option_text("S")
-      ->check(CLI::Range(0.01, 600.0));
+      ->check(finite_number(0.01, 600));
   command->add_option("--wait", options->wait, "at most this long for an idle machine (default: 3)")
       ->option_text("S")
-      ->check(CLI::Range(0.0, 600.0));
+      ->check(finite_number(0, 600));
   add_device_options(*command, options->device);
   add_json_option(*command, options->json);
   command->footer(

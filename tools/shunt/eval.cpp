@@ -131,6 +131,7 @@ class Evaluation {
   int run();
 
  private:
+  std::string command() const;
   std::string read();
   EvalRow evaluate(const std::optional<ConversionSpec>& spec, std::span<const std::uint8_t> text);
   Layer make_layer(int index, const std::optional<ConversionSpec>& spec, EvalRow& row,
@@ -418,6 +419,24 @@ void Evaluation::write_recordings() const {
   write_safetensors(options_.record, tensors, {{"made_by", "shunt eval --record"}});
 }
 
+// What makes the same table.
+std::string Evaluation::command() const {
+  const EvalOptions& o = options_;
+  std::string text = "shunt eval " + o.model;
+  if (!o.text.empty()) text += " --text " + o.text;
+  if (o.skip > 0) text += fmt::format(" --skip {}", o.skip);
+  if (o.tokens) text += fmt::format(" --tokens {}", *o.tokens);
+  if (o.context) text += fmt::format(" --context {}", *o.context);
+  if (o.stride) text += fmt::format(" --stride {}", *o.stride);
+  for (const std::string& format : o.formats) text += " --format " + format;
+  if (o.all_formats) text += " --all-formats";
+  if (on_gpu()) text += " --device cuda";
+  if (on_gpu() || o.dtype != DType::f32) text += fmt::format(" --dtype {}", to_string(o.dtype));
+  if (o.speed) text += " --speed";
+  if (!o.calibrate.empty()) text += " --calibrate " + o.calibrate;
+  return text + " --markdown";
+}
+
 int Evaluation::run() {
   const DecoderSpec decoder = decoder_spec(checkpoint_);
   windows_.context = options_.context.value_or(std::min<std::int64_t>(512, decoder.max_positions));
@@ -456,6 +475,9 @@ int Evaluation::run() {
                                    to_string(spec.pruning.method)));
     }
   }
+  if (options_.markdown && options_.json.to_stdout()) {
+    throw UsageError("--markdown and --json both print: --json FILE writes beside it");
+  }
   if (options_.speed && on_gpu()) {
     throw UsageError("--speed: times layers on the CPU only; shunt bench layer does on a GPU");
   }
@@ -481,15 +503,7 @@ int Evaluation::run() {
   if (options_.json.wanted) emit_json(options_.json, eval_json(report, context()));
   if (options_.json.to_stdout()) return exit_done;
   if (options_.markdown) {
-    std::string command = "shunt eval " + options_.model;
-    if (options_.skip > 0) command += fmt::format(" --skip {}", options_.skip);
-    if (options_.all_formats) command += " --all-formats";
-    if (on_gpu()) command += fmt::format(" --device cuda --dtype {}", to_string(options_.dtype));
-    if (options_.speed) command += " --speed";
-    if (!options_.calibrate.empty()) {
-      command += " --calibrate " + std::filesystem::path(options_.calibrate).filename().string();
-    }
-    fmt::print("{}", eval_markdown(report, context(), command + " --markdown"));
+    fmt::print("{}", eval_markdown(report, context(), command()));
   } else {
     print_eval(report, context());
     if (!options_.record.empty()) {
@@ -509,7 +523,9 @@ void take_model(EvalOptions& options) {
     formats.pop_back();
     return;
   }
-  throw CLI::RequiredError("--model");
+  options.model = options.json.taken(
+      [](const std::string& word) { return std::filesystem::is_directory(word); });
+  if (options.model.empty()) throw CLI::RequiredError("--model");
 }
 
 }  // namespace

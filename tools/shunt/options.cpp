@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <map>
+#include <utility>
 
 #include "cuda/timing.hpp"
 
@@ -27,6 +28,16 @@ CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::stri
         std::int64_t value = 0;
         if (parse_number(text, value) && value >= low && value <= high) return {};
         return fmt::format("'{}' is not a whole number from {} to {}{}", text, low, high, note);
+      },
+      "");
+}
+
+CLI::Validator finite_number(double low, double high) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        double value = 0;
+        if (parse_number(text, value) && value >= low && value <= high) return {};
+        return fmt::format("'{}' is not a number from {} to {}", text, low, high);
       },
       "");
 }
@@ -97,6 +108,10 @@ void add_json_option(CLI::App& command, JsonOption& option) {
           "results for machines, into FILE or to standard output")
       ->option_text("[FILE]")
       ->expected(0, 1);
+}
+
+std::string JsonOption::taken(const std::function<bool(const std::string&)>& positional) {
+  return !file.empty() && positional(file) ? std::exchange(file, {}) : std::string();
 }
 
 std::int64_t parse_bytes(const std::string& option, const std::string& text) {

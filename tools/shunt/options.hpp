@@ -72,12 +72,17 @@ void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& desc
 struct JsonOption {
   bool wanted = false;
   std::string file;  // empty: standard output
+  // The word behind --json, where a positional argument that is missing would be such a word; else
+  // "". It is FILE no more then.
+  std::string taken(const std::function<bool(const std::string&)>& positional);
   bool to_stdout() const { return wanted && file.empty(); }
 };
 void add_json_option(CLI::App& command, JsonOption& option);
 
 // Accepts whole numbers in [low, high]; says what is legal otherwise.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::string& note = {});
+// The same for numbers; neither NaN nor an infinity is one.
+CLI::Validator finite_number(double low, double high);
 // parse(text), whose refusal becomes a UsageError that names `option`.
 template <class Parse>
 auto parse_option(const std::string& option, const Parse& parse, const std::string& text) {

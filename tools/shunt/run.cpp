@@ -103,13 +103,15 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
 
 Tensor read_token_ids(const SafetensorsFile& file, const RunOptions& options, const LayerSpec& spec,
                       int layer, std::int64_t tokens) {
+  if (!spec.route.hashed) {
+    if (options.token_ids_name.empty()) return {};
+    throw UsageError(fmt::format("--token-ids-name: layer {} is not routed by token ids", layer));
+  }
   if (options.token_ids_name.empty()) {
-    if (!spec.route.hashed) return {};
     bad_input(fmt::format(
         "layer {} is routed by token ids: --token-ids-name must name them in '{}', which holds {}",
         layer, options.input, list(file.names())));
   }
-  if (!spec.route.hashed) return {};
   if (!file.contains(options.token_ids_name)) {
     bad_input(fmt::format("'{}' has no tensor '{}'; it holds {}", options.input,
                           options.token_ids_name, list(file.names())));
@@ -337,7 +339,7 @@ void add_run(CLI::App& app, Action& action) {
       ->add_option("--tolerance", options->tolerance,
                    "largest error / output (default: 1e-5 f32, 1e-2 else, packed more)")
       ->option_text("X")
-      ->check(CLI::NonNegativeNumber);
+      ->check(finite_number(0, 1e6));
   command->add_flag("--allow-nonfinite", options->allow_nonfinite,
                     "computes NaN and infinite hidden states too");
   command->add_flag("--no-timing", options->no_timing, "computes once and measures nothing");
