@@ -1,6 +1,7 @@
 #include "checkpoint/tensor_store.hpp"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -65,17 +66,25 @@ TensorStore TensorStore::open(const std::string& folder) {
   return store;
 }
 
+TensorStore TensorStore::of(const std::string& folder, std::map<std::string, Tensor> tensors) {
+  TensorStore store;
+  store.folder_ = folder;
+  for (const auto& [name, tensor] : tensors) store.files_of_.emplace(name, 0);
+  store.in_memory_ = std::move(tensors);
+  return store;
+}
+
 Tensor TensorStore::get(const std::string& name) const {
   const auto found = files_of_.find(name);
   if (found == files_of_.end()) {
     fail(Status::bad_file, "{}: has no tensor '{}'", folder_, clean(name));
   }
-  return files_[found->second].get(name);
+  return files_.empty() ? in_memory_.at(name) : files_[found->second].get(name);
 }
 
 std::string TensorStore::file_of(const std::string& name) const {
   const auto found = files_of_.find(name);
-  return found == files_of_.end() ? folder_ : files_[found->second].path();
+  return found == files_of_.end() || files_.empty() ? folder_ : files_[found->second].path();
 }
 
 std::vector<std::string> TensorStore::names() const {

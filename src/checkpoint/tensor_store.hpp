@@ -14,6 +14,8 @@ namespace shunt {
 class TensorStore {
  public:
   static TensorStore open(const std::string& folder);
+  // Tensors in memory of the caller's, as if the folder had them.
+  static TensorStore of(const std::string& folder, std::map<std::string, Tensor> tensors);
 
   bool contains(const std::string& name) const { return files_of_.contains(name); }
   Tensor get(const std::string& name) const;           // throws Error{bad_file} when not there
@@ -27,6 +29,7 @@ class TensorStore {
   std::string folder_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, std::size_t, std::less<>> files_of_;
+  std::map<std::string, Tensor> in_memory_;
 };
 
 }  // namespace shunt
