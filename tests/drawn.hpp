@@ -53,10 +53,11 @@ class Draw {
 };
 
 // check(seed) for the seeds 1 to `count`, under a sanitizer for the first quarter of them, or for
-// those that the environment variable SHUNT_DRAWN=first:count names.
+// those that the environment variable SHUNT_DRAWN=first:count names. A check that returns false was
+// refused, which a third at least must not be.
 template <class Check>
 void each_seed(unsigned count, const Check& check) {
-  unsigned first = 1;
+  unsigned first = 1, computed = 0;
   if (SHUNT_SANITIZED) count = (count + 3) / 4;
   if (const char* const asked = std::getenv("SHUNT_DRAWN")) {
     ASSERT_EQ(std::sscanf(asked, "%u:%u", &first, &count), 2)
@@ -64,10 +65,18 @@ void each_seed(unsigned count, const Check& check) {
   }
   for (unsigned seed = first; seed < first + count; ++seed) {
     try {
-      check(seed);
+      if constexpr (std::is_same_v<decltype(check(seed)), bool>) {
+        computed += check(seed) ? 1 : 0;
+      } else {
+        check(seed);
+        ++computed;
+      }
     } catch (const Error& error) {
       ADD_FAILURE() << "seed " << seed << ": " << error.what();
     }
+  }
+  if (count >= 20) {
+    EXPECT_GE(3 * computed, count) << "of " << count << ", others were refused";
   }
 }
 

@@ -125,8 +125,10 @@ def floor(batches, tokens, limits):
     hit = sum(len(batch.ids.unique()) for batch in batches) / len(batches)
     matrices = 3 * case['H'] * case['I']
     shared = 3 * case['H'] * case.get('shared', 0)
-    moved = hit * matrices * case.get('bits', 16) / 8 + 2 * (shared + case['E'] * case['H'] + 2 * tokens * case['H'])
-    done = 2 * tokens * (case['k'] * matrices + shared + case['E'] * case['H'])
+    router = 0 if case['from'] == 'logits' else case['E'] * case['H']
+    given = tokens * case['E'] if case['from'] == 'logits' else 0
+    moved = hit * matrices * case.get('bits', 16) / 8 + 2 * (shared + router + given + 2 * tokens * case['H'])
+    done = 2 * tokens * (case['k'] * matrices + shared + router)
     rate = limits['bf16_TFLOPs'] * (2 if case.get('rows') else 1)  # fp8 rows: twice as many a clock
     us = max(limits['read_start_us'] + moved / limits['read_GBps'] / 1e3, done / rate / 1e6)
     return us, moved, done

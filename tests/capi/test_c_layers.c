@@ -187,6 +187,7 @@ static void test_checkpoint(const shunt_context* context, int32_t device) {
   CHECK(memcmp(got[0], got[1], size) == 0);
   for (i = 0; i < 256 * 256; ++i) {
     const double right = (double)((const float*)want.data)[i];
+    CHECK(isfinite(got[0][i]));
     worst = fmax(worst, fabs((double)got[0][i] - right));
     largest = fmax(largest, fabs(right));
   }

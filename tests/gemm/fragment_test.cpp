@@ -409,6 +409,67 @@ TEST(PackedGemm, AGraphFollowsOffsetsUnderEveryPlan) {
   }
 }
 
+// Rows from the last to the first: a stride may be negative.
+TEST(PackedGemm, RowsInReverse) {
+  SHUNT_ON_HOPPER_ONLY();
+  const Context context = cuda();
+  const std::int64_t n = 136, k = 256;
+  std::vector<std::pair<FormatSpec, RowFormat>> cases;
+  for (const FormatSpec& format : formats()) cases.emplace_back(format, RowFormat::as_dtype);
+  cases.emplace_back(FormatSpec{Format::fp8_block}, RowFormat::fp8_block);
+  cases.emplace_back(FormatSpec{Format::fp8_channel}, RowFormat::fp8_token);
+  for (const auto& [format, rows] : cases) {
+    const Packed matrix = Packed::of(format, normal_values(n * k, 4), n, k);
+    const Buffer memory =
+        context.allocate(prepared_bytes(context, DType::bf16, format, 1, n, k, false, rows));
+    const PreparedWeights prepared =
+        prepare_packed(context, DType::bf16, {matrix.packed}, memory, rows);
+    const GroupedGemmSpec spec{
+        .groups = 1, .n = n, .k = k, .dtype = DType::bf16, .format = format, .rows = rows};
+    for (const std::int64_t count : {2, 5, 40, 300}) {
+      SCOPED_TRACE(testing::Message()
+                   << to_string(format) << ", " << count << " rows " << to_string(rows));
+      const bool rounded = rows != RowFormat::as_dtype;
+      const Array x = test::random_array(rounded ? DType::f8_e4m3 : DType::bf16, {count, k}, 5);
+      const std::int64_t blocks = rows == RowFormat::fp8_block ? k / 128 : 1;
+      std::vector<float> scales;
+      for (std::int64_t r = 0; r < count * blocks; ++r) {
+        scales.push_back(1 + static_cast<float>(r % 5));
+      }
+      const Tensor scale = !rounded      ? Tensor{}
+                           : blocks == 1 ? view(scales.data(), {count})
+                                         : view(scales.data(), {count, blocks});
+      const std::vector<std::int32_t> offsets = {0, static_cast<std::int32_t>(count)};
+      const auto product = [&](bool reversed) {
+        const auto turned = [&](Tensor t) {
+          if (!t || !reversed) return t;
+          t.data = t.as<char>() + bytes(t.dtype, (count - 1) * t.strides[0]);
+          t.strides[0] = -t.strides[0];
+          return t;
+        };
+        Array out(DType::f32, {count, n});
+        test::Mirror mirror(context);
+        const Buffer workspace =
+            context.allocate(grouped_gemm_workspace_bytes(context, spec, count));
+        grouped_gemm(context, spec,
+                     {.rows = mirror.in(turned(x.tensor)),
+                      .offsets = mirror.in(view(offsets.data(), {2})),
+                      .prepared = prepared,
+                      .row_scales = mirror.in(turned(scale))},
+                     mirror.out(out.tensor), workspace);
+        mirror.fetch();
+        return out;
+      };
+      const Array forward = product(false), backward = product(true);
+      for (std::int64_t i = 0; i < count * n; ++i) {
+        const std::int64_t r = i / n, j = i % n;
+        const float wanted = forward.get((count - 1 - r) * n + j);
+        ASSERT_NEAR(backward.get(i), wanted, 2e-3F * (1 + std::abs(wanted))) << r << ", " << j;
+      }
+    }
+  }
+}
+
 // The public operation, and the way back.
 TEST(PackedGemm, PreparedWeightsComeBackAndAreMultiplied) {
   SHUNT_ON_HOPPER_ONLY();

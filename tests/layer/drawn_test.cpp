@@ -70,6 +70,7 @@ class Call {
       out.ids = mirror.out(view(ids.data(), {tokens, k}));
       out.weights = mirror.out(view(weights.data(), {tokens, k}));
     }
+    mirror.poison();
     LayerInputs there;
     for (Tensor LayerInputs::*one :
          {&LayerInputs::hidden, &LayerInputs::token_ids, &LayerInputs::residual,
@@ -317,7 +318,7 @@ void expect_right(const DrawnLayer& drawn, const LayerWeights& held, const Call&
   }
 }
 
-void check(unsigned seed) {
+bool check(unsigned seed) {
   const DrawnLayer drawn(seed);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + drawn.text());
   const LayerSpec& spec = drawn.spec;
@@ -341,7 +342,7 @@ void check(unsigned seed) {
   const Support support = supports(spec, drawn.options, context.device());
   if (!support) {
     EXPECT_THROW((void)Layer(spec, made.weights, context, drawn.options), Error);
-    return;
+    return false;
   }
   std::optional<InFormat> formatted;
   if (drawn.options.format != FormatSpec{}) formatted.emplace(drawn.options.format, made.weights);
@@ -360,6 +361,7 @@ void check(unsigned seed) {
     EXPECT_TRUE(call.bits() == first) << "saved and loaded";
   }
   expect_right(drawn, held, call);
+  return true;
 }
 
 TEST(DrawnLayers, AreRightOrRefused) { test::each_seed(test::on_gpu() ? 400 : 120, check); }

@@ -1,52 +1,58 @@
-// The hot path does not allocate: operator new is counted while a layer runs.
+// The hot path does not allocate: what a layer's call allocates is counted.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
-#include "engine.hpp"
+#include "allocations.hpp"
 #include "layer/random_layer.hpp"
-
-namespace {
-std::atomic<long> allocations{0};
-
-void* counted(std::size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
-}
-}  // namespace
-
-// Not inlined: the compiler would take malloc and free for a mismatched pair.
-[[gnu::noinline]] void* operator new(std::size_t bytes) { return counted(bytes); }
-[[gnu::noinline]] void* operator new[](std::size_t bytes) { return counted(bytes); }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace shunt {
 namespace {
 
+// Counts itself: an aligned buffer, as forward() could ask its context for one.
+TEST(Layer, AllocationsAreCounted) {
+  if (SHUNT_SANITIZED || test::on_gpu()) GTEST_SKIP() << "counted elsewhere";
+  const Context context = cpu({.threads = 1});
+  const long before = test::allocations();
+  const Buffer memory = context.allocate(1 << 20);
+  EXPECT_GT(test::allocations(), before);
+}
+
 TEST(Layer, ForwardDoesNotAllocate) {
   const Context context = test::engine(3);
+  const LayerOptions all[] = {{},
+                              {.dtype = DType::bf16},
+                              {.dtype = DType::bf16, .format = {Format::nvfp4}},
+                              {.dtype = DType::bf16, .format = {Format::int8}},
+                              {.batch_invariant = true}};
   for (const auto& named : testing::layer_specs()) {
     testing::RandomLayer random(named.spec, 5);
-    const Layer layer(random.spec, random.weights, context);
-    for (const std::int64_t tokens : {1, 19, 150}) {
-      LayerInputs in{.hidden = random.hidden_states(tokens)};
-      if (named.spec.route.hashed) in.token_ids = random.token_ids(tokens);
-      std::vector<float> output(static_cast<std::size_t>(tokens * named.spec.hidden));
-      test::Mirror mirror(context);
-      in.hidden = mirror.in(in.hidden);
-      in.token_ids = mirror.in(in.token_ids);
-      const Tensor y = mirror.out(view(output.data(), {tokens, named.spec.hidden}));
-      const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
-      layer.forward(in, {.output = y}, workspace);  // a GPU's driver loads kernels at first
-      const long before = allocations;
-      layer.forward(in, {.output = y}, workspace);
-      EXPECT_EQ(allocations - before, 0) << named.name << ", " << tokens << " tokens";
+    const RouteSpec& route = random.spec.route;
+    for (const LayerOptions& options : all) {
+      if (!supports(random.spec, options, context.device())) continue;
+      const Layer layer(random.spec, random.weights, context, options);
+      for (const std::int64_t tokens : {1, 19, 150}) {
+        const LayerInputs base{.hidden = random.hidden_states(tokens)};
+        std::vector<float> output(static_cast<std::size_t>(tokens * named.spec.hidden));
+        std::vector<float> logits(static_cast<std::size_t>(tokens * route.columns()), 0.5F);
+        std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * route.slots()), 0);
+        std::vector<float> weights(ids.size(), 0.25F);
+        test::Mirror mirror(context);
+        const Tensor y = mirror.out(view(output.data(), {tokens, named.spec.hidden}));
+        const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
+        for (int from = 0; from < 3; ++from) {
+          LayerInputs in{.hidden = mirror.in(base.hidden)};
+          if (from != 2 && route.hashed) in.token_ids = mirror.in(random.token_ids(tokens));
+          if (from == 1) in.logits = mirror.in(view(logits.data(), {tokens, route.columns()}));
+          if (from == 2) {
+            in.ids = mirror.in(view(ids.data(), {tokens, route.slots()}));
+            in.weights = mirror.in(view(weights.data(), {tokens, route.slots()}));
+          }
+          layer.forward(in, {.output = y}, workspace);  // a GPU's driver loads kernels at first
+          const long before = test::allocations();
+          layer.forward(in, {.output = y}, workspace);
+          EXPECT_EQ(test::allocations(), before) << named.name << ", " << tokens << " tokens, "
+                                                 << to_string(options.format) << ", " << from;
+        }
+      }
     }
   }
 }

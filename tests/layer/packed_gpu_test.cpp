@@ -44,6 +44,7 @@ std::vector<float> forward(const Context& context, RandomLayer& made, const Laye
   layer.forward({.hidden = mirror.in(x)}, {.output = out}, workspace);
   mirror.fetch();
   const std::vector<float> first = y;
+  mirror.poison();
   layer.forward({.hidden = mirror.in(x)}, {.output = out}, workspace);
   mirror.fetch();
   EXPECT_EQ(y, first) << "again";

@@ -1,26 +1,8 @@
-// The hot path does not allocate. Replaces operator new of this whole executable with one that
-// counts; not under a sanitizer, which has its own.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+// The hot path does not allocate.
+#include "allocations.hpp"
 #include "route/route_util.hpp"
-#include "sanitizer.hpp"
 
 #if !SHUNT_SANITIZED
-
-namespace {
-std::atomic<int> allocations{0};
-}
-
-// Not inlined: the compiler would take malloc and free for a mismatched pair.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace shunt::test {
 namespace {
@@ -41,10 +23,10 @@ TEST(RouteAllocation, NoneInACall) {
       const RouteOutputs out = result.outputs(rule.spec, tokens);
       const Buffer workspace =
           context.allocate(route_workspace_bytes(context, rule.spec, tokens, 96));
-      allocations = 0;
+      const long before = allocations();
       route(context, rule.spec, from_hidden, out, workspace);
       route(context, rule.spec, from_logits, out, workspace);
-      EXPECT_EQ(allocations.load(), 0) << rule.name;
+      EXPECT_EQ(allocations(), before) << rule.name;
     }
   }
 }

@@ -29,7 +29,8 @@ double error_of(const Tensor& a, const Tensor& b) {
   for (std::int64_t i = 0; i < std::min(a.elements(), b.elements()); ++i) {
     const double x = load_f32(a.data, a.dtype, i);
     const double y = load_f32(b.data, b.dtype, i);
-    if (!(std::fabs(x - y) <= difference)) difference = std::fabs(x - y);
+    const double off = std::fabs(x - y);
+    difference = std::max(difference, std::isnan(off) ? HUGE_VAL : off);
     magnitude = std::max(magnitude, std::fabs(y));
   }
   return difference / magnitude;

@@ -9,6 +9,7 @@
 #include "bench_packed.hpp"
 #include "bench_tensors.hpp"
 #include "core/convert.hpp"
+#include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::tool {
@@ -128,6 +129,33 @@ class Weights {
   std::vector<BenchMatrix> packed_;
 };
 
+// Copies of the layer, each called in its turn: so many that `rotate_bytes` are read before an
+// expert is met again, as far as 16 GB go. A call that hits few experts leaves them in the L2,
+// where the next ones would find some.
+std::int64_t copies_of(const LayerSpec& spec, const bench::StageShape& shape, double expert,
+                       std::int64_t rotate_bytes) {
+  constexpr double most_bytes = 16e9;
+  const std::int64_t tokens = shape.valid > 0 ? shape.valid : shape.tokens;
+  const double shared = shared_bytes(spec, shape.dtype);
+  const double once = expected_hit(spec, tokens) * expert + shared;
+  const double whole = spec.experts.experts * expert + shared;
+  const auto wanted = static_cast<double>(rotate_bytes);
+  const double copies = once >= wanted ? 1 : 1 + std::ceil(wanted / once);
+  return static_cast<std::int64_t>(std::clamp(std::min(copies, most_bytes / whole), 1.0, 64.0));
+}
+
+// A layer that begins with logits reads these and no router; one that is given ids, ids and
+// weights.
+void leave_out_router(const LayerSpec& spec, const bench::StageShape& shape, std::int64_t tokens,
+                      Cost& cost) {
+  const auto t = static_cast<double>(tokens);
+  cost.bytes -= router_bytes(spec, shape.dtype);
+  cost.bytes += t * (shape.from == bench::RoutingFrom::ids
+                         ? 8.0 * spec.route.top_k
+                         : spec.route.columns() * element_bytes(shape.dtype));
+  cost.flops -= 2 * t * spec.route.experts * static_cast<double>(spec.hidden);
+}
+
 }  // namespace
 
 StageCase layer_case(const Context& context, const bench::StageShape& shape, Spread spread,
@@ -142,10 +170,8 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   require(supports(spec, options, context.device()));
   auto made = std::make_shared<Layers>(Layers{.context = context});
   const std::int64_t tokens = shape.tokens;
-  const double whole = spec.experts.experts * expert_bytes(spec, shape.dtype) * smaller +
-                       shared_bytes(spec, shape.dtype);
-  const auto copies = static_cast<std::int64_t>(
-      std::clamp(std::ceil(static_cast<double>(rotate_bytes) / whole), 1.0, 64.0));
+  const std::int64_t copies =
+      copies_of(spec, shape, expert_bytes(spec, shape.dtype) * smaller, rotate_bytes);
   std::vector<std::vector<float>> routers;
   for (std::int64_t i = 0; i < copies; ++i) {
     Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
@@ -190,7 +216,8 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
     const std::int64_t pairs = std::count_if(chosen.begin(), chosen.end(),
                                              [&](auto id) { return id >= 0 && id < computed; }) +
                                spec.route.shared.count * valid;
-    const Cost one = layer_cost(spec, shape.dtype, shape.dtype, valid, hit, pairs);
+    Cost one = layer_cost(spec, shape.dtype, shape.dtype, valid, hit, pairs);
+    if (shape.from != bench::RoutingFrom::hidden) leave_out_router(spec, shape, valid, one);
     const double saved = static_cast<double>(hit) * expert_bytes(spec, shape.dtype) * (1 - smaller);
     cost.bytes += (one.bytes - saved) / static_cast<double>(n);
     cost.flops += one.flops / static_cast<double>(n);
