@@ -18,8 +18,8 @@ enum class Status : int {
 
 const char* to_string(Status status);
 
-// What every function of the library throws, and nothing else. what() is one line that names the
-// argument, its value and what is legal.
+// What every function of the library throws; besides it std::bad_alloc alone, where memory for its
+// own small things is out. what() is one line that names the argument, its value and what is legal.
 class Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message);

@@ -19,7 +19,7 @@ constexpr std::size_t max_config_bytes = 64u << 20;
 struct Prefix {
   std::string_view tensors, modules;
 };
-constexpr std::array<Prefix, 10> prefixes = {{{"model.", "model."},
+constexpr std::array<Prefix, 11> prefixes = {{{"model.", "model."},
                                               {"model.language_model.", "model.language_model."},
                                               {"language_model.model.", "language_model.model."},
                                               {"thinker.model.", "thinker.model."},
@@ -27,6 +27,7 @@ constexpr std::array<Prefix, 10> prefixes = {{{"model.", "model."},
                                               {"model.llm.", "model.language_model."},
                                               {"backbone.", "model."},
                                               {"language_model.", "language_model."},
+                                              {"language.model.", "language.model."},
                                               {"", "model."},
                                               {"model.text_model.", "model.text_model."}}};
 

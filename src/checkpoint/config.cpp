@@ -90,6 +90,11 @@ bool Config::has(std::string_view name) const {
   return found != json_->end() && !found->is_null();
 }
 
+bool Config::is_list(std::string_view name) const {
+  const auto found = json_->find(name);
+  return found != json_->end() && found->is_array();
+}
+
 bool Config::is_null(std::string_view name) const {
   const auto found = json_->find(std::string(name));
   return found != json_->end() && found->is_null();
@@ -276,6 +281,9 @@ void Config::ignore(const Names& names) {
 
 void Config::finish(std::string_view family) const {
   for (const auto& item : json_->items()) {
+    // Of sampling: older files of nested models hold it, and no family calls a choice of experts
+    // so.
+    if (item.key() == "top_k") continue;
     if (item.value().is_null() || known_.contains(item.key()) || !suspicious(item.key())) continue;
     fail(Status::unsupported,
          "{}: {} is {}: not understood for {}, and it may change the mathematics", where_,

@@ -81,8 +81,11 @@ Model read_model(const std::string& where, const std::string& text) {
       const std::string inner_type = model_type(path, *object);
       if (!inner_type.empty()) {
         type = inner_type;
-      } else if (find_family(type + "_text") != nullptr) {
-        type += "_text";
+      } else {
+        constexpr std::string_view whole = "_mm_model";  // Inkling's
+        const std::string base =
+            type.ends_with(whole) ? type.substr(0, type.size() - whole.size()) : type;
+        if (find_family(base + "_text") != nullptr) type = base + "_text";
       }
       descended = true;
       break;

@@ -200,6 +200,9 @@ void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule&
     fail(Status::invalid_argument, "{} is {}: {}; legal is {} [{}]", name, tensor.describe(), what,
          list(rule.dtypes), list(rule.shape));
   };
+  if (tensor.rank < 0 || tensor.rank > max_rank) {
+    fail(Status::invalid_argument, "{} has rank {}: must be 0 to {}", name, tensor.rank, max_rank);
+  }
   if (!tensor) wrong("it is missing");
   bool known = false;
   for (const DType dtype : rule.dtypes) known |= dtype == tensor.dtype;

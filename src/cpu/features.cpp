@@ -112,18 +112,45 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
-// cgroup v2, then v1; 0 when there is no quota.
-int quota_cpus() {
+// The share of CPUs that a control group of this folder may use; 0: it says nothing.
+double quota_of(const std::string& folder) {
   double quota = -1, period = 0;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
+  if (std::ifstream v2(folder + "/cpu.max"); v2) {
     std::string word;
     if (v2 >> word >> period && word != "max") quota = std::atof(word.c_str());
   } else {
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
+    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
   }
-  if (quota <= 0 || period <= 0) return 0;
-  return std::max(1, static_cast<int>(std::lround(quota / period)));
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+// By the process's own control group and those that it is in, v2 and v1; 0 when there is no quota.
+// /proc/self/cgroup has a line a hierarchy: number:controllers:path.
+int quota_cpus() {
+  double least = 0;
+  const auto look = [&](const std::string& root, std::string path) {
+    for (;;) {
+      const double quota = quota_of(root + path);
+      if (quota > 0 && (least == 0 || quota < least)) least = quota;
+      const std::size_t slash = path.rfind('/');
+      if (slash == std::string::npos) return;
+      path.resize(slash);
+    }
+  };
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string path = line.substr(second + 1);
+    if (controllers == ",,") look("/sys/fs/cgroup", path);
+    if (controllers.find(",cpu,") != std::string::npos) look("/sys/fs/cgroup/cpu", path);
+  }
+  // Of a group that is this mount's root, which it may be by another name.
+  look("/sys/fs/cgroup", "");
+  look("/sys/fs/cgroup/cpu", "");
+  return least > 0 ? std::max(1, static_cast<int>(std::lround(least))) : 0;
 }
 
 constexpr const char* tuning_variable = "SHUNT_CPU_TUNING";

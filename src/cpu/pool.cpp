@@ -1,10 +1,13 @@
 #include "cpu/pool.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <system_error>
+#include <utility>
 
 #include "core/check.hpp"
+#include "cpu/float_mode.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -39,6 +42,7 @@ void relax() {
 // time slice.
 Pool::Pool(int threads, Isa isa)
     : threads_(threads),
+      forks_(forks()),
       isa_(isa),
       spins_(threads <= available_cores() ? 2000 : 0),
       parts_(std::make_unique<Part[]>(static_cast<std::size_t>(threads))) {
@@ -55,7 +59,24 @@ Pool::Pool(int threads, Isa isa)
   }
 }
 
-Pool::~Pool() { stop(); }
+Pool::~Pool() {
+  (void)this->threads();
+  stop();
+}
+
+unsigned Pool::forks() {
+  static std::atomic<unsigned> count{0};
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+  return count.load(std::memory_order_relaxed);
+}
+
+// The workers are the parent's. Their handles must neither be joined nor detached here.
+void Pool::abandon() const {
+  threads_ = 1;
+  new std::vector<std::thread>(std::exchange(workers_, {}));
+}
 
 void Pool::stop() {
   stop_.store(true, std::memory_order_relaxed);
@@ -74,9 +95,13 @@ void Pool::wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old
 
 void Pool::run_erased(Erased fn, void* object) {
   Team team(*this, 0);
-  if (threads_ == 1) {
+  if (threads() == 1) {
     fn(object, team);
     return;
+  }
+  if (busy_.exchange(true, std::memory_order_acquire)) {
+    fail(Status::invalid_argument,
+         "context: another thread is in a call of it: must be one thread at a time");
   }
   fn_ = fn;
   object_ = object;
@@ -88,9 +113,11 @@ void Pool::run_erased(Erased fn, void* object) {
        left = running_.load(std::memory_order_acquire)) {
     wait_change(running_, left);
   }
+  busy_.store(false, std::memory_order_release);
 }
 
 void Pool::work(int thread) {
+  const FloatMode mode;
   Team team(*this, thread);
   std::uint32_t seen = 0;
   for (;;) {

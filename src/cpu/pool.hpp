@@ -27,7 +27,8 @@ class Team;
 
 // A fixed number of threads that run one function together. Workers spin for some microseconds
 // after a call and then sleep in a futex; with more threads than cores they do not spin at all.
-// One caller at a time; run() does not nest.
+// One caller at a time, which run() sees to; it does not nest. In the child of a fork, which has
+// the calling thread alone, so has the pool.
 class Pool {
  public:
   explicit Pool(int threads, Isa isa = selected_isa());
@@ -35,7 +36,10 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int threads() const { return threads_; }
+  int threads() const {
+    if (threads_ > 1 && forks() != forks_) abandon();
+    return threads_;
+  }
   // The instruction set of the kernels that work on this pool.
   Isa isa() const { return isa_; }
 
@@ -51,7 +55,7 @@ class Pool {
   // to `grain` stay on the caller.
   template <class Fn>
   void split(std::int64_t total, std::int64_t grain, Fn&& fn) {
-    if (threads_ == 1 || total <= grain) {
+    if (threads() == 1 || total <= grain) {
       if (total > 0) fn(std::int64_t{0}, total);
       return;
     }
@@ -75,13 +79,18 @@ class Pool {
   // The next task of that thread's part; `size` when there is none.
   std::size_t take(std::uint32_t loop, std::size_t owner, std::size_t size);
 
+  // How often this process and its parents have forked since the library was loaded.
+  static unsigned forks();
+  void abandon() const;
+
   using Erased = void (*)(void*, Team&);
   void run_erased(Erased fn, void* object);
   void work(int thread);
   void stop();
   void wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old) const;
 
-  int threads_;
+  mutable int threads_;
+  unsigned forks_;
   Isa isa_;
   int spins_;
   std::unique_ptr<Part[]> parts_;
@@ -91,8 +100,8 @@ class Pool {
   alignas(64) std::atomic<std::uint32_t> running_{0};
   alignas(64) std::atomic<std::uint32_t> arrived_{0};
   alignas(64) std::atomic<std::uint32_t> phase_{0};
-  std::atomic<bool> stop_{false};
-  std::vector<std::thread> workers_;
+  std::atomic<bool> stop_{false}, busy_{false};
+  mutable std::vector<std::thread> workers_;
 };
 
 // One thread's view of a run.

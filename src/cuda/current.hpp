@@ -1,6 +1,7 @@
 // A context's GPU as the calling thread's current one.
 #pragma once
 
+#include "cpu/float_mode.hpp"
 #include "cuda/runtime.hpp"
 #include "shunt/context.hpp"
 
@@ -14,7 +15,8 @@ inline bool on_gpu(const Context& context) {
 int make_current(int index);
 void restore_current(int before) noexcept;
 
-// While it lives a GPU is current, without which nothing can be launched on its streams.
+// While it lives a GPU is current, without which nothing can be launched on its streams, and the
+// thread computes as every other one does.
 class Current {
  public:
   explicit Current(int index) {
@@ -36,6 +38,7 @@ class Current {
 
  private:
   int before_ = -1;  // -1: nothing to restore
+  cpu_engine::FloatMode mode_;
 };
 
 }  // namespace shunt::cuda_engine

@@ -259,7 +259,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   const RowTensors of(spec, in, out, device);
   check_sizes(spec, in, device);
   const std::int64_t rows = of.rows.shape[0];
-  if (spec.prepared) check_prepared("grouped_gemm", spec, in.prepared, device);
+  if (spec.prepared) check_prepared("grouped_gemm", spec, in.prepared, context);
   if (check_given("grouped_gemm: weights", in.weights, !spec.prepared, "the spec's prepared")) {
     check_tensor("grouped_gemm: weights", in.weights,
                  {.dtypes = float_dtypes, .shape = {spec.groups, spec.n, spec.k}}, device);

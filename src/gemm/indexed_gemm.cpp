@@ -99,7 +99,7 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
       "indexed_gemm: out", out,
       {.dtypes = float_dtypes, .shape = {pairs, spec.n}, .rows_dense = true, .written = true},
       device);
-  check_prepared("indexed_gemm", spec, in.prepared, device);
+  check_prepared("indexed_gemm", spec, in.prepared, context);
   if (check_given("indexed_gemm: bias", in.bias, spec.bias, "the spec's bias")) {
     check_tensor("indexed_gemm: bias", in.bias,
                  {.dtypes = {DType::f32}, .shape = {spec.groups, spec.n}, .dense = true}, device);

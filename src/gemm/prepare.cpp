@@ -10,6 +10,7 @@
 #include "cpu/pool.hpp"
 #include "cuda/current.hpp"
 #include "format/codes.hpp"
+#include "gemm/check_prepared.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
@@ -206,9 +207,7 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
   }
   check_tensor("unprepare: out", out, {.dtypes = float_dtypes, .shape = {weights.n, weights.k}},
                context.device());
-  if (weights.device != context.device()) {
-    fail(Status::invalid_argument, "unprepare: weights are on another device than the context");
-  }
+  check_prepared_memory("unprepare", weights, context);
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&
         weights.rows == RowFormat::as_dtype) {

@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "gemm/check_prepared.hpp"
 #include "gemm/fragment_layout.hpp"
 #include "gemm/k_order.hpp"
 #include "gemm/packed_panels.hpp"
@@ -125,9 +126,7 @@ void save_prepared(const Context& context, const PreparedWeights& weights,
   if (!weights && weights.bytes > 0) {
     fail(Status::invalid_argument, "save_prepared: no weights are given");
   }
-  if (weights.device != context.device()) {
-    fail(Status::invalid_argument, "save_prepared: weights are on another device than the context");
-  }
+  if (weights) check_prepared_memory("save_prepared", weights, context);
   std::vector<char> copy;
   const void* data = weights.data;
   if (weights.device.type != DeviceType::cpu) {

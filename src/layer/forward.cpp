@@ -21,6 +21,7 @@ namespace shunt {
 void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                              Workspace workspace) const {
   const Device device = context.device();
+  check_prepared("forward");
   check_tensor("forward: hidden", in.hidden,
                {.dtypes = float_dtypes, .shape = {any_size, spec.hidden}, .rows_dense = true},
                device);

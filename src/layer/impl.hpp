@@ -48,6 +48,8 @@ struct Layer::Impl {
   std::size_t stage_bytes(std::int64_t tokens) const;
   // Of that, what a shared expert beside the others has to itself, behind the rest.
   std::size_t side_bytes(std::int64_t tokens) const;
+  // Throws once the matrices have been given back.
+  void check_prepared(const char* what) const;
   void check_call(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const;
   void run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
            std::vector<StageTime>* times) const;

@@ -25,8 +25,6 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->options = options;
   impl_->context = context;
   impl_->held = HeldWeights(context, weights);
-  impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
-                                   options.in_place, options.format, options.rows);
   if (spec.shared.intermediate > 0) {
     impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }
@@ -40,11 +38,25 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
     impl_->latent_up = prepare_one(weights.latent_up);
   }
   impl_->set_up();
+  // Last: in place, after which nothing may fail that would leave the caller without his weights.
+  impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
+                                   options.in_place, options.format, options.rows);
 }
+
+namespace {
+// A checkpoint's tensors are files, mapped to be read.
+const LayerOptions& of_a_file(const LayerOptions& options) {
+  if (!options.in_place) return options;
+  fail(
+      Status::unsupported,
+      "layer: LayerOptions.in_place: must be false for a checkpoint, whose tensors are mapped read "
+      "only");
+}
+}  // namespace
 
 Layer::Layer(const Checkpoint& checkpoint, int layer, const Context& context,
              const LayerOptions& options)
-    : Layer(checkpoint.spec(layer), checkpoint.weights(layer), context, options) {}
+    : Layer(checkpoint.spec(layer), checkpoint.weights(layer), context, of_a_file(options)) {}
 
 Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -59,6 +71,11 @@ std::size_t Layer::prepared_bytes() const {
   std::size_t total = impl_->held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
   for (const Buffer& buffer : impl_->latent_memory) total += buffer.bytes();
   return total;
+}
+
+void Layer::Impl::check_prepared(const char* what) const {
+  if (experts.down.data != nullptr) return;
+  fail(Status::invalid_argument, "{}: the layer's matrices were given back by unprepare()", what);
 }
 
 void Layer::Impl::set_up() {

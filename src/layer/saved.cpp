@@ -184,6 +184,7 @@ LayerOptions options_of(const std::string& words) {
 }  // namespace
 
 void Layer::save_prepared(const std::string& path) const {
+  impl_->check_prepared("Layer::save_prepared");
   const Impl& layer = *impl_;
   if (layer.options.rows == RowFormat::nvfp4) {
     fail(
@@ -255,6 +256,7 @@ void Layer::unprepare() {
   };
   PreparedExperts& experts = impl_->experts;
   const Context& context = impl_->context;
+  impl_->check_prepared("unprepare");
   const Buffer scratch = context.allocate(std::max(one(experts.gate_up), one(experts.down)));
   unprepare_in_place(context, experts.gate_up, scratch);
   unprepare_in_place(context, experts.down, scratch);

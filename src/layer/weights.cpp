@@ -327,6 +327,11 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
     const auto scratch = static_cast<std::size_t>(std::max(first[0].bytes(), second[0].bytes()));
     // Refused before anything is overwritten.
     for (const Tensor& all : {first, second}) {
+      if (reinterpret_cast<std::uintptr_t>(all.data) % 64 != 0) {
+        fail(Status::invalid_argument,
+             "layer: LayerOptions.in_place: matrices [{}, {}] begin at {}: must be 64-byte aligned",
+             all.shape[1], all.shape[2], all.data);
+      }
       const bool pairs = gated && all.data == first.data;
       const std::size_t needed =
           shunt::prepared_bytes(context, dtype, groups, all.shape[1], all.shape[2], pairs);
@@ -338,10 +343,18 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
       }
     }
     const Buffer copy = context.allocate(scratch);
+    hold_biases(context, gated, weights);
     gate_up = prepare_in_place(context, first, gated, copy);
-    down = prepare_in_place(context, second, false, copy);
+    try {
+      down = prepare_in_place(context, second, false, copy);
+    } catch (...) {
+      unprepare_in_place(context, gate_up, copy);
+      throw;
+    }
     context.synchronize();
-  } else {
+    return;
+  }
+  {
     buffers_.push_back(
         context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
     gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())

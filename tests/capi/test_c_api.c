@@ -486,6 +486,33 @@ static void test_group_walks(const shunt_context* context, const shunt_grouped_g
   shunt_buffer_destroy(workspace);
 }
 
+/* Two matrices become their own prepared form, and themselves again. */
+static void test_in_place(const shunt_context* context) {
+  enum { n = 64, k = 64, bytes = 2 * n * k * 4 };
+  static float before[2 * n * k], now[2 * n * k];
+  shunt_prepared_weights prepared = {.struct_size = sizeof prepared};
+  shunt_buffer *memory = NULL, *scratch = NULL;
+  shunt_tensor matrices;
+  int i;
+
+  for (i = 0; i < 2 * n * k; ++i) before[i] = (float)i;
+  CHECK_OK(shunt_buffer_create(context, bytes, &memory));
+  CHECK_OK(shunt_buffer_create(context, bytes / 2, &scratch));
+  CHECK_OK(shunt_context_copy(context, shunt_buffer_data(memory), before, bytes));
+  matrices = shunt_view_3d(shunt_buffer_data(memory), SHUNT_F32, 2, n, k);
+  CHECK_OK(shunt_prepare_in_place(context, &matrices, 1, shunt_buffer_data(scratch), bytes / 2,
+                                  &prepared));
+  CHECK(prepared.groups == 2 && prepared.n == n && prepared.k == k && prepared.paired == 1);
+  CHECK(prepared.data == shunt_buffer_data(memory));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "workspace",
+              shunt_unprepare_in_place(context, &prepared, shunt_buffer_data(scratch), 64));
+  CHECK_OK(shunt_unprepare_in_place(context, &prepared, shunt_buffer_data(scratch), bytes / 2));
+  CHECK_OK(shunt_context_copy(context, now, shunt_buffer_data(memory), bytes));
+  CHECK(memcmp(now, before, bytes) == 0);
+  shunt_buffer_destroy(scratch);
+  shunt_buffer_destroy(memory);
+}
+
 static void test_gemm(const shunt_context* context) {
   /* Two groups of [2, 3]; three rows, one of group 0 and two of group 1; a fourth is left alone. */
   const float w[12] = {1, 0, 0, 0, 1, 2, 1, 1, 1, 0, 0, -1};
@@ -532,6 +559,7 @@ static void test_gemm(const shunt_context* context) {
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "path is NULL",
               shunt_prepared_save(context, &prepared, NULL));
   CHECK_FLOATS(back, 1, 1, 1, 0, 0, -1);
+  test_in_place(context);
   CHECK_FAILS(
       SHUNT_INVALID_ARGUMENT, "matrices is NULL",
       shunt_prepare(context, SHUNT_F32, NULL, 2, shunt_buffer_data(memory), bytes, &prepared));

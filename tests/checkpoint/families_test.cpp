@@ -82,6 +82,14 @@ std::vector<Published> published() {
   LayerSpec longcat_layer = layer(6144, 768, 12, 2048, longcat);
   longcat_layer.zero_experts = 256;
   longcat_layer.experts.experts = 512;
+  LayerSpec longcat_lite = layer(3072, 384, 12, 1024, longcat);
+  longcat_lite.zero_experts = 128;
+  longcat_lite.experts.experts = 256;
+  RouteSpec joint = sigmoid_bias(8, {}, 0);
+  joint.shared = {.count = 2, .weight = SharedWeight::joint};
+  joint.per_expert_scale = true;
+  LayerSpec inkling = layer(6144, 256, 6, 3072, joint);
+  inkling.experts.experts = 258;
   RouteSpec v4 = sigmoid_bias(1.5f);
   v4.score = Score::sqrt_softplus;
   LayerSpec v4_layer = with_activation(layer(4096, 256, 6, 2048, v4, 2048), {.limit = 10}, false);
@@ -112,6 +120,94 @@ std::vector<Published> published() {
            "num_local_experts": 32, "mlp_alpha_factor": 3.5565588200778455, "mlp_beta_factor": 1.0,
            "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "router_jitter_noise": 0.0})",
        0, 80, layer(6144, 32, 2, 9216, softmax(true))},
+      {"minimax_m1",
+       R"({"model_type": "minimax_m1", "hidden_act": "silu", "hidden_size": 6144,
+           "intermediate_size": 9216, "num_experts_per_tok": 2, "num_hidden_layers": 80,
+           "num_local_experts": 32, "layernorm_mlp_alpha": 3.5565588200778455,
+           "layernorm_mlp_beta": 1.0, "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"})",
+       0, 80, layer(6144, 32, 2, 9216, softmax(true))},
+      // inclusionAI's: transformers does not have them.
+      {"ling_lite",
+       R"({"model_type": "bailing_moe", "hidden_act": "silu", "hidden_size": 2048,
+           "intermediate_size": 5632, "moe_intermediate_size": 1408, "norm_topk_prob": true,
+           "num_experts": 64, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+           "num_shared_experts": 2})",
+       0, 28, layer(2048, 64, 6, 1408, softmax(true), 2816)},
+      {"ling_mini_2",
+       R"({"model_type": "bailing_moe_v2", "first_k_dense_replace": 1, "hidden_act": "silu",
+           "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+           "moe_router_enable_expert_bias": true, "moe_shared_expert_intermediate_size": 512,
+           "n_group": 8, "norm_topk_prob": true, "num_experts": 256, "num_experts_per_tok": 8,
+           "num_hidden_layers": 20, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
+           "router_dtype": "fp32", "score_function": "sigmoid", "topk_group": 4})",
+       19, 19, layer(2048, 256, 8, 512, sigmoid_bias(2.5f, v3_groups), 512)},
+      {"deepseek_moe_16b",
+       R"({"model_type": "deepseek", "first_k_dense_replace": 1, "hidden_act": "silu",
+           "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+           "moe_layer_freq": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+           "norm_topk_prob": false, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+           "scoring_func": "softmax"})",
+       1, 27, layer(2048, 64, 6, 1408, softmax(false), 2816)},
+      // Its largest has DeepSeek-V3's rule under the name of V2.
+      {"deepseek_vl2",
+       R"({"model_type": "deepseek_vl_v2", "language_config": {"model_type": "deepseek_v2",
+           "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2560,
+           "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_group": 1,
+           "n_routed_experts": 72, "n_shared_experts": 2, "norm_topk_prob": true,
+           "num_experts_per_tok": 6, "num_hidden_layers": 30, "routed_scaling_factor": 2.0,
+           "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc"}})",
+       1, 29, layer(2560, 72, 6, 1536, sigmoid_bias(2), 3072)},
+      {"inkling_published",
+       R"({"model_type": "inkling_mm_model", "text_config": {"hidden_size": 6144,
+           "num_hidden_layers": 66, "dense_mlp_idx": 2, "dense_intermediate_size": 24576,
+           "intermediate_size": 3072, "n_routed_experts": 256, "num_experts_per_tok": 6,
+           "n_shared_experts": 2, "route_scale": 8.0, "hidden_act": "silu",
+           "gate_activation": "sigmoid", "norm_after_topk": true, "use_global_scale": true,
+           "use_gate_bias": true, "shared_expert_sink": true}})",
+       2, 64, inkling},
+      {"hunyuan_3",
+       R"({"model_type": "hy_v3", "hidden_act": "silu", "hidden_size": 4096,
+           "intermediate_size": 13312, "moe_intermediate_size": 1536, "expert_hidden_dim": 1536,
+           "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1,
+           "num_hidden_layers": 80, "first_k_dense_replace": 1, "route_norm": true,
+           "router_scaling_factor": 2.826, "moe_router_use_sigmoid": true,
+           "moe_router_enable_expert_bias": true})",
+       1, 79, layer(4096, 192, 8, 1536, sigmoid_bias(2.826f), 1536)},
+      {"laguna",
+       R"({"model_type": "laguna", "hidden_act": "silu", "hidden_size": 2048,
+           "intermediate_size": 8192, "moe_intermediate_size": 512,
+           "shared_expert_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
+           "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"],
+           "decoder_sparse_step": 1, "mlp_only_layers": [0], "moe_routed_scaling_factor": 2.5})",
+       1, 2, layer(2048, 256, 8, 512, sigmoid_bias(2.5f, {}, 0), 512)},
+      // A dump of a nested model holds the fields of sampling too.
+      {"qwen3_omni_with_sampling",
+       R"({"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {
+           "model_type": "qwen3_omni_moe_text", "hidden_size": 2048, "moe_intermediate_size": 768,
+           "norm_topk_prob": true, "num_experts": 128, "num_experts_per_tok": 8,
+           "num_hidden_layers": 48, "top_k": 50, "top_p": 1.0, "temperature": 1.0}}})",
+       0, 48, layer(2048, 128, 8, 768, softmax(true))},
+      {"ernie_vl_published",
+       R"({"model_type": "ernie4_5_moe_vl", "hidden_act": "silu", "hidden_size": 2560,
+           "intermediate_size": 12288, "moe_intermediate_size": [1536, 512],
+           "moe_num_experts": [64, 64], "moe_k": 6, "moe_num_shared_experts": 2,
+           "moe_layer_start_index": [1, 1], "moe_layer_end_index": [29, 28],
+           "moe_layer_interval": 1, "moe_use_aux_free": true, "moe_norm_min": 1e-12,
+           "moe_capacity": [128, 128, 128], "num_hidden_layers": 28, "use_bias": false})",
+       1, 27, layer(2560, 64, 6, 1536, ernie, 3072)},
+      {"longcat_flash_lite",
+       R"({"model_type": "longcat_flash_ngram", "expert_ffn_hidden_size": 1024,
+           "hidden_size": 3072, "ffn_hidden_size": 6144, "moe_topk": 12, "n_routed_experts": 256,
+           "num_layers": 14, "routed_scaling_factor": 6.0, "zero_expert_num": 128,
+           "zero_expert_type": "identity"})",
+       0, 14, longcat_lite},
+      {"mimo_v2_5",
+       R"({"model_type": "mimo_v2", "hidden_act": "silu", "hidden_size": 4096,
+           "intermediate_size": 16384, "moe_intermediate_size": 2048, "moe_layer_freq": [0, 1, 1],
+           "n_group": 1, "n_routed_experts": 256, "n_shared_experts": null, "norm_topk_prob": true,
+           "num_experts_per_tok": 8, "num_hidden_layers": 3, "routed_scaling_factor": null,
+           "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc"})",
+       1, 2, layer(4096, 256, 8, 2048, sigmoid_bias(1))},
       {"qwen15_moe_a27b",
        R"({"model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_act": "silu",
            "hidden_size": 2048, "intermediate_size": 5632, "moe_intermediate_size": 1408,
@@ -420,7 +516,16 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"deepseek_v3", "quantization_config", R"({"quant_method":"hqq"})",
        "quant_method is \"hqq\": not read"},
       {"deepseek_v2", "norm_topk_prob", "true", "norm_topk_prob is true"},
-      {"deepseek_v2", "topk_method", "\"noaux_tc\"", "topk_method is \"noaux_tc\""},
+      {"deepseek_v2", "topk_method", "\"noaux_tc\"", "scoring_func is \"softmax\""},
+      {"deepseek_v2", "topk_method", "\"other\"", "topk_method is \"other\""},
+      {"laguna", "mlp_only_layers", "[1]", "mlp_only_layers is [1]"},
+      {"laguna", "decoder_sparse_step", "2", "mlp_only_layers is [0]"},
+      {"ling_mini_2", "n_group", "null", "n_group is null: must be a number"},
+      {"ling_mini_2", "moe_shared_expert_intermediate_size", "1024",
+       "moe_shared_expert_intermediate_size is 1024"},
+      {"inkling_published", "gate_activation", "\"softmax\"", "gate_activation is \"softmax\""},
+      {"inkling_published", "norm_after_topk", "false", "norm_after_topk is false"},
+      {"ernie_vl_published", "moe_num_experts", "[64]", "moe_num_experts is [64]"},
       {"gpt_oss_120b", "swiglu_limit", "10.0", "swiglu_limit is 10.0"},
       {"gpt_oss_120b", "experts_per_token", "8", "must be equal"},
       {"minimax_m2", "scoring_func", "\"softmax\"", "scoring_func is \"softmax\""},
@@ -451,7 +556,8 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
     });
     ASSERT_NE(found, all.end());
     nlohmann::json json = nlohmann::json::parse(found->config);
-    json[c.field] = nlohmann::json::parse(c.value);
+    nlohmann::json& object = json.contains("text_config") ? json["text_config"] : json;
+    object[c.field] = nlohmann::json::parse(c.value);
     const std::string message =
         test::error_of([&] { layer_spec_from_config(json.dump(), found->layer); });
     EXPECT_NE(message.find(c.message), std::string::npos) << message;

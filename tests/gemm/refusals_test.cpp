@@ -128,6 +128,25 @@ TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
   call.out = view(call.numbers.data(), {5, 4});
   call.in.prepared = prepare_paired(call.context, DType::f32, {half, half}, {half, half}, memory);
   refused([&] { call(); }, "paired");
+  call.in.prepared = prepare(call.context, DType::f32, {matrix, matrix}, memory);
+  call.spec.k = 4;
+  call.in.rows = view(call.numbers.data(), {5, 4});
+  PreparedWeights short_of = call.in.prepared, shifted = short_of;
+  short_of.bytes -= 1;
+  shifted.data = static_cast<char*>(shifted.data) + 4;
+  call.in.prepared = short_of;
+  refused([&] { call(); }, "prepared weights have ");
+  call.in.prepared = shifted;
+  refused([&] { call(); }, "must be 64-byte aligned");
+  const Tensor back = view(call.numbers.data(), {4, 4});
+  refused([&] { unprepare(call.context, short_of, 0, back); }, "prepared weights have ");
+  refused([&] { save_prepared(call.context, short_of, "nowhere"); }, "prepared weights have ");
+  Tensor ranked = call.in.rows;
+  for (const int rank : {-1, 9}) {
+    ranked.rank = rank;
+    call.in.rows = ranked;
+    refused([&] { call(); }, "must be 0 to 4");
+  }
 }
 
 TEST(PrepareRefuses, WhatDoesNotFitByName) {

@@ -302,6 +302,30 @@ TEST_P(LayerTest, ValidTokensResidualStridesAndDtypes) {
   }
 }
 
+#if defined(__x86_64__)
+// torch.set_flush_denormal and -ffast-math set the caller's thread alone.
+TEST_P(LayerTest, BitsDoNotDependOnHowTheCallerFlushesSmallNumbers) {
+  RandomLayer random(GetParam().spec, 10);
+  for (Tensor& down : random.weights.experts.down) {  // so small that results are denormal
+    for (std::int64_t n = 0; n < down.shape[0]; ++n) {
+      for (std::int64_t k = 0; k < down.shape[1]; ++k) {
+        const std::int64_t at = n * down.strides[0] + k * down.strides[1];
+        store_f32(down.data, down.dtype, at, load_f32(down.data, down.dtype, at) * 1e-37F);
+      }
+    }
+  }
+  const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});
+  const LayerInputs in = inputs(random, 40);
+  const Result want = run(context_, layer, in);
+  const unsigned before = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(before | 0x8040);
+  const Result got = run(context_, layer, in);
+  __builtin_ia32_ldmxcsr(before);
+  EXPECT_EQ(std::memcmp(got.output.data(), want.output.data(), 4 * want.output.size()), 0);
+  EXPECT_EQ(got.ids, want.ids);
+}
+#endif
+
 TEST_P(LayerTest, WorkspaceForManyIsEnoughForFewer) {
   RandomLayer random(GetParam().spec, 18);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {

@@ -10,6 +10,8 @@
 #include "checkpoint/temporary.hpp"
 #include "engine.hpp"
 #include "layer/random_layer.hpp"
+#include "models.hpp"
+#include "shunt/checkpoint.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -207,6 +209,14 @@ TEST(InPlaceLayer, GivesTheSameBitsAndTheMatricesAgain) {
         EXPECT_NE(now, stacked.first);
       }
       placed.unprepare();
+      Status status{};
+      for (const std::string& again :
+           {error_of([&] { placed.unprepare(); }, &status),
+            error_of([&] { (void)output(context, placed, in); }, &status),
+            error_of([&] { placed.save_prepared("nowhere"); }, &status)}) {
+        EXPECT_NE(again.find("given back by unprepare()"), std::string::npos) << again;
+        EXPECT_EQ(status, Status::invalid_argument);
+      }
       context.copy(now.data(), stacked.gate_up.data(), now.size());
       EXPECT_EQ(now, stacked.first);
       now.resize(stacked.second.size());
@@ -238,6 +248,14 @@ TEST(InPlaceLayer, RefusesOtherArrangements) {
   std::swap(stacked.weights.experts.up[0], stacked.weights.experts.up[1]);
   std::swap(stacked.weights.experts.down[1], stacked.weights.experts.down[2]);
   EXPECT_NE(refused(stacked.weights, DType::bf16).find("experts.down[1]"), std::string::npos);
+  std::swap(stacked.weights.experts.down[1], stacked.weights.experts.down[2]);
+  const Buffer elsewhere = context.allocate(stacked.second.size() + 64);
+  LayerWeights shifted = stacked.weights;
+  for (std::size_t e = 0; e < 4; ++e) {
+    shifted.experts.down[e].data =
+        static_cast<char*>(elsewhere.data()) + 16 + e * stacked.second.size() / 4;
+  }
+  EXPECT_NE(refused(shifted, DType::bf16).find("must be 64-byte aligned"), std::string::npos);
   // Nothing was overwritten by any of these.
   std::vector<char> now(stacked.first.size());
   context.copy(now.data(), stacked.gate_up.data(), now.size());
@@ -254,6 +272,11 @@ TEST(InPlaceLayer, RefusesOtherArrangements) {
   EXPECT_EQ(status, Status::unsupported);
   Layer copied(spec, random.weights, context);
   EXPECT_NE(error_of([&] { copied.unprepare(); }, &status).find("in_place"), std::string::npos);
+  const Checkpoint model = Checkpoint::open(test::tiny_moe);
+  EXPECT_NE(error_of([&] { Layer(model, 0, context, {.in_place = true}); }, &status)
+                .find("mapped read only"),
+            std::string::npos);
+  EXPECT_EQ(status, Status::unsupported);
 }
 
 }  // namespace

@@ -71,6 +71,8 @@ TEST(Eval, TableFitsAPage) {
   EXPECT_LE(longest_line(outcome.out), 120);
   EXPECT_TRUE(contains(outcome.out, "sparse_nvfp4, 2:4 by magnitude"));
   EXPECT_TRUE(contains(outcome.out, "699 bytes scored"));
+  const Json timed = Json::parse(shunt(eval({"--speed", "--json"})).out)["rows"][0];
+  EXPECT_GT(timed["alone_us"], timed["batch_us"]) << "a token alone takes longer than one of many";
   const Outcome markdown = shunt(eval({"--markdown"}));
   const Outcome some = shunt(eval({"--markdown", "--format", "nvfp4", "--context", "64"}));
   EXPECT_TRUE(contains(some.out, "--context 64 --format nvfp4 --markdown")) << some.out;

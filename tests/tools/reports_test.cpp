@@ -110,6 +110,27 @@ TEST(Bench, EveryStageOfASmallShape) {
   EXPECT_EQ(json["rows"].size(), 28u);  // grouped_gemm: gate_up and down
 }
 
+TEST(Bench, PackedExpertsAndBatchInvariantRouting) {
+  const auto row = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "bench");
+    for (const char* more :
+         {"--experts", "12", "--top-k", "3", "--hidden", "96", "--intermediate", "64", "--tokens",
+          "5", "--seconds", "0.01", "--wait", "0", "--rotate-bytes", "2M", "--json"}) {
+      arguments.emplace_back(more);
+    }
+    const Outcome outcome = shunt(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = parsed(outcome.out);
+    check_form(json);
+    return json;
+  };
+  const double plain = row({"layer"})["rows"][0]["bytes"];
+  const double packed = row({"layer", "--format", "nvfp4"})["rows"][0]["bytes"];
+  EXPECT_LT(packed, plain * 0.45) << "4.5 bits a weight, not 16";
+  const Json routed = row({"route", "--batch-invariant"});
+  EXPECT_EQ(routed["spec"]["route"]["batch_invariant"], true);
+}
+
 // Stages that see neither rows nor weights take a shape without them, and any rule.
 TEST(Bench, GatesAndShufflesTakeARule) {
   const auto row = [](std::vector<std::string> arguments) {

@@ -91,7 +91,8 @@ Plan v2(Config& c) {
 }  // namespace
 
 Plan deepseek_v2(Config& c) {
-  Plan plan = v2(c);
+  // DeepSeek-VL2's largest has the later rule under the earlier name.
+  Plan plan = c.text_or({"topk_method"}, "") == "noaux_tc" ? v3(c, {}) : v2(c);
   layers_from(plan, c, 0);
   return plan;
 }
@@ -211,7 +212,45 @@ Plan mimo_v2_flash(Config& c) {
   return plan;
 }
 
+namespace {
+
+// inclusionAI's own code, which transformers does not have: bias by another name, and a width of
+// the shared experts that may be said for itself.
+Plan bailing(Config& c, bool sigmoid) {
+  const FieldNames fields{.basics = {.experts = {"num_experts"}}, .shared = {"num_shared_experts"}};
+  Plan plan;
+  if (c.text_or({"score_function"}, sigmoid ? "sigmoid" : "softmax") == "sigmoid") {
+    for (const char* name : {"n_group", "topk_group", "routed_scaling_factor"}) {
+      if (!c.has(name)) c.refuse(name, "a number, with score_function sigmoid");
+    }
+    plan = v3(c, {.shared = 0}, fields);
+    plan.spec.route.selection_bias = c.flag_or({"moe_router_enable_expert_bias"}, true);
+    plan.names.selection_bias = {{"mlp.gate.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
+  } else {
+    plan = start(c, fields.basics);
+    route_softmax(plan, c.flag_or({"norm_topk_prob"}, true));
+    plan.spec.route.scale =
+        static_cast<float>(c.number_or({"routed_scaling_factor"}, 1, -1e30, 1e30));
+    add_shared_count(plan, c, fields.shared, 0, "mlp.shared_experts");
+    c.expect_false({"moe_router_enable_expert_bias"});
+    c.expect("n_group", {0, 1});
+    c.expect("topk_group", {0, 1});
+  }
+  c.expect("score_function", {"sigmoid", "softmax"});
+  // It is multiplied by their number, as moe_intermediate_size is.
+  c.expect("moe_shared_expert_intermediate_size", {plan.spec.experts.intermediate});
+  c.ignore({"router_dtype", "use_expert_bias"});
+  layers_from(plan, c, 0);
+  return plan;
+}
+
+}  // namespace
+
+Plan bailing_moe(Config& c) { return bailing(c, false); }
+Plan bailing_moe_v2(Config& c) { return bailing(c, true); }
+
 Plan exaone_moe(Config& c) {
+  c.ignore({"first_last_k_dense_replace"});  // of a first revision; nobody reads it
   Plan plan = v3(c, {.scale = 2.5}, {.basics = {.experts = {"num_experts"}}});
   typed_layers(plan, c, 1);
   if (c.has("is_moe_layer")) {  // says the same once more

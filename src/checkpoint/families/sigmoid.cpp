@@ -17,7 +17,7 @@ double scale_of(Config& c, const char* name, double absent) {
 }  // namespace
 
 Plan hy_v3(Config& c) {
-  Plan plan = start(c, {});
+  Plan plan = start(c, {.intermediate = {"moe_intermediate_size", "expert_hidden_dim"}});
   route_sigmoid_bias(plan, true, 1e-20, scale_of(c, "router_scaling_factor", 2.826));
   add_shared_count(plan, c, {"num_shared_experts"}, 1, "mlp.shared_mlp");
   if (plan.spec.shared.intermediate > 0) {
@@ -135,7 +135,19 @@ Plan laguna(Config& c) {
   add_shared(plan, c.integer({"shared_expert_intermediate_size"}, 1, max_width),
              "mlp.shared_expert");
   plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+  // Published configs say the layers twice: by type, and in Qwen's words, which must agree.
   layers_by_type(plan, c, from(1));
+  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
+  if (const auto dense = c.integers({"mlp_only_layers"}, 0, max_layers)) {
+    for (std::size_t i = 0; i < plan.layers.size(); ++i) {
+      const auto layer = static_cast<std::int64_t>(i);
+      const bool moe =
+          (layer + 1) % step == 0 && std::find(dense->begin(), dense->end(), layer) == dense->end();
+      if (moe != plan.layers[i].moe) c.refuse("mlp_only_layers", "the layers that are dense");
+    }
+  } else if (step != 1) {
+    c.refuse("decoder_sparse_step", "1 without mlp_only_layers");
+  }
   plan.names.selection_bias = {{"mlp.experts.e_score_correction_bias"},
                                {"mlp.gate.e_score_correction_bias"}};
   return plan;
@@ -145,7 +157,7 @@ Plan step3p5(Config& c) {
   c.expect("hidden_act", {"silu"});
   // num_local_experts is a default of the class that means nothing here.
   c.ignore({"num_local_experts", "num_attention_groups"});
-  Plan plan = start(c, {.experts = {"moe_num_experts", "n_routed_experts"},
+  Plan plan = start(c, {.experts = {"moe_num_experts", "n_routed_experts", "num_experts"},
                         .top_k = {"moe_top_k", "num_experts_per_tok"}});
   route_sigmoid_bias(plan, true, 0, scale_of(c, "moe_router_scaling_factor", 1));
   c.expect("moe_router_activation", {"sigmoid"});
@@ -159,10 +171,13 @@ Plan step3p5(Config& c) {
              "share_expert");
   plan.names.shared.push_back(each_expert("mlp.shared_experts"));
 
-  // "3,4,5": the layers with experts.
+  // "3,4,5", or [3, 4, 5]: the layers with experts.
   std::set<std::int64_t> listed;
   const bool has_list = c.has("moe_layers_enum");
-  if (has_list) {
+  if (has_list && c.is_list("moe_layers_enum")) {
+    const auto numbers = c.integers({"moe_layers_enum"}, 0, max_layers);
+    listed.insert(numbers->begin(), numbers->end());
+  } else if (has_list) {
     const std::string text = c.text_or({"moe_layers_enum"}, "");
     std::int64_t number = -1;
     for (const char digit : text + ",") {
@@ -288,7 +303,17 @@ Plan nemotron_h(Config& c) {
 }
 
 Plan inkling(Config& c) {
-  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"}});
+  // As published the width of dense layers has a name of its own, and intermediate_size is that of
+  // the experts; transformers writes moe_intermediate_size, and the other is of dense layers.
+  const bool published = c.has("dense_intermediate_size") && !c.has("moe_intermediate_size");
+  const char* const width = published ? "intermediate_size" : "moe_intermediate_size";
+  Plan plan =
+      start(c, {.experts = {"n_routed_experts", "num_local_experts"}, .intermediate = {width}});
+  c.expect("gate_activation", {"sigmoid"});
+  for (const char* name :
+       {"norm_after_topk", "use_gate_bias", "use_global_scale", "inference_moe_w13_interleaved"}) {
+    c.expect(name, {true});
+  }
   LayerSpec& spec = plan.spec;
   route_sigmoid_bias(plan, true, 0, scale_of(c, "route_scale", 8));
   const std::int64_t shared = c.integer_or({"n_shared_experts"}, 2, 1, 64);

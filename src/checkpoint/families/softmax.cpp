@@ -181,6 +181,16 @@ void ernie_route(Plan& plan, Config& c) {
             "moe_multimodal_dispatch_use_allgather"});
 }
 
+// Published: experts 0 .. E-1 are the text's, E .. 2E-1 the vision's, and their biases rows 0, 1.
+void ernie_vl_names(Plan& plan) {
+  plan.names.router = {{.name = "mlp.text_moe.gate.weight"},
+                       {.name = "mlp.gate.weight", .transposed = true}};
+  plan.names.selection_bias = {{.name = "mlp.text_moe.gate.moe_statics.e_score_correction_bias"},
+                               {.name = "mlp.moe_statics.e_score_correction_bias", .row = 0}};
+  plan.names.experts = {merged_experts("mlp.text_moe.experts"), each_expert("mlp.experts.{}")};
+  plan.beside = "the experts of vision tokens";
+}
+
 }  // namespace
 
 Plan ernie4_5_moe(Config& c) {
@@ -210,13 +220,39 @@ Plan ernie4_5_vl_moe(Config& c) {
   ernie_route(plan, c);
   add_shared_count(plan, c, {"moe_num_shared_experts"}, 2, "mlp.shared_experts");
   layers_by_type(plan, c, from(1));
-  // Published: experts 0 .. E-1 are the text's, E .. 2E-1 the vision's, and their biases rows 0, 1.
-  plan.names.router = {{.name = "mlp.text_moe.gate.weight"},
-                       {.name = "mlp.gate.weight", .transposed = true}};
-  plan.names.selection_bias = {{.name = "mlp.text_moe.gate.moe_statics.e_score_correction_bias"},
-                               {.name = "mlp.moe_statics.e_score_correction_bias", .row = 0}};
-  plan.names.experts = {merged_experts("mlp.text_moe.experts"), each_expert("mlp.experts.{}")};
-  plan.beside = "the experts of vision tokens";
+  ernie_vl_names(plan);
+  return plan;
+}
+
+namespace {
+// A number, or two of which the first is the text's.
+std::int64_t of_text(Config& c, const char* name, std::int64_t absent, std::int64_t low,
+                     std::int64_t high) {
+  if (!c.is_list(name)) return c.integer_or({name}, absent, low, high);
+  const auto both = c.integers({name}, low, high);
+  if (both->size() != 2) c.refuse(name, "a number, or two, of the text and the vision experts");
+  return (*both)[0];
+}
+}  // namespace
+
+// ERNIE 4.5 VL by its first words: no model within the model, and pairs of numbers.
+Plan ernie4_5_moe_vl(Config& c) {
+  const std::int64_t experts = of_text(c, "moe_num_experts", 0, 1, max_experts);
+  const std::int64_t width = of_text(c, "moe_intermediate_size", 0, 1, max_width);
+  const std::int64_t top_k = c.integer({"moe_k"}, 1, max_choices);
+  if (experts == 0 || width == 0) {
+    c.refuse(experts == 0 ? "moe_num_experts" : "moe_intermediate_size", "two numbers");
+  }
+  Plan plan = start(c, {.top_k = {"moe_k"}}, experts, top_k, width);
+  ernie_route(plan, c);
+  add_shared_count(plan, c, {"moe_num_shared_experts"}, 2, "mlp.shared_experts");
+  const std::int64_t first = of_text(c, "moe_layer_start_index", 1, 0, max_layers);
+  const std::int64_t end = of_text(c, "moe_layer_end_index", -1, -1, max_layers);
+  const std::int64_t last = end == -1 ? static_cast<std::int64_t>(plan.layers.size()) - 1 : end;
+  const std::int64_t interval = of_text(c, "moe_layer_interval", 1, 1, max_layers);
+  layers_by(
+      plan, [&](int i) { return (i + 1) % interval == 0 && i >= first && i <= last; }, "dense MLP");
+  ernie_vl_names(plan);
   return plan;
 }
 
