@@ -45,7 +45,7 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
 
 namespace {
 // A checkpoint's tensors are files, mapped to be read.
-const LayerOptions& of_a_file(const LayerOptions& options) {
+LayerOptions of_a_file(const LayerOptions& options) {
   if (!options.in_place) return options;
   fail(
       Status::unsupported,

@@ -175,8 +175,10 @@ Plan step3p5(Config& c) {
   std::set<std::int64_t> listed;
   const bool has_list = c.has("moe_layers_enum");
   if (has_list && c.is_list("moe_layers_enum")) {
-    const auto numbers = c.integers({"moe_layers_enum"}, 0, max_layers);
-    listed.insert(numbers->begin(), numbers->end());
+    for (const std::int64_t layer :
+         c.integers({"moe_layers_enum"}, 0, max_layers).value_or(std::vector<std::int64_t>{})) {
+      listed.insert(layer);
+    }
   } else if (has_list) {
     const std::string text = c.text_or({"moe_layers_enum"}, "");
     std::int64_t number = -1;

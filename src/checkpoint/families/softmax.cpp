@@ -230,7 +230,8 @@ std::int64_t of_text(Config& c, const char* name, std::int64_t absent, std::int6
                      std::int64_t high) {
   if (!c.is_list(name)) return c.integer_or({name}, absent, low, high);
   const auto both = c.integers({name}, low, high);
-  if (both->size() != 2) c.refuse(name, "a number, or two, of the text and the vision experts");
+  if (!both || both->size() != 2)
+    c.refuse(name, "a number, or two, of the text and the vision experts");
   return (*both)[0];
 }
 }  // namespace
