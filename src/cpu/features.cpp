@@ -142,10 +142,14 @@ int quota_cpus() {
   for (std::string line; std::getline(groups, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const std::string path = line.substr(second + 1);
-    if (controllers == ",,") look("/sys/fs/cgroup", path);
-    if (controllers.find(",cpu,") != std::string::npos) look("/sys/fs/cgroup/cpu", path);
+    line.resize(second);
+    line.replace(0, first, "");
+    line += ',';  // ":cpu,cpuacct,", ":,"
+    if (line == ":,") look("/sys/fs/cgroup", path);
+    if (line.find(":cpu,") == 0 || line.find(",cpu,") != std::string::npos) {
+      look("/sys/fs/cgroup/cpu", path);
+    }
   }
   // Of a group that is this mount's root, which it may be by another name.
   look("/sys/fs/cgroup", "");

@@ -7,7 +7,7 @@
 // TYPE: f32, f16, bf16, q8_0, q4_0, q4_K, mxfp4 or nvfp4, of the experts. Weights rotate past
 // ROTATE_BYTES. Prints "ggml VERSION", then one line a buffer type (ggml's own layout, and those it
 // repacks weights into) and number of tokens: "BUFFER T MICROSECONDS", the median of calls that
-// take SECONDS. Inputs are random, and new for each call.
+// take SECONDS. Inputs are random, sixteen in turn.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -37,6 +37,7 @@ struct FreeContext {
   void operator()(ggml_backend_buffer* b) const { ggml_backend_buffer_free(b); }
   void operator()(ggml_gallocr* a) const { ggml_gallocr_free(a); }
   void operator()(ggml_backend* b) const { ggml_backend_free(b); }
+  void operator()(ggml_threadpool* p) const { ggml_threadpool_free(p); }
 };
 template <class T>
 using Owned = std::unique_ptr<T, FreeContext>;
@@ -137,14 +138,19 @@ double time_layers(ggml_backend_t backend, const Shape& s, const std::vector<Wei
   std::vector<Layer> layers;
   for (const Weights& w : weights) layers.emplace_back(s, w, tokens);
   Owned<ggml_gallocr> memory(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
-  std::vector<float> x(static_cast<std::size_t>(s.hidden * tokens));
+  // Made beforehand: threads that wait for their next call would fall asleep meanwhile.
+  std::vector<std::vector<float>> inputs(16);
   std::normal_distribution<float> normal;
+  for (std::vector<float>& x : inputs) {
+    x.resize(static_cast<std::size_t>(s.hidden * tokens));
+    for (float& value : x) value = normal(random);
+  }
   std::vector<double> times;
   const double begin = seconds_now();
   for (std::size_t i = 0; i < 2 * layers.size() + 3 || seconds_now() - begin < seconds; ++i) {
     Layer& layer = layers[i % layers.size()];
     if (!ggml_gallocr_alloc_graph(memory.get(), layer.graph)) throw std::runtime_error("no memory");
-    for (float& value : x) value = normal(random);
+    const std::vector<float>& x = inputs[i % inputs.size()];
     ggml_backend_tensor_set(layer.x, x.data(), 0, x.size() * sizeof(float));
     const double start = seconds_now();
     if (ggml_backend_graph_compute(backend, layer.graph) != GGML_STATUS_SUCCESS) {
@@ -175,6 +181,10 @@ int run(int argc, char** argv) {
 
   Owned<ggml_backend> backend(ggml_backend_cpu_init());
   ggml_backend_cpu_set_n_threads(backend.get(), std::atoi(argv[6]));
+  // Threads that stay, as llama.cpp has them: without a pool each call starts and joins its own.
+  ggml_threadpool_params threads = ggml_threadpool_params_default(std::atoi(argv[6]));
+  const Owned<ggml_threadpool> pool(ggml_threadpool_new(&threads));
+  ggml_backend_cpu_set_threadpool(backend.get(), pool.get());
   ggml_backend_dev_t device = ggml_backend_get_device(backend.get());
   std::vector<ggml_backend_buffer_type_t> buffers{ggml_backend_cpu_buffer_type()};
   const auto extra =
