@@ -159,6 +159,17 @@ void for_groups(const Fields& f, Each&& each) {
   }
 }
 
+// What compressed-tensors does beside rounding.
+void refuse_other_than_weights(const Fields& f) {
+  if (const Json* sparsity = f.get("sparsity_config")) {
+    const Json* const format = sparsity->is_object() ? child(*sparsity, "format") : nullptr;
+    if (!sparsity->empty() && (format == nullptr || *format != "dense")) {
+      f.refuse("sparsity_config", *sparsity, "dense");
+    }
+  }
+  f.expect_empty("transform_config");
+}
+
 void read_compressed(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
   const std::vector<Meaning> formats = {
       {"float-quantized", fp8({Format::mxfp8})},
@@ -172,13 +183,7 @@ void read_compressed(const Fields& f, QuantisedScheme base, QuantisedConfig& out
   };
   f.claim("format", formats, base.claims);
   f.expect("quantization_status", {"compressed", "frozen"});
-  if (const Json* sparsity = f.get("sparsity_config")) {
-    const Json* const format = sparsity->is_object() ? child(*sparsity, "format") : nullptr;
-    if (!sparsity->empty() && (format == nullptr || *format != "dense")) {
-      f.refuse("sparsity_config", *sparsity, "dense");
-    }
-  }
-  f.expect_empty("transform_config");
+  refuse_other_than_weights(f);
   out.list = "ignore";
   f.add_modules("ignore", ListSyntax::compressed, out.excluded);
   bool linear = false;  // a group is of all linear layers
@@ -349,6 +354,8 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   const Json* const groups = f.get("config_groups");
   if (out.method == "compressed-tensors" && groups != nullptr && groups->is_object() &&
       groups->empty()) {
+    f.expect("format", {"dense"});
+    refuse_other_than_weights(f);
     return {};
   }
   if (modelopt && cache_alone(nested != nullptr ? *nested : object)) return {};

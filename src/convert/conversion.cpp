@@ -243,14 +243,16 @@ std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
 
 void Conversion::check_space(const PartialFolder& folder) const {
   std::int64_t wanted = 0;
-  for (const auto& [name, bytes] : beside_) wanted += bytes;
+  const auto there = [&](const std::string& name) {
+    std::error_code none;
+    const auto bytes = fs::file_size(folder.file(name), none);
+    return none ? std::int64_t{0} : static_cast<std::int64_t>(bytes);
+  };
+  for (const auto& [name, bytes] : beside_) wanted += bytes - there(name);
   for (const SourceFile& file : files_) {
     if (folder.finished(file.name).is_null()) {
       wanted += ShardWriter::planned_bytes(plan(file));
-      // Of a file that was begun, what it has is there again.
-      std::error_code none;
-      const auto begun = fs::file_size(folder.file(file.name), none);
-      if (!none) wanted -= static_cast<std::int64_t>(begun);
+      wanted -= there(file.name);  // of a file that was begun, what it has is there again
     }
   }
   struct statvfs system {};

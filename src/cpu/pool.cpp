@@ -75,6 +75,11 @@ unsigned Pool::forks() {
 // The workers are the parent's. Their handles must neither be joined nor detached here.
 void Pool::abandon() const {
   threads_ = 1;
+  // Another thread of the parent may have been at work.
+  for (std::size_t i = 0; i < workers_.size() + 1; ++i) {
+    parts_[i].taken.store(0, std::memory_order_relaxed);
+    parts_[i].loop = 0;
+  }
   new std::vector<std::thread>(std::exchange(workers_, {}));
 }
 
@@ -94,6 +99,7 @@ void Pool::wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old
 }
 
 void Pool::run_erased(Erased fn, void* object) {
+  const FloatMode mode;
   Team team(*this, 0);
   if (threads() == 1) {
     fn(object, team);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/features.hpp"
+#include "cpu/float_mode.hpp"
 
 namespace shunt::cpu_engine {
 
@@ -56,6 +57,7 @@ class Pool {
   template <class Fn>
   void split(std::int64_t total, std::int64_t grain, Fn&& fn) {
     if (threads() == 1 || total <= grain) {
+      const FloatMode mode;
       if (total > 0) fn(std::int64_t{0}, total);
       return;
     }

@@ -236,6 +236,7 @@ std::size_t packed_bytes(const FormatSpec& spec, std::int64_t n, std::int64_t k)
 
 PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory,
                   float global_amax) {
+  const cpu_engine::FloatMode mode;
   check_tensor("pack: matrix", matrix, {.dtypes = float_dtypes, .shape = {any_size, any_size}},
                Device{});
   const std::int64_t n = matrix.shape[0], k = matrix.shape[1];
@@ -266,6 +267,7 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
 }
 
 void unpack(const PackedMatrix& matrix, Tensor out) {
+  const cpu_engine::FloatMode mode;
   check_packed("unpack: matrix", matrix, Device{});
   check_tensor("unpack: out", out, {.dtypes = float_dtypes, .shape = {matrix.n, matrix.k}},
                Device{});

@@ -1,4 +1,5 @@
 #include "format/pairs.hpp"
+#include "cpu/float_mode.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@ namespace shunt {
 
 PackedMatrix pack_in_pairs(Format format, const float* values, std::int64_t n, std::int64_t k,
                            Workspace memory, float global_amax) {
+  const cpu_engine::FloatMode mode;
   const bool sparse = format == Format::sparse_nvfp4;
   if (!sparse && format != Format::nvfp4) {
     throw Error(Status::invalid_argument,

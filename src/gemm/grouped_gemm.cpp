@@ -162,16 +162,20 @@ class RowTensors {
                                               plain = {each, width};
     rule.shape = apart_ ? grouped : plain;
     check_tensor(name, t, rule, device_);
-    return flat(name, t);
+    return flat(name, t, strides.written);
   }
   // The first two dimensions become one, where groups stand apart.
-  Tensor flat(std::string_view name, Tensor t) const {
+  Tensor flat(std::string_view name, Tensor t, bool written = false) const {
     if (!apart_) return t;
     const std::int64_t capacity = t.shape[1], row = t.strides[1];
     if (groups_ > 1 && capacity > 1 && t.strides[0] != capacity * row) {
       fail(Status::invalid_argument,
            "{}: stride 0 is {}: must be {} (capacity x stride 1), no gap between groups", name,
            t.strides[0], capacity * row);
+    }
+    if (written && groups_ > 1 && capacity == 1 && t.strides[0] < t.shape[2]) {
+      fail(Status::invalid_argument, "{} has a row stride of {}: must be its width, {}, or more",
+           name, t.strides[0], t.shape[2]);
     }
     t.rank -= 1;
     t.strides = {capacity > 1 ? row : t.strides[0], t.strides[2]};

@@ -566,6 +566,27 @@ TEST(QuantisedForms, ConfigsOfTheCacheAlone) {
   }
 }
 
+// An online transform, or sparsity, is no matter of the cache.
+TEST(QuantisedRefusals, WhatIsBesideAnEmptyListOfGroups) {
+  const std::string from = golden("qwen3_moe");
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("transform_config": {"config_groups": {"R4": {"type": "hadamard"}}})",
+       "transform_config"},
+      {R"("sparsity_config": {"format": "sparse-24-bitmask"})", "sparsity_config"},
+      {R"("format": "float-quantized")", "format is \"float-quantized\""}};
+  for (const auto& [field, message] : cases) {
+    const TemporaryFolder at;
+    Json json = Json::parse(read_file(from + "/config.json"));
+    json["quantization_config"] =
+        Json::parse(std::string(R"({"quant_method": "compressed-tensors", "config_groups": {}, )") +
+                    field + "}");
+    write_file(at / "config.json", json.dump());
+    write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
+    const std::string got = error_of([&] { (void)Checkpoint::open(at.path()); });
+    EXPECT_NE(got.find(message), std::string::npos) << got;
+  }
+}
+
 TEST(QuantisedRefusals, ADivisorThatIsNone) {
   const TemporaryFolder at;
   const std::string from = folder + "/nvfp4_compressed";

@@ -67,6 +67,36 @@ TEST(Pool, TheChildOfAForkHasItsOwnThreadAlone) {
   }
 }
 
+// A fork while another thread is at work leaves the child nothing of it.
+TEST(Pool, ForksWhileOthersWork) {
+  if (SHUNT_SANITIZED) GTEST_SKIP() << "a sanitizer's threads do not survive a fork";
+  Pool pool(3);
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) {
+      pool.run([](Team& team) {
+        for (int n = 0; n < 20; ++n) team.for_each(50, [](std::size_t) {});
+      });
+    }
+  });
+  int wrong = 0;
+  for (int n = 0; n < 60; ++n) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      int ran = 0;
+      pool.run([&](Team& team) { team.for_each(100, [&](std::size_t) { ++ran; }); });
+      _exit(ran == 100 ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    wrong += WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : 1;
+  }
+  stop = true;
+  busy.join();
+  EXPECT_EQ(wrong, 0);
+}
+
 #if defined(__x86_64__)
 TEST(FloatMode, IsTheUsualOneWhileItLives) {
   constexpr unsigned flushing = 0x9fc0, flags = 0x3f;

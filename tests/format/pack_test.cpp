@@ -242,6 +242,23 @@ TEST_P(EveryFormat, TakesBf16AndStridesAndAnyThreads) {
 }
 
 // Every byte that a checkpoint may hold decodes as the plain decoder says, NaN codes too.
+#if defined(__x86_64__)
+// Who packs may flush denormals, and whoever helps him does not.
+TEST_P(EveryFormat, BytesDoNotDependOnHowTheCallerFlushesSmallNumbers) {
+  const std::int64_t n = 512, k = 1024;
+  const std::vector<float> values = normal_values(n * k, 7, 1e-39F);
+  const auto back = [&](bool flushing) {
+    const unsigned before = __builtin_ia32_stmxcsr();
+    if (flushing) __builtin_ia32_ldmxcsr(before | 0x8040);
+    std::vector<float> result = Packed::of(GetParam(), values, n, k).values();
+    __builtin_ia32_ldmxcsr(before);
+    return result;
+  };
+  const std::vector<float> want = back(false), got = back(true);
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), 4 * want.size()), 0);
+}
+#endif
+
 TEST_P(EveryFormat, DecodesEveryByte) {
   const std::int64_t n = 256, k = 256;
   Packed p = Packed::of(GetParam(), normal_values(n * k, 6), n, k);

@@ -27,7 +27,7 @@ struct BenchOptions {
   std::optional<int> experts, top_k;
   std::optional<std::int64_t> hidden, intermediate;
   std::optional<std::string> tokens;
-  DType dtype = DType::bf16;
+  std::optional<DType> dtype;  // none: bf16
   std::string format;
   RowFormat rows = RowFormat::as_dtype;
   std::string routing = "uniform";
@@ -174,11 +174,11 @@ void refuse_ineffective(const BenchOptions& options) {
   const std::string& stage = options.stage;
   const bool gpu = options.device.device == "cuda", layer = stage == "layer",
              gemm = stage == "gemm";
-  const bool packs = layer || gemm, all = stage == "all";
+  const bool all = stage == "all", packs = layer || gemm || (all && options.grid);
   const auto refuse_where = [](bool ineffective, const char* what) {
     if (ineffective) throw UsageError(what);
   };
-  refuse_where(format_of(options) != FormatSpec{} && !packs && !(all && options.grid),
+  refuse_where(format_of(options) != FormatSpec{} && !packs,
                "--format: only gemm and layer take packed weights");
   refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !packs),
                "--rows is about gemm and layer of a GPU: --device cuda");
@@ -194,12 +194,13 @@ void refuse_ineffective(const BenchOptions& options) {
                "--batch-invariant is about route and layer");
   refuse_where((options.grid || options.dependent_launch) && !gpu,
                "--grid and --dependent-launch are about a GPU: --device cuda");
-  refuse_where(options.grid && (!options.model.empty() || options.tokens || options.experts ||
-                                options.top_k || options.hidden || options.intermediate ||
-                                !options.rule.empty() || !options.groups.empty() ||
-                                options.routing != "uniform" || options.batch_invariant),
-               "--grid has shapes of its own: --model, --tokens, --rule, --groups, --routing, "
-               "--batch-invariant and the numbers of a shape are not looked at");
+  refuse_where(options.grid &&
+                   (!options.model.empty() || options.tokens || options.experts || options.top_k ||
+                    options.hidden || options.intermediate || !options.rule.empty() ||
+                    !options.groups.empty() || options.routing != "uniform" ||
+                    options.batch_invariant || options.tile > 0 || options.dtype),
+               "--grid has shapes of its own: --model, --tokens, --dtype, --rule, --groups, "
+               "--routing, --tile, --batch-invariant and the numbers of a shape are not looked at");
 }
 
 // The shape that was asked for: a known model, a checkpoint, or given numbers; numbers override.
@@ -266,7 +267,7 @@ BenchPlan make_plan(const BenchOptions& options) {
   }
   const Support routed = supports(plan.spec.route, Device{});
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
-  plan.dtype = options.dtype;
+  plan.dtype = options.dtype.value_or(DType::bf16);
   plan.format = format_of(options);
   plan.spread = spread_from_string(options.routing);
   plan.tokens = parse_list("--tokens", options.tokens.value_or("1,16,256"), 1, 1 << 20);
@@ -530,7 +531,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(whole_number(1, 1 << 20));
   command->add_option("--tokens", options->tokens, "numbers of tokens (default: 1,16,256)")
       ->option_text("LIST");
-  add_dtype_option(*command, options->dtype, "of weights and rows (default: bf16)");
+  add_dtype_option(
+      *command, [options](DType dtype) { options->dtype = dtype; },
+      "of weights and rows (default: bf16)");
   command
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");

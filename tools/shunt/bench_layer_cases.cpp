@@ -181,7 +181,8 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
     context.synchronize();
   }
   // Every variant has tokens, and so experts, of its own.
-  const std::int64_t n = std::max<std::int64_t>(copies, tokens <= 64 ? 32 : 4);
+  const std::int64_t least = std::max<std::int64_t>(copies, tokens <= 64 ? 32 : 4);
+  const std::int64_t n = (least + copies - 1) / copies * copies;  // round after round of copies
   made->hidden = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
   made->out = Variants(context, shape.dtype, {tokens, spec.hidden}, n);
   made->ids = Variants(context, DType::i32, {tokens, spec.route.top_k}, n);

@@ -80,12 +80,13 @@ void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& desc
       ->check(CLI::IsMember(named));
 }
 
-void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
+void add_dtype_option(CLI::App& command, const std::function<void(DType)>& set,
+                      const std::string& description) {
   command
       .add_option_function<std::string>(
           "--dtype",
-          [&dtype](const std::string& text) {
-            dtype = text == "f32" ? f32 : text == "bf16" ? bf16 : f16;
+          [set](const std::string& text) {
+            set(text == "f32" ? f32 : text == "bf16" ? bf16 : f16);
           },
           description)
       ->option_text("f32|bf16|f16")

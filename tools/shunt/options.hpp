@@ -64,7 +64,12 @@ class Engine {
   Context context_;
 };
 
-void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description);
+void add_dtype_option(CLI::App& command, const std::function<void(DType)>& set,
+                      const std::string& description);
+inline void add_dtype_option(CLI::App& command, DType& dtype, const std::string& description) {
+  add_dtype_option(
+      command, [&dtype](DType given) { dtype = given; }, description);
+}
 // --rows as_dtype|fp8_block|fp8_token|nvfp4
 void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& description);
 
