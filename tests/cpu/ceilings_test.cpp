@@ -9,6 +9,8 @@
 #include <numeric>
 #include <vector>
 
+#include "sanitizer.hpp"
+
 namespace shunt::cpu_engine {
 namespace {
 
@@ -43,6 +45,7 @@ double least_seconds(const Call& call) {
 // Bandwidth beside a plain loop that adds words up, and operations beside each other: an operation
 // counted twice, or a factor of ten, would show.
 TEST(Ceilings, AreOfTheRightSize) {
+  if (SHUNT_SANITIZED) GTEST_SKIP() << "a sanitizer slows the plain loop alone";
   Pool pool(1);
   std::vector<std::uint64_t> memory(std::size_t{64} << 17, 1);  // 64 MB
   const double bytes = static_cast<double>(memory.size() * sizeof(memory[0]));
