@@ -569,12 +569,12 @@ TEST(QuantisedForms, ConfigsOfTheCacheAlone) {
 // An online transform, or sparsity, is no matter of the cache.
 TEST(QuantisedRefusals, WhatIsBesideAnEmptyListOfGroups) {
   const std::string from = golden("qwen3_moe");
-  const std::pair<const char*, const char*> cases[] = {
+  const std::pair<const char*, const char*> fields[] = {
       {R"("transform_config": {"config_groups": {"R4": {"type": "hadamard"}}})",
        "transform_config"},
       {R"("sparsity_config": {"format": "sparse-24-bitmask"})", "sparsity_config"},
       {R"("format": "float-quantized")", "format is \"float-quantized\""}};
-  for (const auto& [field, message] : cases) {
+  for (const auto& [field, message] : fields) {
     const TemporaryFolder at;
     Json json = Json::parse(read_file(from + "/config.json"));
     json["quantization_config"] =
