@@ -354,15 +354,13 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
     context.synchronize();
     return;
   }
-  {
-    buffers_.push_back(
-        context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
-    gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())
-                    : prepare(context, dtype, weights.up, buffers_.back());
-    buffers_.push_back(
-        context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
-    down = prepare(context, dtype, weights.down, buffers_.back());
-  }
+  buffers_.push_back(
+      context.allocate(shunt::prepared_bytes(context, dtype, groups, columns, hidden, gated)));
+  gate_up = gated ? prepare_paired(context, dtype, weights.gate, weights.up, buffers_.back())
+                  : prepare(context, dtype, weights.up, buffers_.back());
+  buffers_.push_back(
+      context.allocate(shunt::prepared_bytes(context, dtype, groups, hidden, intermediate)));
+  down = prepare(context, dtype, weights.down, buffers_.back());
   hold_biases(context, gated, weights);
 }
 
