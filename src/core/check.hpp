@@ -35,7 +35,7 @@ struct TensorRule {
   std::initializer_list<std::int64_t> shape;  // any_size leaves a dimension free
   bool dense = false;                         // row-major without gaps
   bool rows_dense = false;                    // the last stride is 1, others are free
-  bool written = false;                       // rows (the last two dimensions) do not overlap
+  bool written = false;                       // rows (the last two dimensions) lie apart, in order
 };
 inline constexpr std::initializer_list<DType> float_dtypes = {DType::f32, DType::bf16, DType::f16};
 

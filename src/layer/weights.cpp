@@ -125,12 +125,10 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
   if (check_given("layer: weights.shared_gate", weights.shared_gate,
                   spec.shared.intermediate > 0 && spec.shared.sigmoid_gate, "the LayerSpec")) {
     const Tensor& gate = weights.shared_gate;
-    constexpr std::string_view name = "layer: weights.shared_gate";
-    if (gate.rank == 2) {
-      check_tensor(name, gate, {.dtypes = float_dtypes, .shape = {1, hidden}}, place(gate, device));
-    } else {
-      check_tensor(name, gate, {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
-    }
+    // [1, H] is the same vector.
+    const bool row = gate.rank == 2 && gate.shape[0] == 1;
+    check_tensor("layer: weights.shared_gate", row ? gate[0] : gate,
+                 {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
   }
   check_one("output_bias", weights.output_bias, spec.output_bias, {hidden}, device);
   const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec) {

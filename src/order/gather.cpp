@@ -86,17 +86,13 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                {.dtypes = {i32}, .shape = {pairs}, .dense = true}, device);
   check_tensor("gather: rows (count)", in.rows, {.dtypes = {i32}, .shape = {1}}, device);
   const bool quantises = spec.quantise != Quantise::none;
-  if (quantises) {
-    check_tensor(
-        "gather: rows (output)", rows,
-        {.dtypes = {DType::f8_e4m3}, .shape = {pairs, width}, .rows_dense = true, .written = true},
-        device);
-  } else {
-    check_tensor(
-        "gather: rows (output)", rows,
-        {.dtypes = float_dtypes, .shape = {pairs, width}, .rows_dense = true, .written = true},
-        device);
-  }
+  static constexpr std::initializer_list<DType> quantised_dtypes = {DType::f8_e4m3};
+  check_tensor("gather: rows (output)", rows,
+               {.dtypes = quantises ? quantised_dtypes : float_dtypes,
+                .shape = {pairs, width},
+                .rows_dense = true,
+                .written = true},
+               device);
   if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
     if (spec.quantise == Quantise::row) {
       check_tensor("gather: scales", scales, {.dtypes = {f32}, .shape = {pairs}}, device);
