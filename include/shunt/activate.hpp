@@ -17,6 +17,7 @@ enum class Activation : std::int32_t {
   silu = 3,       // x * sigmoid(alpha x)
   gelu = 4,       // x * Phi(x), with erf
   gelu_tanh = 5,  // its tanh approximation
+  situ = 6,       // beta tanh(x / beta) * sigmoid(x): Kimi K3
 };
 enum class LimitOn : std::int32_t {
   input = 0,   // act(min(gate, limit)): gpt-oss, DeepSeek-V4
@@ -25,8 +26,9 @@ enum class LimitOn : std::int32_t {
 
 //   gated:     h = act(gate) * (clamp(up, -limit, limit) + up_offset)
 //   not gated: h = act(up), limited like a gate
+// With a linear_beta, up becomes linear_beta tanh(up / linear_beta) once it is clamped.
 // SwiGLU is the default; gpt-oss is {.alpha = 1.702f, .limit = 7, .up_offset = 1}; GeGLU is
-// {.kind = Activation::gelu}.
+// {.kind = Activation::gelu}; Kimi K3 is {.kind = Activation::situ, .beta = 4, .linear_beta = 25}.
 struct ActivationSpec {
   Activation kind = Activation::silu;
   bool gated = true;
@@ -34,6 +36,8 @@ struct ActivationSpec {
   float limit = 0;  // 0: none; else > 0. The gate is limited from above only
   LimitOn limit_on = LimitOn::input;
   float up_offset = 0;
+  float beta = 1;         // situ's; > 0
+  float linear_beta = 0;  // situ's, gated; 0: none; else > 0
   bool operator==(const ActivationSpec&) const = default;
 };
 

@@ -43,27 +43,31 @@ struct SharedExpertSpec {
 struct NormSpec {
   bool enabled = false;
   float epsilon = 1e-6f;
-  bool weight = false;  // a weight [H]; else 1
+  bool weight = false;  // a weight as wide as x; else 1
   float multiplier = 1;
+  bool weight_first = false;  // x * weight in place of x, and no weight behind: Muse Spark
   bool operator==(const NormSpec&) const = default;
 };
 
 //   r = router_norm(x);  ids, w = route(r)
-//   u = input_norm(x);   u = latent_down u          where latent > 0
-//   y = sum over slots of w * expert(u)             zero-compute experts return x
-//   y = latent_up y                                 where latent > 0
+//   u = input_norm(x);   u = latent_input_norm(latent_down u)     where latent > 0
+//   y = sum over slots of w * expert_norm(expert(u))   zero-compute experts return x
+//   y = latent_up latent_norm(y)                       where latent > 0
 //   y = output_norm(y + shared.scale * sigmoid(g . x) * shared(x) + output_bias)
 struct LayerSpec {
   std::int64_t hidden = 0;  // H of x and y; experts.hidden unless latent > 0
   RouteSpec route{};
   ExpertSpec experts{};
-  SharedExpertSpec shared{};  // of x, H wide
-  int zero_experts = 0;       // the last ids of route.experts return their input: LongCat
-  std::int64_t latent = 0;    // experts live in this width, between two projections: Nemotron-3
-  bool output_bias = false;   // [H], once a token: JetMoE
-  NormSpec router_norm{};     // Gemma 4
-  NormSpec input_norm{};      // of the routed experts' input: Gemma 4
-  NormSpec output_norm{};     // A.X K1
+  SharedExpertSpec shared{};     // of x, H wide
+  int zero_experts = 0;          // the last ids of route.experts return their input: LongCat
+  std::int64_t latent = 0;       // experts live in this width, between two projections: Nemotron-3
+  bool output_bias = false;      // [H], once a token: JetMoE
+  NormSpec router_norm{};        // Gemma 4
+  NormSpec input_norm{};         // of the routed experts' input: Gemma 4
+  NormSpec output_norm{};        // A.X K1
+  NormSpec latent_norm{};        // of the sum, latent wide; only where latent > 0: Kimi K3
+  NormSpec latent_input_norm{};  // of the experts' input, latent wide; likewise: Muse Spark
+  NormSpec expert_norm{};        // of every expert's output, experts.hidden wide: Muse Spark
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -94,14 +98,17 @@ struct LayerWeights {
   Tensor per_expert_scale{};  // [C]
   Tensor hash_table{};        // [V, k]
   ExpertWeights experts;
-  ExpertWeights shared;  // one 'expert', or none
-  Tensor shared_gate{};  // [H] or [1, H]
-  Tensor latent_down{};  // [L, H]
-  Tensor latent_up{};    // [H, L]
-  Tensor output_bias{};  // [H]
-  Tensor router_norm{};  // [H]
-  Tensor input_norm{};   // [H]
-  Tensor output_norm{};  // [H]
+  ExpertWeights shared;        // one 'expert', or none
+  Tensor shared_gate{};        // [H] or [1, H]
+  Tensor latent_down{};        // [L, H]
+  Tensor latent_up{};          // [H, L]
+  Tensor output_bias{};        // [H]
+  Tensor router_norm{};        // [H]
+  Tensor input_norm{};         // [H]
+  Tensor output_norm{};        // [H]
+  Tensor latent_norm{};        // [L]
+  Tensor latent_input_norm{};  // [L]
+  Tensor expert_norm{};        // [experts.hidden]
 };
 
 struct LayerOptions {

@@ -37,15 +37,19 @@ ActivationRule activation_rule(const ActivationSpec& spec) {
           .limit_output = spec.limit_on == LimitOn::output,
           .alpha = spec.alpha,
           .limit = spec.limit > 0 ? spec.limit : std::numeric_limits<float>::infinity(),
-          .up_offset = spec.up_offset};
+          .up_offset = spec.up_offset,
+          .beta = spec.beta,
+          .inverse_beta = 1 / spec.beta,
+          .linear_beta = spec.linear_beta,
+          .inverse_linear_beta = spec.linear_beta > 0 ? 1 / spec.linear_beta : 0};
 }
 
 }  // namespace cpu_engine
 
 Support supports(const ActivationSpec& spec, Device device) {
   const auto kind = static_cast<std::int32_t>(spec.kind);
-  if (kind < 0 || kind > static_cast<std::int32_t>(Activation::gelu_tanh)) {
-    return refuse("activation: kind is {}: must be 0 (identity) to 5 (gelu_tanh)", kind);
+  if (kind < 0 || kind > static_cast<std::int32_t>(Activation::situ)) {
+    return refuse("activation: kind is {}: must be 0 (identity) to 6 (situ)", kind);
   }
   if (spec.limit_on != LimitOn::input && spec.limit_on != LimitOn::output) {
     return refuse("activation: limit_on is {}: must be 0 (input) or 1 (output)",
@@ -65,6 +69,22 @@ Support supports(const ActivationSpec& spec, Device device) {
   }
   if (spec.up_offset != 0 && !spec.gated) {
     return refuse("activation: up_offset is {}: only a gated form has one", spec.up_offset);
+  }
+  const bool situ = spec.kind == Activation::situ;
+  // Bounds within which a beta and its inverse are normal numbers.
+  const auto legal = [](float beta) { return beta >= 1e-30F && beta <= 1e30F; };
+  if (!legal(spec.beta)) {
+    return refuse("activation: beta is {}: must be 1e-30 to 1e30", spec.beta);
+  }
+  if (spec.beta != 1 && !situ) {
+    return refuse("activation: beta is {}: only situ has one", spec.beta);
+  }
+  if (spec.linear_beta != 0 && !legal(spec.linear_beta)) {
+    return refuse("activation: linear_beta is {}: must be 0 (none) or 1e-30 to 1e30",
+                  spec.linear_beta);
+  }
+  if (spec.linear_beta != 0 && !(situ && spec.gated)) {
+    return refuse("activation: linear_beta is {}: only a gated situ has one", spec.linear_beta);
   }
   return cuda_engine::supported_device("activation", device);
 }

@@ -11,8 +11,8 @@
 namespace shunt {
 namespace {
 
-const std::vector<std::string_view> kinds = {"identity", "relu", "relu2",
-                                             "silu",     "gelu", "gelu_tanh"};
+const std::vector<std::string_view> kinds = {"identity", "relu",      "relu2", "silu",
+                                             "gelu",     "gelu_tanh", "situ"};
 const std::vector<std::string_view> sides = {"input", "output"};
 
 std::string_view name(const std::vector<std::string_view>& names, int index) {
@@ -31,6 +31,8 @@ std::string to_json(const ActivationSpec& spec) {
       .add("limit", spec.limit)
       .add("limit_on", name(sides, static_cast<int>(spec.limit_on)))
       .add("up_offset", spec.up_offset)
+      .add("beta", spec.beta)
+      .add("linear_beta", spec.linear_beta)
       .text();
 }
 
@@ -43,6 +45,8 @@ ActivationSpec activation_spec_from_json(const std::string& text) {
   reader.read("limit", spec.limit);
   reader.read("limit_on", spec.limit_on, sides);
   reader.read("up_offset", spec.up_offset);
+  reader.read("beta", spec.beta);
+  reader.read("linear_beta", spec.linear_beta);
   reader.finish();
   if (const Support support = supports(spec, Device{}); !support) {
     fail(Status::invalid_argument, "ActivationSpec: {}", support.reason);
@@ -52,9 +56,10 @@ ActivationSpec activation_spec_from_json(const std::string& text) {
 
 std::string describe(const ActivationSpec& spec) {
   static const std::vector<std::string_view> gated = {
-      "GLU without activation", "ReGLU", "ReLU^2 GLU", "SwiGLU", "GeGLU (erf)", "GeGLU (tanh)"};
-  static const std::vector<std::string_view> plain = {"identity", "ReLU",       "ReLU^2",
-                                                      "SiLU",     "GELU (erf)", "GELU (tanh)"};
+      "GLU without activation", "ReGLU",   "ReLU^2 GLU", "SwiGLU", "GeGLU (erf)",
+      "GeGLU (tanh)",           "SiTU-GLU"};
+  static const std::vector<std::string_view> plain = {"identity",   "ReLU",        "ReLU^2", "SiLU",
+                                                      "GELU (erf)", "GELU (tanh)", "SiTU"};
   std::string text;
   if (spec.limit > 0) text += "clamped ";
   text += name(spec.gated ? gated : plain, static_cast<int>(spec.kind));
@@ -68,6 +73,8 @@ std::string describe(const ActivationSpec& spec) {
                     spec.limit_on == LimitOn::input ? "input" : "output"));
   }
   if (spec.up_offset != 0) add(fmt::format("up {:+}", spec.up_offset));
+  if (spec.kind == Activation::situ) add(fmt::format("beta {}", spec.beta));
+  if (spec.linear_beta != 0) add(fmt::format("linear beta {}", spec.linear_beta));
   return details.empty() ? text : fmt::format("{} ({})", text, details);
 }
 

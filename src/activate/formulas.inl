@@ -4,26 +4,7 @@
 //   gated:     h = act(gate) * (clamp(up, -limit, limit) + up_offset)
 //   not gated: h = act(up)
 // with act's argument or result limited from above. About 30 operations a vector, one exp and one
-// division.
-
-template <ActivationRule::Kind kind>
-SHUNT_INLINE F32 act(F32 x, F32 alpha) {
-  switch (kind) {
-    case ActivationRule::identity:
-      return x;
-    case ActivationRule::relu:
-      return max(zero(), x);
-    case ActivationRule::relu2:
-      return mul(max(zero(), x), max(zero(), x));
-    case ActivationRule::silu:
-      return mul_sigmoid(x, mul(alpha, x));
-    case ActivationRule::gelu:
-      return gelu(x);
-    case ActivationRule::gelu_tanh:
-      break;
-  }
-  return gelu_tanh(x);
-}
+// division; situ has three of each, up's included.
 
 struct Constants {
   SHUNT_INLINE explicit Constants(const ActivationRule& rule)
@@ -33,17 +14,49 @@ struct Constants {
         output_limit(set1(rule.limit_output ? rule.limit : __builtin_inff())),
         limit(set1(rule.limit)),
         minus_limit(set1(-rule.limit)),
-        up_offset(set1(rule.up_offset)) {}
+        up_offset(set1(rule.up_offset)),
+        beta(set1(rule.beta)),
+        inverse_beta(set1(rule.inverse_beta)),
+        linear_beta(set1(rule.linear_beta)),
+        inverse_linear_beta(set1(rule.inverse_linear_beta)),
+        bends_up(rule.linear_beta != 0) {}
   F32 alpha, input_limit, output_limit, limit, minus_limit, up_offset;
+  F32 beta, inverse_beta, linear_beta, inverse_linear_beta;
+  bool bends_up;
 };
+
+template <ActivationRule::Kind kind>
+SHUNT_INLINE F32 act(const Constants& c, F32 x) {
+  switch (kind) {
+    case ActivationRule::identity:
+      return x;
+    case ActivationRule::relu:
+      return max(zero(), x);
+    case ActivationRule::relu2:
+      return mul(max(zero(), x), max(zero(), x));
+    case ActivationRule::silu:
+      return mul_sigmoid(x, mul(c.alpha, x));
+    case ActivationRule::gelu:
+      return gelu(x);
+    case ActivationRule::gelu_tanh:
+      return gelu_tanh(x);
+    case ActivationRule::situ:
+      break;
+  }
+  return mul_sigmoid(mul(c.beta, tanh(mul(c.inverse_beta, x))), x);
+}
 
 // The order of min's and max's operands lets a NaN through.
 template <ActivationRule::Kind kind, bool gated>
 SHUNT_INLINE F32 activated(const Constants& c, F32 gate, F32 up) {
   const F32 x = gated ? gate : up;
-  const F32 a = min(c.output_limit, act<kind>(min(c.input_limit, x), c.alpha));
+  const F32 a = min(c.output_limit, act<kind>(c, min(c.input_limit, x)));
   if (!gated) return a;
-  return mul(a, add(max(c.minus_limit, min(c.limit, up)), c.up_offset));
+  F32 u = max(c.minus_limit, min(c.limit, up));
+  if (kind == ActivationRule::situ && c.bends_up) {
+    u = mul(c.linear_beta, tanh(mul(c.inverse_linear_beta, u)));
+  }
+  return mul(a, add(u, c.up_offset));
 }
 
 // Calls run.template operator()<kind, gated>() for the rule's kind.
@@ -62,5 +75,7 @@ SHUNT_INLINE void with_kind(const ActivationRule& rule, const Run& run) {
       return run.template go<ActivationRule::gelu, gated>();
     case ActivationRule::gelu_tanh:
       return run.template go<ActivationRule::gelu_tanh, gated>();
+    case ActivationRule::situ:
+      return run.template go<ActivationRule::situ, gated>();
   }
 }

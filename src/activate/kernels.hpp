@@ -11,13 +11,16 @@ namespace shunt::cpu_engine {
 
 // ActivationSpec as a kernel takes it; the kinds are numbered as Activation is.
 struct ActivationRule {
-  enum Kind : std::int32_t { identity, relu, relu2, silu, gelu, gelu_tanh };
+  enum Kind : std::int32_t { identity, relu, relu2, silu, gelu, gelu_tanh, situ };
   Kind kind = silu;
   bool gated = true;
   bool limit_output = false;  // the limit is on act(gate), not on gate
   float alpha = 1;
   float limit = __builtin_inff();  // none
   float up_offset = 0;
+  // situ's, each with its inverse.
+  float beta = 1, inverse_beta = 1;
+  float linear_beta = 0, inverse_linear_beta = 0;  // 0: up stays
 };
 
 struct ActivateKernels {

@@ -24,6 +24,9 @@ double act(const ActivationSpec& spec, double x) {
     // (1 + tanh z) / 2 = 1 / (1 + e^(-2z)), without the cancellation.
     case Activation::gelu_tanh:
       return x / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+    case Activation::situ:
+      return static_cast<double>(spec.beta) * std::tanh(x / static_cast<double>(spec.beta)) /
+             (1 + std::exp(-x));
   }
   return std::nan("");
 }
@@ -38,6 +41,9 @@ double activate_reference(const ActivationSpec& spec, double gate, double up) {
   if (limit > 0 && spec.limit_on == LimitOn::output) h = std::min(h, limit);
   if (!spec.gated) return h;
   if (limit > 0) up = std::clamp(up, -limit, limit);
+  if (const double beta = static_cast<double>(spec.linear_beta); beta > 0) {
+    up = beta * std::tanh(up / beta);
+  }
   return h * (up + static_cast<double>(spec.up_offset));
 }
 

@@ -61,7 +61,10 @@ shunt::LayerWeights to_weights(const Call& call, const shunt_layer_weights* give
           .output_bias = call.tensor("weights.output_bias", w.output_bias),
           .router_norm = call.tensor("weights.router_norm", w.router_norm),
           .input_norm = call.tensor("weights.input_norm", w.input_norm),
-          .output_norm = call.tensor("weights.output_norm", w.output_norm)};
+          .output_norm = call.tensor("weights.output_norm", w.output_norm),
+          .latent_norm = call.tensor("weights.latent_norm", w.latent_norm),
+          .latent_input_norm = call.tensor("weights.latent_input_norm", w.latent_input_norm),
+          .expert_norm = call.tensor("weights.expert_norm", w.expert_norm)};
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ static_assert(static_cast<int>(GroupRank::sum_of_top_2) == SHUNT_GROUP_SUM_OF_TO
 static_assert(static_cast<int>(EpsilonRule::floor) == SHUNT_EPSILON_FLOOR);
 static_assert(static_cast<int>(SharedWeight::joint) == SHUNT_SHARED_JOINT);
 static_assert(static_cast<int>(Quantise::block_128) == SHUNT_QUANTISE_BLOCK_128);
-static_assert(static_cast<int>(Activation::gelu_tanh) == SHUNT_ACTIVATION_GELU_TANH);
+static_assert(static_cast<int>(Activation::situ) == SHUNT_ACTIVATION_SITU);
 static_assert(static_cast<int>(LimitOn::output) == SHUNT_LIMIT_ON_OUTPUT);
 
 RouteSpec to_spec(const Call& call, const shunt_route_spec* spec) {
@@ -119,12 +119,14 @@ PackedMatrix to_packed(const Call& call, const std::string& name,
 ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec) {
   const shunt_activation_spec defaults = SHUNT_ACTIVATION_SPEC_INIT;
   const shunt_activation_spec s = call.read("spec", spec, defaults);
-  return {.kind = call.choice("spec.kind", s.kind, Activation::gelu_tanh),
+  return {.kind = call.choice("spec.kind", s.kind, Activation::situ),
           .gated = call.flag("spec.gated", s.gated),
           .alpha = s.alpha,
           .limit = s.limit,
           .limit_on = call.choice("spec.limit_on", s.limit_on, LimitOn::output),
-          .up_offset = s.up_offset};
+          .up_offset = s.up_offset,
+          .beta = s.beta,
+          .linear_beta = s.linear_beta};
 }
 
 CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec) {

@@ -276,8 +276,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
             routed.hidden = routed.router_weight = {};
             routed.logits = cut(in.logits);
           } else if (spec.router_norm.enabled) {
-            rms_norm(context, spec.router_norm, x, w.router_norm, s.router_input, valid);
             routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
+            rms_norm(context, spec.router_norm, x, w.router_norm, routed.hidden, valid);
           }
           const RouteOutputs chosen{.ids = ids, .weights = weights};
           const RouteSpec rule = routing();
@@ -318,12 +318,12 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
 
   Tensor u = x;
   if (spec.input_norm.enabled) {
+    u = at(s.normed, f32, {tokens, spec.hidden});
     clock(
-        "norm", [&] { rms_norm(context, spec.input_norm, x, w.input_norm, s.normed, valid); },
+        "norm", [&] { rms_norm(context, spec.input_norm, x, w.input_norm, u, valid); },
         [&] {
           return StageCost{tokens * spec.hidden * 8, 0};
         });
-    u = at(s.normed, f32, {tokens, spec.hidden});
   }
   // Enqueued behind routing, so that routing's few blocks are there first.
   if (beside) shared_expert(side->side(), side_stage);
@@ -336,6 +336,14 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         },
         [&] { return latent_cost(spec, options.dtype, tokens); });
     u = at(s.latent, f32, {tokens, inner});
+    if (spec.latent_input_norm.enabled) {
+      clock(
+          "latent_input_norm",
+          [&] { rms_norm(context, spec.latent_input_norm, u, w.latent_input_norm, u, valid); },
+          [&] {
+            return StageCost{tokens * inner * 8, 0};
+          });
+    }
   }
   to_gate_up.rows = u;
 
@@ -399,6 +407,19 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         mlp_gemm(context, experts.down, rows, expert_rows, stage);
       },
       down_takes);
+  if (spec.expert_norm.enabled) {
+    clock(
+        "expert_norm",
+        [&] {
+          const Tensor rows =
+              on_gpu() ? expert_rows : expert_rows.rows(0, *count.as<std::int32_t>());
+          rms_norm(context, spec.expert_norm, rows, w.expert_norm, rows,
+                   on_gpu() ? count : Tensor{});
+        },
+        [&] {
+          return StageCost{load().rows * inner * (bits(rows_dtype()) / 4), 0};
+        });
+  }
 
   if (spec.shared.intermediate > 0 && !beside) {
     clock(
@@ -436,6 +457,14 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                 true);  // the experts' products lie in between
       },
       [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
+  if (spec.latent_norm.enabled) {
+    const Tensor sum = at(s.inner, f32, {tokens, inner});
+    clock(
+        "latent_norm", [&] { rms_norm(context, spec.latent_norm, sum, w.latent_norm, sum, valid); },
+        [&] {
+          return StageCost{tokens * inner * 8, 0};
+        });
+  }
   if (latent) {
     clock(
         "latent_up",

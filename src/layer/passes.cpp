@@ -45,27 +45,31 @@ float lane_sum(std::int64_t width, Term term) {
   return context.device().type == DeviceType::cuda;
 }
 
-float norm_factor(const NormSpec& spec, std::int64_t width, float squares) {
-  return spec.multiplier / std::sqrt(squares / static_cast<float>(width) + spec.epsilon);
+// `to` may be where x lies.
+void norm_row(const NormSpec& spec, const Tensor& weight, std::int64_t width, const Row& x,
+              float* to) {
+  const auto weight_of = [&](std::int64_t i) {
+    return weight ? load_f32(weight.data, weight.dtype, i) : 1.0f;
+  };
+  const auto term = [&](std::int64_t i) { return spec.weight_first ? x[i] * weight_of(i) : x[i]; };
+  const float squares = lane_sum(width, [&](std::int64_t i) { return term(i) * term(i); });
+  const float factor =
+      spec.multiplier / std::sqrt(squares / static_cast<float>(width) + spec.epsilon);
+  for (std::int64_t i = 0; i < width; ++i) {
+    to[i] = term(i) * factor * (spec.weight_first ? 1.0f : weight_of(i));
+  }
 }
 
 }  // namespace
 
 void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, const Tensor& weight,
-              float* out, const Tensor& valid) {
+              const Tensor& out, const Tensor& valid) {
   if constexpr (cuda_engine::built) {
     if (on_gpu(context)) return cuda_engine::rms_norm(context.gpu(), spec, x, weight, out, valid);
   }
-  const std::int64_t width = x.shape[1];
   context.pool().split(x.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const Row row = row_view(x, t);
-      const float squares = lane_sum(width, [&](std::int64_t i) { return row[i] * row[i]; });
-      const float factor = norm_factor(spec, width, squares);
-      float* to = out + t * width;
-      for (std::int64_t i = 0; i < width; ++i) {
-        to[i] = row[i] * factor * (weight ? load_f32(weight.data, weight.dtype, i) : 1.0f);
-      }
+      norm_row(spec, weight, x.shape[1], row_view(x, t), out[t].as<float>());
     }
   });
 }
@@ -103,14 +107,7 @@ void finish_rows(const Context& context, const Finish& f) {
           row[i] += load_f32(f.bias.data, f.bias.dtype, i);
         }
       }
-      if (f.norm.enabled) {
-        const float factor = norm_factor(
-            f.norm, width, lane_sum(width, [&](std::int64_t i) { return row[i] * row[i]; }));
-        for (std::int64_t i = 0; i < width; ++i) {
-          row[i] = row[i] * factor *
-                   (f.norm_weight ? load_f32(f.norm_weight.data, f.norm_weight.dtype, i) : 1.0f);
-        }
-      }
+      if (f.norm.enabled) norm_row(f.norm, f.norm_weight, width, Row{row, DType::f32}, row);
       void* const out =
           static_cast<char*>(f.out.data) + t * f.out.strides[0] * (bits(f.out.dtype) / 8);
       const Row extra = f.residual ? row_view(f.residual, t) : Row{nullptr, DType::f32};

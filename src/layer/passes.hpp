@@ -9,11 +9,11 @@
 
 namespace shunt {
 
-// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight * multiplier, for x [T, W] f32 | bf16 |
-// f16 with strided rows, out f32 [T, W] dense. Sums are f32 in 16 strided lanes, so that bits do
-// not depend on the number of threads. Zhang and Sennrich, arXiv:1910.07467.
+// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight * multiplier, for x and out [T, W] f32 |
+// bf16 | f16 with strided rows (the CPU: out f32); out may be x. Sums are f32 in 16 strided lanes,
+// so that bits do not depend on the number of threads. Zhang and Sennrich, arXiv:1910.07467.
 void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, const Tensor& weight,
-              float* out, const Tensor& valid);
+              const Tensor& out, const Tensor& valid);
 
 // logits[t] = x[t] . gate, f32, summed likewise.
 void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, float* logits,
@@ -53,7 +53,7 @@ void copy_columns(const Context& context, const std::int32_t* ids, const float* 
 namespace cuda_engine {
 struct Gpu;
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
-              float* out, const Tensor& valid);
+              const Tensor& out, const Tensor& valid);
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid);
 void finish_rows(const Gpu& gpu, const Finish& finish);

@@ -40,11 +40,16 @@ struct Rows {
 
 struct Norm {
   bool enabled = false;
+  bool weight_first = false;
   float epsilon = 0, multiplier = 1;
   Rows weight{};
   Norm() = default;
   Norm(const NormSpec& spec, const Tensor& given)
-      : enabled(spec.enabled), epsilon(spec.epsilon), multiplier(spec.multiplier), weight(given) {}
+      : enabled(spec.enabled),
+        weight_first(spec.weight_first),
+        epsilon(spec.epsilon),
+        multiplier(spec.multiplier),
+        weight(given) {}
 };
 
 struct Shared {
@@ -81,9 +86,15 @@ __device__ float norm_factor(const Norm& norm, std::int64_t width, float squares
   const float mean = __fdiv_rn(squares, static_cast<float>(width));
   return __fdiv_rn(norm.multiplier, __fsqrt_rn(__fadd_rn(mean, norm.epsilon)));
 }
+// What is normalised, and the result.
+__device__ float to_norm(const Norm& norm, float x, std::int64_t i) {
+  return norm.weight_first ? __fmul_rn(x, norm.weight.load(0, i)) : x;
+}
 __device__ float normed(const Norm& norm, float x, float factor, std::int64_t i) {
-  const float scaled = __fmul_rn(x, factor);
-  return norm.weight.data != nullptr ? __fmul_rn(scaled, norm.weight.load(0, i)) : scaled;
+  const float scaled = __fmul_rn(to_norm(norm, x, i), factor);
+  return norm.weight.data != nullptr && !norm.weight_first
+             ? __fmul_rn(scaled, norm.weight.load(0, i))
+             : scaled;
 }
 
 __device__ std::int64_t valid_rows(const std::int32_t* valid, std::int64_t rows) {
@@ -93,7 +104,7 @@ __device__ std::int64_t valid_rows(const std::int32_t* valid, std::int64_t rows)
 }
 
 __global__ void __launch_bounds__(threads)
-    norm_rows(Norm norm, Rows x, std::int64_t rows, std::int64_t width, float* out,
+    norm_rows(Norm norm, Rows x, std::int64_t rows, std::int64_t width, Rows out,
               const std::int32_t* valid) {
   __shared__ Shared shared;
   wait_for_predecessor();
@@ -101,12 +112,12 @@ __global__ void __launch_bounds__(threads)
   rows = valid_rows(valid, rows);
   for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
     const float squares = row_sum(shared, width, [&](std::int64_t i) {
-      const float value = x.load(t, i);
+      const float value = to_norm(norm, x.load(t, i), i);
       return __fmul_rn(value, value);
     });
     const float factor = norm_factor(norm, width, squares);
     for (std::int64_t i = threadIdx.x; i < width; i += threads) {
-      out[t * width + i] = normed(norm, x.load(t, i), factor, i);
+      store_element(out.data, out.dtype, t * out.stride + i, normed(norm, x.load(t, i), factor, i));
     }
   }
 }
@@ -167,8 +178,10 @@ __global__ void __launch_bounds__(threads) finish(const __grid_constant__ Finish
     if (args.norm.enabled) {
       // Thread i reads what thread i wrote: pieces are multiples of the threads.
       static_assert(piece % threads == 0);
-      const float squares =
-          row_sum(shared, width, [&](std::int64_t i) { return __fmul_rn(row[i], row[i]); });
+      const float squares = row_sum(shared, width, [&](std::int64_t i) {
+        const float value = to_norm(args.norm, row[i], i);
+        return __fmul_rn(value, value);
+      });
       factor = norm_factor(args.norm, width, squares);
     }
     for (std::int64_t i = threadIdx.x; i < width; i += threads) {
@@ -328,10 +341,10 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
-              float* out, const Tensor& valid) {
+              const Tensor& out, const Tensor& valid) {
   if (x.shape[0] == 0) return;
   launch("rms_norm", gpu, shape_for(gpu, x.shape[0]), norm_rows, Norm(spec, weight), Rows(x),
-         x.shape[0], x.shape[1], out, valid.as<const std::int32_t>());
+         x.shape[0], x.shape[1], Rows(out), valid.as<const std::int32_t>());
 }
 
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,

@@ -76,18 +76,19 @@ bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t token
                                                     : 2;
   return device.type == DeviceType::cuda && tokens <= most &&
          tokens * spec.route.slots() <= cuda_engine::most_chained_pairs &&
-         !spec.input_norm.enabled && spec.latent == 0;
+         !spec.input_norm.enabled && !spec.expert_norm.enabled && spec.latent == 0;
 }
 
 bool adds_up(const LayerSpec& spec, std::int64_t tokens) {
   return tokens == 1 && spec.route.slots() <= cuda_engine::most_summed_pairs &&
          spec.shared.intermediate == 0 && spec.latent == 0 && spec.zero_experts == 0 &&
-         !spec.output_bias && !spec.output_norm.enabled;
+         !spec.output_bias && !spec.output_norm.enabled && !spec.expert_norm.enabled;
 }
 
 bool one_row_a_token(const LayerSpec& spec) {
   return spec.route.slots() == 1 && spec.shared.intermediate == 0 && spec.latent == 0 &&
-         spec.zero_experts == 0 && !spec.output_bias && !spec.output_norm.enabled;
+         spec.zero_experts == 0 && !spec.output_bias && !spec.output_norm.enabled &&
+         !spec.expert_norm.enabled;
 }
 
 SharedPlan plan_shared(Device device, std::int64_t tokens, double us) {

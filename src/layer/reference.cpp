@@ -38,13 +38,18 @@ Vector product(const Tensor& w, const Tensor& bias, const Vector& x) {
 
 Vector normalised(const NormSpec& spec, const Tensor& weight, Vector x) {
   if (!spec.enabled) return x;
+  const auto weigh = [&] {
+    for (std::size_t i = 0; i < x.size() && weight; ++i) {
+      x[i] *= at(weight, static_cast<std::int64_t>(i));
+    }
+  };
+  if (spec.weight_first) weigh();
   double mean = 0;
   for (const double value : x) mean += value * value / static_cast<double>(x.size());
   const double factor =
       static_cast<double>(spec.multiplier) / std::sqrt(mean + static_cast<double>(spec.epsilon));
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] *= factor * (weight ? at(weight, static_cast<std::int64_t>(i)) : 1.0);
-  }
+  for (double& value : x) value *= factor;
+  if (!spec.weight_first) weigh();
   return x;
 }
 
@@ -110,7 +115,10 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
   for (std::int64_t t = 0; t < x.shape[0]; ++t) {
     const Vector row = row_of(x, t);
     Vector input = normalised(spec.input_norm, weights.input_norm, row);
-    if (spec.latent > 0) input = product(weights.latent_down, {}, input);
+    if (spec.latent > 0) {
+      input = normalised(spec.latent_input_norm, weights.latent_input_norm,
+                         product(weights.latent_down, {}, input));
+    }
 
     Vector sum(input.size(), 0.0), sizes(input.size(), 0.0);
     for (std::int64_t pair = t * slots; pair < (t + 1) * slots; ++pair) {
@@ -126,13 +134,23 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
         for (double& value : scaled) value *= w;
       }
       const double factor = spec.route.weight_on_input ? 1.0 : w;
-      const Vector returned =
-          expert(spec.experts.activation, weights.experts, static_cast<std::size_t>(id), scaled);
+      const Vector returned = normalised(
+          spec.expert_norm, weights.expert_norm,
+          expert(spec.experts.activation, weights.experts, static_cast<std::size_t>(id), scaled));
       add(sum, factor, returned);
-      for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] += std::abs(factor * returned[i]);
+      // A row that is normed is rounded before, which its norm follows, and after.
+      const double roundings = spec.expert_norm.enabled ? 3 : 1;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        sizes[i] += roundings * std::abs(factor * returned[i]);
+      }
     }
-    Vector y = spec.latent > 0 ? product(weights.latent_up, {}, sum) : sum;
-    if (spec.latent > 0) sizes = spread_of_product(weights.latent_up, sizes);
+    Vector y = sum;
+    if (spec.latent > 0) {
+      const Vector normed = normalised(spec.latent_norm, weights.latent_norm, sum);
+      if (spec.latent_norm.enabled) sizes = spread_of_norm(sum, normed, std::move(sizes));
+      y = product(weights.latent_up, {}, normed);
+      sizes = spread_of_product(weights.latent_up, sizes);
+    }
     if (spec.shared.intermediate > 0) {
       double factor = static_cast<double>(spec.shared.scale);
       if (spec.shared.sigmoid_gate) {

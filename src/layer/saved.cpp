@@ -33,7 +33,10 @@ constexpr std::array small = {Small{"router", &LayerWeights::router},
                               Small{"output_bias", &LayerWeights::output_bias},
                               Small{"router_norm", &LayerWeights::router_norm},
                               Small{"input_norm", &LayerWeights::input_norm},
-                              Small{"output_norm", &LayerWeights::output_norm}};
+                              Small{"output_norm", &LayerWeights::output_norm},
+                              Small{"latent_norm", &LayerWeights::latent_norm},
+                              Small{"latent_input_norm", &LayerWeights::latent_input_norm},
+                              Small{"expert_norm", &LayerWeights::expert_norm}};
 
 class Writer {
  public:

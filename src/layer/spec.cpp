@@ -42,7 +42,8 @@ SpecWriter norm_json(const NormSpec& spec) {
       .add("enabled", spec.enabled)
       .add("epsilon", spec.epsilon)
       .add("weight", spec.weight)
-      .add("multiplier", spec.multiplier);
+      .add("multiplier", spec.multiplier)
+      .add("weight_first", spec.weight_first);
 }
 
 ExpertSpec read_experts(SpecReader reader) {
@@ -79,6 +80,7 @@ NormSpec read_norm(SpecReader reader) {
   reader.read("epsilon", spec.epsilon);
   reader.read("weight", spec.weight);
   reader.read("multiplier", spec.multiplier);
+  reader.read("weight_first", spec.weight_first);
   reader.finish();
   return spec;
 }
@@ -90,6 +92,9 @@ Support check_norm(const char* name, const NormSpec& norm) {
   }
   if (!std::isfinite(norm.multiplier)) {
     return refuse("LayerSpec.{}.multiplier is {}: must be finite", name, norm.multiplier);
+  }
+  if (norm.weight_first && !norm.weight) {
+    return refuse("LayerSpec.{}.weight_first is true: must be false without a weight", name);
   }
   return {};
 }
@@ -108,6 +113,9 @@ std::string to_json(const LayerSpec& spec) {
       .add("router_norm", norm_json(spec.router_norm))
       .add("input_norm", norm_json(spec.input_norm))
       .add("output_norm", norm_json(spec.output_norm))
+      .add("latent_norm", norm_json(spec.latent_norm))
+      .add("latent_input_norm", norm_json(spec.latent_input_norm))
+      .add("expert_norm", norm_json(spec.expert_norm))
       .text();
 }
 
@@ -125,6 +133,11 @@ LayerSpec layer_spec_from_json(const std::string& text) {
   if (const auto norm = reader.object("router_norm")) spec.router_norm = read_norm(*norm);
   if (const auto norm = reader.object("input_norm")) spec.input_norm = read_norm(*norm);
   if (const auto norm = reader.object("output_norm")) spec.output_norm = read_norm(*norm);
+  if (const auto norm = reader.object("latent_norm")) spec.latent_norm = read_norm(*norm);
+  if (const auto norm = reader.object("latent_input_norm")) {
+    spec.latent_input_norm = read_norm(*norm);
+  }
+  if (const auto norm = reader.object("expert_norm")) spec.expert_norm = read_norm(*norm);
   reader.finish();
   return spec;
 }
@@ -144,7 +157,12 @@ std::string describe(const LayerSpec& spec) {
     if (spec.shared.scale != 1) text += fmt::format(", times {:g}", spec.shared.scale);
   }
   if (spec.zero_experts > 0) text += fmt::format("; {} zero-compute experts", spec.zero_experts);
-  if (spec.latent > 0) text += fmt::format("; latent width {}", spec.latent);
+  if (spec.latent > 0) {
+    text += fmt::format("; latent width {}{}{}", spec.latent,
+                        spec.latent_input_norm.enabled ? ", RMSNorm of the input" : "",
+                        spec.latent_norm.enabled ? ", RMSNorm of the sum" : "");
+  }
+  if (spec.expert_norm.enabled) text += "; RMSNorm of every expert's output";
   if (spec.output_bias) text += "; output bias";
   if (spec.router_norm.enabled) text += "; RMSNorm before the router";
   if (spec.input_norm.enabled) text += "; RMSNorm before the experts";
@@ -232,7 +250,9 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
         width("shared.intermediate", spec.shared.intermediate, 0),
         supports(experts.activation, device), supports(spec.shared.activation, device),
         check_norm("router_norm", spec.router_norm), check_norm("input_norm", spec.input_norm),
-        check_norm("output_norm", spec.output_norm)}) {
+        check_norm("output_norm", spec.output_norm), check_norm("latent_norm", spec.latent_norm),
+        check_norm("latent_input_norm", spec.latent_input_norm),
+        check_norm("expert_norm", spec.expert_norm)}) {
     if (!support) return support;
   }
   const std::int64_t inner = spec.latent > 0 ? spec.latent : spec.hidden;
@@ -240,15 +260,22 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerSpec.experts.hidden is {}: must be {}, the {} width", experts.hidden, inner,
                   spec.latent > 0 ? "latent" : "hidden");
   }
+  for (const auto& [name, norm] : {std::pair("latent_norm", spec.latent_norm),
+                                   std::pair("latent_input_norm", spec.latent_input_norm)}) {
+    if (norm.enabled && spec.latent == 0) {
+      return refuse("LayerSpec.{}.enabled is true: must be false without a latent width", name);
+    }
+  }
   if (spec.zero_experts < 0 || spec.zero_experts >= spec.route.experts) {
     return refuse("LayerSpec.zero_experts is {}: must be 0 to {}, below route.experts",
                   spec.zero_experts, spec.route.experts - 1);
   }
-  if (spec.zero_experts > 0 && (spec.latent > 0 || spec.route.shared.count > 0 ||
-                                spec.input_norm.enabled || spec.route.weight_on_input)) {
+  if (spec.zero_experts > 0 &&
+      (spec.latent > 0 || spec.route.shared.count > 0 || spec.input_norm.enabled ||
+       spec.expert_norm.enabled || spec.route.weight_on_input)) {
     return refuse(
-        "LayerSpec.zero_experts is {}: must be 0 with a latent width, shared slots, an input norm "
-        "or the weight on the input",
+        "LayerSpec.zero_experts is {}: must be 0 with a latent width, shared slots, an input norm, "
+        "a norm of the experts' outputs or the weight on the input",
         spec.zero_experts);
   }
   const int computed = spec.route.experts - spec.zero_experts + spec.route.shared.count;

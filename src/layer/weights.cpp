@@ -131,12 +131,16 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
                  {.dtypes = float_dtypes, .shape = {hidden}}, place(gate, device));
   }
   check_one("output_bias", weights.output_bias, spec.output_bias, {hidden}, device);
-  const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec) {
-    check_one(name, weight, norm_spec.enabled && norm_spec.weight, {hidden}, device);
+  const auto norm = [&](const char* name, const Tensor& weight, const NormSpec& norm_spec,
+                        std::int64_t width) {
+    check_one(name, weight, norm_spec.enabled && norm_spec.weight, {width}, device);
   };
-  norm("router_norm", weights.router_norm, spec.router_norm);
-  norm("input_norm", weights.input_norm, spec.input_norm);
-  norm("output_norm", weights.output_norm, spec.output_norm);
+  norm("router_norm", weights.router_norm, spec.router_norm, hidden);
+  norm("input_norm", weights.input_norm, spec.input_norm, hidden);
+  norm("output_norm", weights.output_norm, spec.output_norm, hidden);
+  norm("latent_norm", weights.latent_norm, spec.latent_norm, spec.latent);
+  norm("latent_input_norm", weights.latent_input_norm, spec.latent_input_norm, spec.latent);
+  norm("expert_norm", weights.expert_norm, spec.expert_norm, spec.experts.hidden);
 }
 
 void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device,
@@ -295,6 +299,9 @@ HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
   views.router_norm = hold(weights.router_norm);
   views.input_norm = hold(weights.input_norm);
   views.output_norm = hold(weights.output_norm);
+  views.latent_norm = hold(weights.latent_norm);
+  views.latent_input_norm = hold(weights.latent_input_norm);
+  views.expert_norm = hold(weights.expert_norm);
 }
 
 std::size_t HeldWeights::bytes() const { return total(buffers_); }

@@ -22,7 +22,7 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 std::vector<ActivationSpec> all_forms() {
   std::vector<ActivationSpec> forms;
   for (const bool gated : {true, false}) {
-    for (int kind = 0; kind <= 5; ++kind) {
+    for (int kind = 0; kind <= 6; ++kind) {
       forms.push_back({.kind = static_cast<Activation>(kind), .gated = gated});
     }
     forms.push_back({.gated = gated, .limit = 2.5F, .limit_on = LimitOn::output});
@@ -30,6 +30,10 @@ std::vector<ActivationSpec> all_forms() {
   forms.push_back({.alpha = 1.702F, .limit = 7, .up_offset = 1});  // gpt-oss
   forms.push_back({.limit = 1.25F});
   forms.push_back({.kind = Activation::gelu, .limit = 3, .up_offset = -0.5F});
+  forms.push_back({.kind = Activation::situ, .beta = 4, .linear_beta = 25});  // Kimi K3
+  forms.push_back({.kind = Activation::situ, .beta = 0.3F, .linear_beta = 1e-3F});
+  forms.push_back(
+      {.kind = Activation::situ, .limit = 2, .up_offset = 1, .beta = 4, .linear_beta = 3});
   return forms;
 }
 
@@ -75,13 +79,16 @@ double exponent(const ActivationSpec& spec, double x) {
       return x * x / 2;
     case Activation::gelu_tanh:
       return std::abs(1.6 * x + 0.0714 * x * x * x);
+    case Activation::situ:
+      return std::abs(x);
     default:
       return 0;
   }
 }
 
 // The bound: act() within 6 + 2 |exponent| half units of the last place (as long as e^-exponent is
-// a normal number), the product with up adds two roundings.
+// a normal number), the product with up adds two roundings. A tanh and its argument are 10 more, of
+// what it is multiplied with.
 TEST_P(ActivateOn, AgreesWithTheReference) {
   const std::vector<float> gate = interesting_values();
   std::vector<float> up(gate.rbegin(), gate.rend());
@@ -93,13 +100,18 @@ TEST_P(ActivateOn, AgreesWithTheReference) {
       const double want = activate_reference(spec, g, u);
       ActivationSpec alone = spec;
       alone.gated = false;
-      alone.up_offset = 0;
+      alone.up_offset = alone.linear_beta = 0;
       const double act = activate_reference(alone, 0, spec.gated ? g : u);
       const double factor = spec.gated && act != 0 ? std::abs(want / act) : 1;
       const double x = std::min(spec.gated ? g : u, spec.limit > 0 ? 100.0 : 1e30);
-      const double units = 6 + 2 * std::min(exponent(spec, x), 100.0);
-      const double bound =
-          (units * std::abs(act) * 0x1p-24 + 1e-36) * factor + 2 * std::abs(want) * 0x1p-24 + 1e-36;
+      const double tanh_units = spec.kind == Activation::situ ? 10 : 0;
+      const double units = 6 + tanh_units + 2 * std::min(exponent(spec, x), 100.0);
+      // Before an offset joins it.
+      const double bent =
+          spec.linear_beta > 0 ? std::abs(act) * static_cast<double>(spec.linear_beta) : 0;
+      const double bound = (units * std::abs(act) * 0x1p-24 + 1e-36) * factor +
+                           2 * std::abs(want) * 0x1p-24 +
+                           tanh_units * std::min(bent, std::abs(act * u)) * 0x1p-24 + 1e-36;
       if (std::abs(want) > 3.4e38) {
         EXPECT_TRUE(std::isinf(out[i]) || std::abs(out[i]) > 3.3e38F);
       } else {
@@ -322,6 +334,12 @@ TEST(Activate, RefusesWhatDoesNotFitByName) {
   refused({.kind = Activation::gelu, .alpha = 2}, t, t, t, "alpha");
   refused({.limit = -1}, t, t, t, "limit");
   refused({.limit = nan}, t, t, t, "limit");
+  refused({.beta = 4}, t, t, t, "beta is 4: only situ");
+  refused({.kind = Activation::situ, .beta = 0}, t, t, t, "beta is 0");
+  refused({.kind = Activation::situ, .beta = nan}, t, t, t, "beta is nan");
+  refused({.linear_beta = 25}, t, t, t, "linear_beta is 25: only a gated situ");
+  refused({.kind = Activation::situ, .gated = false, .linear_beta = 25}, {}, t, t, "linear_beta");
+  refused({.kind = Activation::situ, .linear_beta = -1}, t, t, t, "linear_beta is -1");
   refused({.kind = static_cast<Activation>(17)}, t, t, t, "17");
 }
 

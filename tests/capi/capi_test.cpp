@@ -48,14 +48,14 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
   EXPECT_EQ(members<GroupedGemmInputs>(), 8);
   EXPECT_EQ(members<IndexedGemmInputs>(), 4);
-  EXPECT_EQ(members<ActivationSpec>(), 6);
+  EXPECT_EQ(members<ActivationSpec>(), 8);
   EXPECT_EQ(members<CombineSpec>(), 6);
   EXPECT_EQ(members<CombineInputs>(), 9);
   EXPECT_EQ(members<ShuffleSpec>(), 6);
   EXPECT_EQ(members<ScatterAddSpec>(), 1);
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
   EXPECT_EQ(members<ExpertWeights>(), 10);
-  EXPECT_EQ(members<LayerWeights>(), 14);
+  EXPECT_EQ(members<LayerWeights>(), 17);
   EXPECT_EQ(members<LayerOptions>(), 5);
   EXPECT_EQ(members<LayerInputs>(), 8);
   EXPECT_EQ(members<LayerOutputs>(), 3);
@@ -134,8 +134,13 @@ TEST(CApi, EveryFieldIsWithinReach) {
   EXPECT_TRUE(capi::to_options(call, &layer).batch_invariant);
   EXPECT_EQ(capi::to_options(call, &layer).format, (FormatSpec{Format::int4, 64}));
   EXPECT_EQ(capi::to_options(call, &layer).rows, RowFormat::fp8_token);
-  const shunt_activation_spec activation = {sizeof activation, 4, 0, 1.5F, 7, 1, 1};
+  const shunt_activation_spec activation = {
+      sizeof activation, SHUNT_ACTIVATION_SITU, 1, 1.5F, 7, 1, 1, 4, 25};
   EXPECT_EQ(to_spec(call, &activation),
+            (ActivationSpec{Activation::situ, true, 1.5F, 7, LimitOn::output, 1, 4, 25}));
+  // A caller's whose header has no betas.
+  const shunt_activation_spec without = {32, 4, 0, 1.5F, 7, 1, 1, 77, 77};
+  EXPECT_EQ(to_spec(call, &without),
             (ActivationSpec{Activation::gelu, false, 1.5F, 7, LimitOn::output, 1}));
   const shunt_combine_spec combine = {sizeof combine, 4, 0, 64, 1, 0.5F, 96};
   EXPECT_EQ(to_spec(call, &combine), (CombineSpec{4, false, 64, 96, true, 0.5F}));

@@ -635,8 +635,8 @@ static void test_activate(const shunt_context* context) {
   CHECK_FLOATS(h, 9, 4, 1, 0.25, 0, 77.0 * 77);
   CHECK(shunt_activate(context, &spec, &g, &u, &y, NULL) == SHUNT_INVALID_ARGUMENT);
   CHECK(shunt_activate(context, &spec, NULL, NULL, &y, NULL) == SHUNT_INVALID_ARGUMENT);
-  spec.kind = 6;
-  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.kind is 6: must be 0 to 5",
+  spec.kind = 7;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.kind is 7: must be 0 to 6",
               shunt_activate_supports(context, &spec));
 }
 

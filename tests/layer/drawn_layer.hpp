@@ -63,7 +63,7 @@ class DrawnLayer {
     ActivationSpec a;
     a.kind = draw_.any({Activation::silu, Activation::silu, Activation::silu, Activation::gelu,
                         Activation::gelu_tanh, Activation::relu2, Activation::relu,
-                        Activation::identity});
+                        Activation::identity, Activation::situ});
     a.gated = !draw_.one_in(4);
     if (a.kind == Activation::silu && draw_.one_in(4)) a.alpha = 1.702f;
     if (draw_.one_in(4)) {
@@ -71,12 +71,18 @@ class DrawnLayer {
       a.limit_on = draw_.any({LimitOn::input, LimitOn::output});
     }
     if (a.gated && draw_.one_in(5)) a.up_offset = 1;
+    if (a.kind == Activation::situ) {
+      a.beta = draw_.any({0.5f, 1.0f, 4.0f});
+      if (a.gated) a.linear_beta = draw_.any({0.0f, 1.5f, 25.0f});
+    }
     return a;
   }
   NormSpec norm(bool enabled) {
     if (!enabled) return {};
-    return {
+    NormSpec n = {
         .enabled = true, .weight = draw_.one_in(2), .multiplier = draw_.one_in(2) ? 1.0f : 0.25f};
+    n.weight_first = n.weight && draw_.one_in(3);
+    return n;
   }
 
   void draw_experts() {
@@ -114,6 +120,9 @@ class DrawnLayer {
     spec.router_norm = norm(!plain && draw_.one_in(4));
     spec.input_norm = norm(!plain && spec.zero_experts == 0 && draw_.one_in(4));
     spec.output_norm = norm(!plain && draw_.one_in(4));
+    spec.latent_norm = norm(spec.latent > 0 && draw_.one_in(2));
+    spec.latent_input_norm = norm(spec.latent > 0 && draw_.one_in(3));
+    spec.expert_norm = norm(!plain && spec.zero_experts == 0 && draw_.one_in(5));
   }
 
   void draw_options() {

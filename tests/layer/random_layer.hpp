@@ -46,6 +46,9 @@ class RandomLayer {
     if (spec.router_norm.weight) weights.router_norm = vector(hidden, 1.0f);
     if (spec.input_norm.weight) weights.input_norm = vector(hidden, 1.0f);
     if (spec.output_norm.weight) weights.output_norm = vector(hidden, 1.0f);
+    if (spec.latent_norm.weight) weights.latent_norm = vector(spec.latent, 1.0f);
+    if (spec.latent_input_norm.weight) weights.latent_input_norm = vector(spec.latent, 1.0f);
+    if (spec.expert_norm.weight) weights.expert_norm = vector(spec.experts.hidden, 1.0f);
   }
 
   // [rows, columns] of `dtype`, normal.
@@ -119,7 +122,8 @@ LayerWeights moved(LayerWeights weights, const There& there) {
   for (Tensor* one :
        {&weights.router, &weights.router_bias, &weights.selection_bias, &weights.per_expert_scale,
         &weights.hash_table, &weights.shared_gate, &weights.latent_down, &weights.latent_up,
-        &weights.output_bias, &weights.router_norm, &weights.input_norm, &weights.output_norm}) {
+        &weights.output_bias, &weights.router_norm, &weights.input_norm, &weights.output_norm,
+        &weights.latent_norm, &weights.latent_input_norm, &weights.expert_norm}) {
     *one = there(*one);
   }
   for (ExpertWeights* experts : {&weights.experts, &weights.shared}) {
@@ -238,6 +242,37 @@ inline std::vector<NamedSpec> layer_specs() {
     s.experts.hidden = 24;
     s.shared = {.intermediate = 50, .activation = {.kind = Activation::relu2, .gated = false}};
     specs.push_back({"NemotronLatent", s});
+  }
+  {
+    const ActivationSpec situ = {.kind = Activation::situ, .beta = 0.75f, .linear_beta = 1.5f};
+    LayerSpec s = small_layer({.experts = 14,
+                               .top_k = 6,
+                               .score = Score::sigmoid,
+                               .selection_bias = true,
+                               .renormalize = true},
+                              68, 36, situ);
+    s.latent = s.experts.hidden = 40;
+    s.latent_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
+    s.shared = {.intermediate = 72, .activation = situ};
+    specs.push_back({"KimiK3", s});
+  }
+  {
+    LayerSpec s = small_layer({.experts = 12,
+                               .top_k = 4,
+                               .score = Score::sigmoid,
+                               .selection_bias = true,
+                               .renormalize = true,
+                               .renormalize_epsilon = 1e-15f},
+                              64, 34);
+    s.latent = s.experts.hidden = 48;
+    s.latent_input_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
+    s.expert_norm = {.enabled = true, .epsilon = 1e-8f, .weight = true, .weight_first = true};
+    specs.push_back({"MuseSpark", s});
+  }
+  {
+    LayerSpec s = small_layer({.experts = 9, .top_k = 1, .renormalize = true}, 56, 40);
+    s.expert_norm = {.enabled = true, .multiplier = 0.5f};
+    specs.push_back({"NormedRows", s});
   }
   {
     LayerSpec s =

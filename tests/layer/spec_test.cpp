@@ -40,8 +40,9 @@ TEST(LayerSpec, JsonIsReadStrictly) {
     return error_of([&] { layer_spec_from_json(text); });
   };
   EXPECT_EQ(with("\"zero_experts\"", "\"zero_expert\""),
-            "LayerSpec.zero_expert is unknown; known are experts, hidden, input_norm, latent, "
-            "output_bias, output_norm, route, router_norm, shared, zero_experts");
+            "LayerSpec.zero_expert is unknown; known are expert_norm, experts, hidden, "
+            "input_norm, latent, latent_input_norm, latent_norm, output_bias, output_norm, route, "
+            "router_norm, shared, zero_experts");
   EXPECT_NE(with("\"hidden\":48", "\"hidden\":-48").find("LayerSpec.hidden is -48"),
             std::string::npos);
   EXPECT_NE(with("\"hidden\":48", "\"hidden\":\"48\"").find("\"48\""), std::string::npos);
@@ -72,6 +73,12 @@ TEST(LayerSpec, RefusesWhatDoesNotFitTogether) {
               s.output_norm = {.enabled = true, .epsilon = -1};
             }).find("output_norm.epsilon"),
             std::string::npos);
+  EXPECT_EQ(reason([](LayerSpec& s) { s.latent_norm.enabled = true; }),
+            "LayerSpec.latent_norm.enabled is true: must be false without a latent width");
+  EXPECT_EQ(reason([](LayerSpec& s) { s.latent_input_norm.enabled = true; }),
+            "LayerSpec.latent_input_norm.enabled is true: must be false without a latent width");
+  EXPECT_EQ(reason([](LayerSpec& s) { s.expert_norm = {.enabled = true, .weight_first = true}; }),
+            "LayerSpec.expert_norm.weight_first is true: must be false without a weight");
   EXPECT_NE(reason([](LayerSpec& s) { s.route.scale_in_weights = false; }).find("scale"),
             std::string::npos);
   EXPECT_NE(reason([](LayerSpec&) {}, {.dtype = DType::i32}).find("dtype is i32"),

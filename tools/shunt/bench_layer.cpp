@@ -93,6 +93,9 @@ struct Source {
     weights.router_norm = vector(spec.router_norm.weight, spec.hidden);
     weights.input_norm = vector(spec.input_norm.weight, spec.hidden);
     weights.output_norm = vector(spec.output_norm.weight, spec.hidden);
+    weights.latent_norm = vector(spec.latent_norm.weight, spec.latent);
+    weights.latent_input_norm = vector(spec.latent_input_norm.weight, spec.latent);
+    weights.expert_norm = vector(spec.expert_norm.weight, spec.experts.hidden);
     return weights;
   }
 

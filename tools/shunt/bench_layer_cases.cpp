@@ -67,6 +67,9 @@ class Weights {
     weights.router_norm = ones(spec.router_norm.weight, spec.hidden);
     weights.input_norm = ones(spec.input_norm.weight, spec.hidden);
     weights.output_norm = ones(spec.output_norm.weight, spec.hidden);
+    weights.latent_norm = ones(spec.latent_norm.weight, spec.latent);
+    weights.latent_input_norm = ones(spec.latent_input_norm.weight, spec.latent);
+    weights.expert_norm = ones(spec.expert_norm.weight, spec.experts.hidden);
   }
   // The first expert's matrices, packed, for all of them: packing is the host's, and slow.
   void pack_experts(const FormatSpec& format) {

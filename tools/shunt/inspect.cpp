@@ -64,7 +64,8 @@ LayerBytes weigh(const Checkpoint& checkpoint, int layer, const LayerSpec& spec)
   bytes.router =
       total({weights.router, weights.router_bias, weights.selection_bias, weights.per_expert_scale,
              weights.latent_down, weights.latent_up, weights.output_bias, weights.router_norm,
-             weights.input_norm, weights.output_norm});
+             weights.input_norm, weights.output_norm, weights.latent_norm,
+             weights.latent_input_norm, weights.expert_norm});
   // Zero-compute experts share the slots: on average they spare their part of the bytes.
   const double computed =
       static_cast<double>(spec.experts.experts - spec.route.shared.count) / spec.route.experts;

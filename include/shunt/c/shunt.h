@@ -629,7 +629,8 @@ enum {
   SHUNT_ACTIVATION_RELU2 = 2,
   SHUNT_ACTIVATION_SILU = 3,
   SHUNT_ACTIVATION_GELU = 4,
-  SHUNT_ACTIVATION_GELU_TANH = 5
+  SHUNT_ACTIVATION_GELU_TANH = 5,
+  SHUNT_ACTIVATION_SITU = 6
 };
 enum { SHUNT_LIMIT_ON_INPUT = 0, SHUNT_LIMIT_ON_OUTPUT = 1 };
 
@@ -641,9 +642,11 @@ typedef struct shunt_activation_spec {
   float limit;      /* 0: none */
   int32_t limit_on; /* SHUNT_LIMIT_ON_* */
   float up_offset;
+  float beta;        /* of situ: beta tanh(x / beta) * sigmoid(x) */
+  float linear_beta; /* of a gated situ: up becomes linear_beta tanh(up / linear_beta); 0: none */
 } shunt_activation_spec;
 #define SHUNT_ACTIVATION_SPEC_INIT \
-  { sizeof(shunt_activation_spec), SHUNT_ACTIVATION_SILU, 1, 1, 0, SHUNT_LIMIT_ON_INPUT, 0 }
+  { sizeof(shunt_activation_spec), SHUNT_ACTIVATION_SILU, 1, 1, 0, SHUNT_LIMIT_ON_INPUT, 0, 1, 0 }
 
 SHUNT_API shunt_status shunt_activate_supports(const shunt_context* context,
                                                const shunt_activation_spec* spec);
@@ -862,14 +865,17 @@ typedef struct shunt_layer_weights {
   const shunt_tensor* per_expert_scale; /* [C] */
   const shunt_tensor* hash_table;       /* [V, k] i32 | i64 */
   const shunt_expert_weights* experts;
-  const shunt_expert_weights* shared; /* one expert, or NULL */
-  const shunt_tensor* shared_gate;    /* [H] or [1, H] */
-  const shunt_tensor* latent_down;    /* [latent, H] */
-  const shunt_tensor* latent_up;      /* [H, latent] */
-  const shunt_tensor* output_bias;    /* [H] */
-  const shunt_tensor* router_norm;    /* [H] */
-  const shunt_tensor* input_norm;     /* [H] */
-  const shunt_tensor* output_norm;    /* [H] */
+  const shunt_expert_weights* shared;    /* one expert, or NULL */
+  const shunt_tensor* shared_gate;       /* [H] or [1, H] */
+  const shunt_tensor* latent_down;       /* [latent, H] */
+  const shunt_tensor* latent_up;         /* [H, latent] */
+  const shunt_tensor* output_bias;       /* [H] */
+  const shunt_tensor* router_norm;       /* [H] */
+  const shunt_tensor* input_norm;        /* [H] */
+  const shunt_tensor* output_norm;       /* [H] */
+  const shunt_tensor* latent_norm;       /* [latent] */
+  const shunt_tensor* latent_input_norm; /* [latent] */
+  const shunt_tensor* expert_norm;       /* [experts.hidden] */
 } shunt_layer_weights;
 
 typedef struct shunt_layer_inputs {
