@@ -4,109 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "checkpoint/quantised.hpp"
+#include "checkpoint/quantised_fields.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
 
 namespace shunt {
 namespace {
-
-using Json = nlohmann::json;
-
-using Formats = std::vector<Format>;
-
-// Which of them, the shape of the scales says.
-Formats fp8(const Formats& others = {}) {
-  Formats all = {Format::fp8_tensor, Format::fp8_channel, Format::fp8_block};
-  all.insert(all.end(), others.begin(), others.end());
-  return all;
-}
-
-// A legal value of a field, and the formats that it means; none: it says nothing of them.
-struct Meaning {
-  Json value;
-  Formats formats;
-};
-
-class Fields {
- public:
-  Fields(std::string where, const Json& object) : where_(std::move(where)), object_(object) {}
-
-  const Json* get(std::string_view key) const { return child(object_, key); }
-  void expect(std::string_view key, const std::vector<Json>& legal) const {
-    const Json* const value = get(key);
-    if (value == nullptr || std::find(legal.begin(), legal.end(), *value) != legal.end()) return;
-    std::string list;
-    for (const Json& one : legal) list += (list.empty() ? "" : " or ") + one.dump();
-    refuse(key, *value, list);
-  }
-  void expect_empty(std::string_view key) const {
-    const Json* const value = get(key);
-    if (value != nullptr && !value->empty()) refuse(key, *value, "empty");
-  }
-  // The field, if it is there, as later messages have it.
-  std::string says(std::string_view key) const {
-    const Json* const value = get(key);
-    return value == nullptr ? std::string()
-                            : fmt::format("{}: {} is {}", where_, key, shown(*value));
-  }
-  // A field whose value must be one of these, and one that may have others, which say nothing.
-  void claim(std::string_view key, const std::vector<Meaning>& legal,
-             std::vector<QuantisedClaim>& to) const {
-    std::vector<Json> values;
-    for (const Meaning& meaning : legal) values.push_back(meaning.value);
-    expect(key, values);
-    claim_if_known(key, legal, to);
-  }
-  void claim_if_known(std::string_view key, const std::vector<Meaning>& known,
-                      std::vector<QuantisedClaim>& to) const {
-    for (const Meaning& meaning : known) {
-      if (get(key) == nullptr || *get(key) != meaning.value || meaning.formats.empty()) continue;
-      to.push_back({says(key), meaning.formats});
-    }
-  }
-  std::optional<bool> flag(std::string_view key) const {
-    expect(key, {true, false});
-    const Json* const value = get(key);
-    return value == nullptr ? std::nullopt : std::optional<bool>(value->get<bool>());
-  }
-  // A group size that is there: an integer, -1 for a whole row. ModelOpt's 0 is none.
-  void add_group(std::string_view key, QuantisedScheme& to) const {
-    const Json* const value = get(key);
-    if (value == nullptr || *value == 0) return;
-    const std::int64_t size = value->is_number_integer() ? value->get<std::int64_t>() : 0;
-    const bool legal = size == -1 || (size >= 16 && size <= (1 << 24) && size % 16 == 0);
-    if (!legal) refuse(key, *value, "-1 or a multiple of 16");
-    to.groups.push_back(static_cast<int>(size));
-    Formats formats = fp8({Format::int8, Format::int4});  // int4: its own groups are compared
-    if (size == 16) formats.push_back(Format::nvfp4);
-    if (size == 32) formats.insert(formats.end(), {Format::mxfp4, Format::mxfp8});
-    to.claims.push_back({says(key), formats});
-  }
-  // The modules that a list names.
-  void add_modules(std::string_view key, ListSyntax syntax, ModuleList& to) const {
-    const Json* const value = get(key);
-    if (value == nullptr) return;
-    if (!value->is_array()) refuse(key, *value, "a list of names");
-    for (const Json& name : *value) {
-      if (!name.is_string()) refuse(key, *value, "a list of names");
-      try {
-        to.add(syntax, name.get_ref<const std::string&>());
-      } catch (const Error& error) {
-        fail(Status::unsupported, "{}: {}: {}", where_, key, error.what());
-      }
-    }
-  }
-  [[noreturn]] void refuse(std::string_view key, const Json& value,
-                           const std::string& legal) const {
-    fail(Status::unsupported, "{}: {} is {}: must be {}", where_, key, shown(value), legal);
-  }
-  const std::string& where() const { return where_; }
-
- private:
-  std::string where_;
-  const Json& object_;
-};
 
 // `weights` of a group of config_groups.
 void read_weights_of(const Fields& w, QuantisedScheme& to) {
@@ -251,61 +154,6 @@ void read_modelopt(const Fields& f, QuantisedScheme base, QuantisedConfig& out) 
   if (out.schemes.empty()) out.schemes.push_back(std::move(base));
 }
 
-// What one object of GPTQ says.
-void read_gptq_fields(const Fields& f, QuantisedScheme& to) {
-  f.claim("bits", {{4, {Format::int4}}}, to.claims);
-  if (f.get("group_size") != nullptr) to.groups.clear();
-  f.add_group("group_size", to);
-  if (const std::optional<bool> symmetric = f.flag("sym")) {
-    to.zeros = !*symmetric;
-    to.zeros_field = f.says("sym");
-  }
-  if (const std::optional<bool> ordered = f.flag("desc_act")) {
-    to.order = *ordered;
-    to.order_field = f.says("desc_act");
-  }
-}
-
-// GPTQModel's `dynamic`: "-:REGEX" leaves modules plain, "+:REGEX" or REGEX gives them other
-// settings. `modules_in_block_to_quantize`: nothing else is packed.
-void read_gptq(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
-  f.expect("checkpoint_format", {"gptq", "gptq_v2"});
-  f.expect("is_marlin_format", {false});
-  out.next_zero = f.get("checkpoint_format") == nullptr || *f.get("checkpoint_format") == "gptq";
-  read_gptq_fields(f, base);
-  if (const Json* dynamic = f.get("dynamic")) {
-    if (!dynamic->is_object()) f.refuse("dynamic", *dynamic, "an object");
-    if (!dynamic->empty()) out.list = "dynamic";
-    for (const auto& item : dynamic->items()) {
-      const bool plain = item.key().starts_with("-:");
-      const bool marked = plain || item.key().starts_with("+:");
-      if (!plain && !item.value().is_object()) continue;
-      ModuleList modules;
-      try {
-        (plain ? out.excluded : modules)
-            .add(ListSyntax::compressed, "re:" + item.key().substr(marked ? 2 : 0));
-      } catch (const Error& error) {
-        fail(Status::unsupported, "{}: dynamic: {}", f.where(), error.what());
-      }
-      if (plain) continue;
-      QuantisedScheme scheme = base;
-      scheme.targets = std::move(modules);
-      read_gptq_fields(
-          Fields(fmt::format("{}.dynamic.{}", f.where(), clean(item.key())), item.value()), scheme);
-      out.schemes.push_back(std::move(scheme));
-    }
-  }
-  if (const Json* modules = f.get("modules_in_block_to_quantize")) {
-    for (const Json& list : *modules) {
-      for (const Json& name : list.is_array() ? list : Json::array({list})) {
-        if (!name.is_string()) f.refuse("modules_in_block_to_quantize", *modules, "lists of names");
-        out.targets.add(ListSyntax::transformers, name.get_ref<const std::string&>());
-      }
-    }
-  }
-  out.schemes.push_back(std::move(base));
-}
-
 // quant_method. Older files of ModelOpt have quant_library, or only what they nest.
 std::string method_of(const std::string& where, const Json& object) {
   const Json* const method = object.is_object() ? child(object, "quant_method") : nullptr;
@@ -321,8 +169,9 @@ std::string method_of(const std::string& where, const Json& object) {
     }
   }
   fail(Status::unsupported,
-       "{}: quant_method is {}: must be fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, gptq "
-       "or awq",
+       "{}: quant_method is {}: must be fp8, fbgemm_fp8, mxfp8, compressed-tensors, modelopt, "
+       "mxfp4, "
+       "gptq, awq, auto-round or quark",
        where, method == nullptr ? "missing" : shown(*method));
 }
 
@@ -378,6 +227,12 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     f.expect("activation_scheme", {"dynamic", "static"});
     f.expect("scale_fmt", {"ue8m0", "float"});
     transformers_list("ignored_layers");
+  } else if (out.method == "mxfp8") {
+    means({Format::mxfp8});
+    f.expect("weight_block_size", {Json::array({1, 32})});
+    f.expect("activation_scheme", {"dynamic"});
+    f.expect("scale_fmt", {"ue8m0"});
+    transformers_list("ignored_layers");
   } else if (out.method == "fbgemm_fp8") {
     means(fp8());
     transformers_list("ignored_layers");
@@ -389,6 +244,11 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   } else if (out.method == "gptq") {
     means({Format::int4});
     read_gptq(f, scheme, out);
+  } else if (out.method == "quark") {
+    read_quark(f, out);
+  } else if (out.method == "auto-round" || out.method == "intel/auto-round") {
+    means({Format::int4});
+    read_auto_round(f, scheme, out);
   } else if (out.method == "awq") {
     means({Format::int4});
     f.expect("bits", {4});
@@ -412,8 +272,8 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     transformers_list("modules_to_not_convert");
   } else {
     fail(Status::unsupported,
-         "{}: quant_method is {}: not read; fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, "
-         "gptq and awq are",
+         "{}: quant_method is {}: not read; fp8, fbgemm_fp8, mxfp8, compressed-tensors, modelopt, "
+         "mxfp4, gptq, awq, auto-round and quark are",
          where, shown(Json(out.method)));
   }
   if (out.schemes.empty()) out.schemes.push_back(std::move(scheme));

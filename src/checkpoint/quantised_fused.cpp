@@ -141,11 +141,21 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
     const std::int64_t groups = groups_of(part.k, 16);
     const bool fits = part.transposed ? has_shape(scales, {experts, groups, rows})
                                       : has_shape(scales, {experts, rows, groups});
-    const std::string second = name + "_weight_scale_2";
+    const std::string second = name + "_weight_scale_2", amax = name + "_amax";
     if (part.k % 2 != 0 || scales.dtype != DType::f8_e4m3 || !fits) {
       mismatch(scale_name, fmt::format("f8_e4m3, one for 16 of {}, k = {}", name, part.k));
     }
-    if (!store_.contains(second) || !fused_number(tensor(second), part, m.global_scale)) {
+    if (store_.contains(amax)) {  // Inkling 2 Loop's: over what it was scaled to
+      const std::string under = name + "_outer_scale_denominator";
+      float denominator = 0;
+      if (!fused_number(tensor(amax), part, m.global_scale)) {
+        mismatch(amax, "one number, or one an expert");
+      }
+      if (!store_.contains(under) || !fused_number(tensor(under), part, denominator)) {
+        mismatch(under, "one number, or one an expert");
+      }
+      m.global_scale /= denominator;
+    } else if (!store_.contains(second) || !fused_number(tensor(second), part, m.global_scale)) {
       mismatch(second, "one number, or one an expert");
     }
     m.format = {Format::nvfp4};

@@ -39,6 +39,8 @@ struct Form {
   std::vector<std::int64_t> (*shape)(std::int64_t rows, std::int64_t k);
   std::int64_t (*at)(std::int64_t e, std::int64_t row, std::int64_t k, std::int64_t rows,
                      std::int64_t width);
+  // Inkling 2's names; rows of gate and up take turns, and a global scale is amax / denominator.
+  bool inkling = false;
 };
 
 inline std::int64_t up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -94,35 +96,64 @@ inline const Form forms[] = {
      [](std::int64_t e, std::int64_t row, std::int64_t k, std::int64_t rows, std::int64_t width) {
        return (e * up(width, 16) + k / 16) * rows + row;
      }},
+    {"inkling_2_mxfp8", Format::mxfp8, "_scale", 32, false,
+     [](std::int64_t rows, std::int64_t k) {
+       return std::vector<std::int64_t>{experts, rows, up(k, 32)};
+     },
+     [](std::int64_t e, std::int64_t row, std::int64_t k, std::int64_t rows, std::int64_t width) {
+       return (e * rows + row) * up(width, 32) + k / 32;
+     },
+     true},
+    {"inkling_2_loop_nvfp4", Format::nvfp4, "_scale", 32, false,
+     [](std::int64_t rows, std::int64_t k) {
+       return std::vector<std::int64_t>{experts, rows, up(k, 16)};
+     },
+     [](std::int64_t e, std::int64_t row, std::int64_t k, std::int64_t rows, std::int64_t width) {
+       return (e * rows + row) * up(width, 16) + k / 16;
+     },
+     true},
 };
+
+// What every Qwen3 of this size says.
+inline nlohmann::json fused_config(const Form& form, std::int64_t hidden) {
+  nlohmann::json config = {
+      {"model_type", form.transposed ? "qwen3_vl_moe_text" : "qwen3_moe"},
+      {"hidden_size", hidden},
+      {"moe_intermediate_size", form.intermediate},
+      {"num_experts_per_tok", 1},
+      {"num_hidden_layers", 1},
+      {"hidden_act", "silu"},
+      {"quantization_config",
+       form.format == Format::nvfp4
+           ? nlohmann::json{{"quant_method", "modelopt"}, {"ignore", {"lm_head"}}}
+           : nlohmann::json{{"quant_method", form.inkling ? "mxfp8" : "fp8"},
+                            {"modules_to_not_convert", {"lm_head"}}}}};
+  if (form.inkling) {
+    config.update({{"model_type", "inkling2_text"}, {"n_routed_experts", experts}});
+  } else {
+    config.update({{"num_experts", experts},
+                   {"norm_topk_prob", true},
+                   {"decoder_sparse_step", 1},
+                   {"mlp_only_layers", nlohmann::json::array()},
+                   {"intermediate_size", 128}});
+  }
+  return config;
+}
 
 // Writes a checkpoint of a form; the weights of gate_up and down in f32 are returned, [E, rows, k].
 class FusedCheckpoint {
  public:
   FusedCheckpoint(const Form& form, const std::string& folder)
       : form_(form), hidden_(136), random_(7) {
-    const nlohmann::json config = {
-        {"model_type", form.transposed ? "qwen3_vl_moe_text" : "qwen3_moe"},
-        {"hidden_size", hidden_},
-        {"moe_intermediate_size", form.intermediate},
-        {"num_experts", experts},
-        {"num_experts_per_tok", 1},
-        {"num_hidden_layers", 1},
-        {"norm_topk_prob", true},
-        {"hidden_act", "silu"},
-        {"decoder_sparse_step", 1},
-        {"mlp_only_layers", nlohmann::json::array()},
-        {"intermediate_size", 128},
-        {"quantization_config",
-         form.format == Format::nvfp4
-             ? nlohmann::json{{"quant_method", "modelopt"}, {"ignore", {"lm_head"}}}
-             : nlohmann::json{{"quant_method", "fp8"}, {"modules_to_not_convert", {"lm_head"}}}}};
-    write_file(folder + "/config.json", config.dump());
-    const std::string base = "model.layers.0.mlp.";
+    write_file(folder + "/config.json", fused_config(form, hidden_).dump());
+    const std::string base = form.inkling ? "model.llm.layers.0.mlp." : "model.layers.0.mlp.";
     const std::vector<float> router(static_cast<std::size_t>(experts * hidden_), 0.5F);
     tensors_.emplace_back(base + "gate.weight", view(router.data(), {experts, hidden_}));
-    gate_up = add(base + "experts.gate_up_proj", 2 * form.intermediate, hidden_);
-    down = add(base + "experts.down_proj", hidden_, form.intermediate);
+    if (form.inkling) tensors_.emplace_back(base + "gate.bias", view(router.data(), {experts}));
+    gate_up = add(base + (form.inkling ? "experts.w13_weight" : "experts.gate_up_proj"),
+                  2 * form.intermediate, hidden_);
+    down = add(base + (form.inkling ? "experts.w2_weight" : "experts.down_proj"), hidden_,
+               form.intermediate);
     write_safetensors(folder + "/model.safetensors", tensors_, {{"format", "pt"}});
   }
   std::vector<float> gate_up, down;
@@ -176,7 +207,10 @@ class FusedCheckpoint {
                                                : form_.format == Format::mxfp8
                                                    ? shaped(codes.data(), DType::u8)
                                                    : shaped(numbers.data(), DType::f32));
-    if (nibbles) {
+    if (nibbles && form_.inkling) {
+      tensors_.emplace_back(name + "_amax", view(amax, {experts}));
+      tensors_.emplace_back(name + "_outer_scale_denominator", view(&denominator, {1}));
+    } else if (nibbles) {
       tensors_.emplace_back(name + "_weight_scale_2", view(&second, {1}));
     }
     std::vector<float> weights;
@@ -188,8 +222,9 @@ class FusedCheckpoint {
           const auto nibble = static_cast<std::size_t>(i % 2 == 0 ? byte & 15 : byte >> 4);
           const double code =
               static_cast<double>(nibbles ? e2m1_values[nibble] : e4m3_to_f32(byte));
-          weights.push_back(static_cast<float>(code * static_cast<double>(factor) *
-                                               (nibbles ? static_cast<double>(second) : 1.0)));
+          const float global = !nibbles ? 1.0F : form_.inkling ? amax[e] / denominator : second;
+          weights.push_back(
+              static_cast<float>(code * static_cast<double>(factor) * static_cast<double>(global)));
         }
       }
     }
@@ -200,6 +235,8 @@ class FusedCheckpoint {
   std::int64_t hidden_;
   std::mt19937 random_;
   float second = 0.125F;
+  float amax[experts] = {1.75F, 0.8125F, 3};  // not powers of two over the next
+  float denominator = 2688;
   std::list<std::vector<std::uint8_t>> bytes_;
   std::list<std::vector<float>> numbers_;
   std::vector<std::pair<std::string, Tensor>> tensors_;

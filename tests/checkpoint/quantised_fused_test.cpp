@@ -28,18 +28,25 @@ TEST_P(Fused, ReadsWhatTheFormulaSays) {
   ASSERT_EQ(read.packed_gate.size(), static_cast<std::size_t>(experts));
   const std::int64_t intermediate = form.intermediate, hidden = 136;
   for (std::size_t e = 0; e < static_cast<std::size_t>(experts); ++e) {
-    const auto check = [&](const PackedMatrix& m, const std::vector<float>& all, std::size_t from) {
+    // Rows first, first + step, .. of `all`.
+    const auto check = [&](const PackedMatrix& m, const std::vector<float>& all, std::size_t first,
+                           std::size_t step) {
       check_packed("matrix", m, Device{});
       EXPECT_EQ(m.format.format, form.format);
       std::vector<float> got(static_cast<std::size_t>(m.n * m.k));
       unpack(m, view(got.data(), {m.n, m.k}));
-      EXPECT_TRUE(
-          std::equal(got.begin(), got.end(), all.begin() + static_cast<std::ptrdiff_t>(from)));
+      for (std::int64_t row = 0; row < m.n; ++row) {
+        const auto from =
+            (first + static_cast<std::size_t>(row) * step) * static_cast<std::size_t>(m.k);
+        EXPECT_TRUE(std::equal(got.begin() + row * m.k, got.begin() + (row + 1) * m.k,
+                               all.begin() + static_cast<std::ptrdiff_t>(from)));
+      }
     };
-    const auto half = static_cast<std::size_t>(intermediate * hidden);
-    check(read.packed_gate[e], made.gate_up, 2 * e * half);
-    check(read.packed_up[e], made.gate_up, (2 * e + 1) * half);
-    check(read.packed_down[e], made.down, e * half);
+    const auto half = static_cast<std::size_t>(intermediate);
+    const std::size_t up = form.inkling ? 1 : half, step = form.inkling ? 2 : 1;
+    check(read.packed_gate[e], made.gate_up, 2 * e * half, step);
+    check(read.packed_up[e], made.gate_up, 2 * e * half + up, step);
+    check(read.packed_down[e], made.down, e * static_cast<std::size_t>(hidden), 1);
   }
   // And computes.
   const Context context = cpu({.threads = 1});
