@@ -25,13 +25,16 @@ const std::vector<Family>& family_table() {
       {"qwen4_exp_text", "Qwen4", f::qwen3_next},
       {"qwen3_omni_moe_text", "Qwen3-Omni-MoE (thinker)", f::qwen3_omni_moe},
       {"mellum", "Mellum", f::mellum},
+      {"lara_mini", "Lara Mini", f::lara_mini},
       {"olmoe", "OLMoE", f::olmoe},
       {"flex_olmo", "FlexOlmo", f::olmoe},
       {"deepseek", "DeepSeek-MoE", f::deepseek_v2},
       {"deepseek_v2", "DeepSeek-V2, VL2", f::deepseek_v2},
       {"bailing_moe", "Ling, Ring", f::bailing_moe},
       {"deepseek_ocr2_text", "DeepSeek-OCR 2", f::deepseek_ocr2},
+      {"unlimited_ocr_text", "Unlimited-OCR", f::deepseek_ocr2},
       {"mistral4", "Mistral 4", f::mistral4},
+      {"mistral_large4_text", "Mistral Large 4", f::mistral_large4},
       {"hunyuan_v1_moe", "Hunyuan-A13B", f::hunyuan_v1_moe},
       {"ernie4_5_moe", "ERNIE 4.5", f::ernie4_5_moe},
       {"ernie4_5_vl_moe_text", "ERNIE 4.5 VL (text experts)", f::ernie4_5_vl_moe},
@@ -67,15 +70,19 @@ const std::vector<Family>& family_table() {
       {"axk1", "A.X K1", f::axk1},
       {"axk2", "A.X K2", f::axk2},
       {"dots1", "dots.llm1", f::dots1},
+      {"dots3_note_text", "dots3.note (text experts)", f::dots3_note},
+      {"beam", "Beam", f::beam},
       {"mimo_v2_flash", "MiMo-V2-Flash", f::mimo_v2_flash},
       {"mimo_v2", "MiMo-V2.5", f::mimo_v2_flash},
       {"bailing_moe_v2", "Ling 2, Ring 2", f::bailing_moe_v2},
       {"bailing_moe_linear", "Ring 2 linear", f::bailing_moe_v2},
       {"bailing_hybrid", "Ling 2.5, 3", f::bailing_moe_v2},
       {"exaone_moe", "K-EXAONE", f::exaone_moe},
-      {"kimi_linear", "Kimi Linear", f::kimi_linear},
+      {"kimi_linear", "Kimi Linear, K3 (text)", f::kimi_linear},
+      {"kimi_k3", "Kimi K3", f::kimi_linear},
       {"hy_v3", "Hunyuan 3", f::hy_v3},
       {"hy_v4", "Hunyuan 4", f::hy_v4},
+      {"hy_v4_vl_text", "Hunyuan 4 VL", f::hy_v4},
       {"minimax_m2", "MiniMax-M2", f::minimax_m2},
       {"minimax_m3_vl_text", "MiniMax-M3", f::minimax_m3},
       {"lfm2_moe", "LFM2-MoE", f::lfm2_moe},
@@ -84,6 +91,11 @@ const std::vector<Family>& family_table() {
       {"step3p5", "Step-3.5, 3.7", f::step3p5},
       {"nemotron_h", "Nemotron-3", f::nemotron_h},
       {"inkling_text", "Inkling", f::inkling},
+      {"inkling2_text", "Inkling 2", f::inkling2},
+      {"inkling2_loop_text", "Inkling 2 Loop", f::inkling2},
+      {"flint", "Flint", f::flint},
+      {"muse_spark_text", "Muse Spark", f::muse_spark},
+      {"kolibri1", "Kolibri 1", f::kolibri1},
   };
   return table;
 }
@@ -117,14 +129,29 @@ ActivationSpec activation_by_name(const Config& config, std::string_view field,
     spec.kind = Activation::relu;
   } else if (name == "relu2") {
     spec.kind = Activation::relu2;
+  } else if (name == "situ") {
+    spec.kind = Activation::situ;
   } else {
     fail(Status::unsupported,
          "{}: {} is '{}': only silu, swish, gelu, gelu_python, gelu_new, gelu_pytorch_tanh, "
-         "gelu_python_tanh, quick_gelu, relu and relu2 are understood",
+         "gelu_python_tanh, quick_gelu, relu, relu2 and situ are understood",
          config.where(), field, clean(name));
   }
   return spec;
 }
+
+namespace {
+
+// SiTU's, which Kimi K3 names so. Fields of another activation mean nothing.
+void add_betas(ActivationSpec& activation, Config& config) {
+  constexpr std::string_view beta = "activation_situ_beta";
+  constexpr std::string_view linear_beta = "activation_situ_linear_beta";
+  if (activation.kind != Activation::situ) return config.ignore({beta, linear_beta});
+  activation.beta = static_cast<float>(config.number_or({beta}, 1, 1e-30, 1e30));
+  activation.linear_beta = static_cast<float>(config.number_or({linear_beta}, 0, 1e-30, 1e30));
+}
+
+}  // namespace
 
 Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int64_t top_k,
            std::int64_t intermediate) {
@@ -146,6 +173,7 @@ Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int6
   if (!basics.act_field.empty()) {
     spec.experts.activation =
         activation_by_name(config, basics.act_field, config.text_or({basics.act_field}, "silu"));
+    add_betas(spec.experts.activation, config);
   }
   plan.names = standard_names();
   config.ignore({"output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
@@ -226,7 +254,7 @@ void layers_by_type(Plan& plan, Config& config, const std::function<bool(int)>& 
 void layers_from(Plan& plan, Config& config, std::int64_t absent) {
   config.expect("moe_layer_freq", {1});
   const std::int64_t first = config.integer_or({"first_k_dense_replace"}, absent, 0, max_layers);
-  layers_by(plan, from(first), "dense MLP");
+  layers_by_type(plan, config, from(first));
 }
 
 ExpertNames each_expert(const std::string& prefix, const char* gate, const char* up,

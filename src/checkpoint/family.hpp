@@ -14,8 +14,9 @@ namespace shunt {
 // Where a tensor may lie, relative to its decoder layer ("model.layers.7.").
 struct Source {
   std::string name;
-  bool transposed = false;  // a matrix stored the other way round
-  int row = -1;             // take this row of a matrix
+  bool transposed = false;    // a matrix stored the other way round
+  int row = -1;               // take this row of a matrix
+  float times = 1, plus = 0;  // read as that much of it and more
 };
 
 // One way of storing the weights of the experts. "{}" in a name stands for the expert's number.
@@ -43,7 +44,8 @@ struct TensorNames {
   std::vector<ExpertNames> slots;   // experts of the shared slots: ids behind the routed ones
   std::vector<ExpertNames> shared;  // one MLP
   std::vector<Source> shared_gate, latent_down, latent_up, output_bias;
-  std::vector<Source> router_norm, input_norm, output_norm;
+  std::vector<Source> router_norm, input_norm, output_norm, latent_norm, latent_input_norm,
+      expert_norm;
 };
 
 struct LayerKind {
@@ -117,7 +119,7 @@ void route_sigmoid_bias(Plan& plan, bool renormalize, double epsilon, double sca
 // mlp_layer_types, or `otherwise(i)` where it is absent: 'is layer i sparse'.
 void layers_by_type(Plan& plan, Config& config, const std::function<bool(int)>& otherwise);
 void layers_by(Plan& plan, const std::function<bool(int)>& sparse, const std::string& note);
-// first_k_dense_replace, with moe_layer_freq 1.
+// mlp_layer_types, or first_k_dense_replace, with moe_layer_freq 1.
 void layers_from(Plan& plan, Config& config, std::int64_t absent);
 std::function<bool(int)> from(std::int64_t first);
 

@@ -6,6 +6,7 @@
 
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
+#include "core/convert.hpp"
 #include "core/shape.hpp"
 
 namespace shunt {
@@ -18,8 +19,9 @@ std::string words(const Shape& shape) { return fmt::format("[{}]", fmt::join(sha
 
 class Reader {
  public:
-  Reader(const TensorStore& store, const QuantisedReader& quantised, std::string prefix)
-      : store_(store), quantised_(quantised), prefix_(std::move(prefix)) {}
+  Reader(const TensorStore& store, const QuantisedReader& quantised, Repacking& repacking,
+         std::string prefix)
+      : store_(store), quantised_(quantised), repacking_(repacking), prefix_(std::move(prefix)) {}
 
   // The first of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
   Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
@@ -36,7 +38,7 @@ class Reader {
         tensor = tensor[0];
       }
       if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
-      return tensor;
+      return source.times == 1 && source.plus == 0 ? tensor : changed(tensor, source);
     }
     missing(sources);
   }
@@ -109,6 +111,22 @@ class Reader {
   }
 
  private:
+  // times * tensor + plus, in f32.
+  Tensor changed(const Tensor& tensor, const Source& source) const {
+    const std::int64_t columns = tensor.shape[tensor.rank - 1];
+    const std::int64_t rows = tensor.elements() / std::max<std::int64_t>(columns, 1);
+    auto* const to = static_cast<float*>(
+        repacking_.take(static_cast<std::size_t>(tensor.elements()) * sizeof(float)));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Tensor row = tensor.rank == 2 ? tensor[r] : tensor;
+      for (std::int64_t i = 0; i < columns; ++i) {
+        const float value = load_f32(row.data, row.dtype, i * row.strides[0]);
+        to[r * columns + i] = source.times * value + source.plus;
+      }
+    }
+    return tensor.rank == 2 ? view(to, {rows, columns}) : view(to, {columns});
+  }
+
   static std::string numbered(const std::string& name, int expert) {
     const std::size_t at = name.find("{}");
     if (at == std::string::npos) return name;
@@ -323,6 +341,7 @@ class Reader {
 
   const TensorStore& store_;
   const QuantisedReader& quantised_;
+  Repacking& repacking_;
   std::string prefix_;
 };
 
@@ -333,7 +352,7 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                           const std::string& prefix) {
   Repacking repacking;
   const QuantisedReader packed(store, quantised, repacking);
-  const Reader reader(store, packed, prefix);
+  const Reader reader(store, packed, repacking, prefix);
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   LayerWeights out;
@@ -381,12 +400,16 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
     out.latent_up = reader.one(names.latent_up, {hidden, spec.latent});
   }
   if (spec.output_bias) out.output_bias = reader.one(names.output_bias, {hidden});
-  const auto norm = [&](const NormSpec& norm_spec, const std::vector<Source>& sources) {
-    return norm_spec.enabled && norm_spec.weight ? reader.one(sources, {hidden}) : Tensor{};
+  const auto norm = [&](const NormSpec& norm_spec, const std::vector<Source>& sources,
+                        std::int64_t width) {
+    return norm_spec.enabled && norm_spec.weight ? reader.one(sources, {width}) : Tensor{};
   };
-  out.router_norm = norm(spec.router_norm, names.router_norm);
-  out.input_norm = norm(spec.input_norm, names.input_norm);
-  out.output_norm = norm(spec.output_norm, names.output_norm);
+  out.router_norm = norm(spec.router_norm, names.router_norm, hidden);
+  out.input_norm = norm(spec.input_norm, names.input_norm, hidden);
+  out.output_norm = norm(spec.output_norm, names.output_norm, hidden);
+  out.latent_norm = norm(spec.latent_norm, names.latent_norm, spec.latent);
+  out.latent_input_norm = norm(spec.latent_input_norm, names.latent_input_norm, spec.latent);
+  out.expert_norm = norm(spec.expert_norm, names.expert_norm, experts.hidden);
   out.experts.memory = out.shared.memory = repacking.finish();
   return out;
 }

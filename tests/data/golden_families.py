@@ -419,3 +419,74 @@ family("phimoe", "PhimoeForCausalLM", "PhimoeConfig",
           router_jitter_noise=0.1),
        tiny(num_hidden_layers=1, num_local_experts=16, intermediate_size=8,
             router_jitter_noise=0.01))
+
+# --- families of transformers 5.24 ---------------------------------------------------------------
+family("lara_mini", "LaraMiniForCausalLM", "LaraMiniConfig",
+       lm(2, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          shared_expert_intermediate_size=28, head_dim=12),
+       tiny(num_hidden_layers=1, num_experts=128, moe_intermediate_size=8,
+            shared_expert_intermediate_size=8))
+family("mistral_large4", "MistralLarge4ForConditionalGeneration", "MistralLarge4Config",
+       lm(2, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          intermediate_size=64, n_shared_experts=2, n_group=3, topk_group=2,
+          routed_scaling_factor=1.5, **{k: v for k, v in MLA.items() if k != "q_lora_rank"}),
+       tiny(num_hidden_layers=1, first_k_dense_replace=0, n_routed_experts=128,
+            num_experts_per_tok=4, moe_intermediate_size=8, n_group=1, topk_group=1),
+       nest=("text_config",))
+family("unlimited_ocr", "UnlimitedOcrForConditionalGeneration", "UnlimitedOcrConfig",
+       lm(2, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          intermediate_size=64, n_shared_experts=2, mlp_layer_types=["dense", "sparse"]),
+       tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], n_routed_experts=64,
+            num_experts_per_tok=6, moe_intermediate_size=8), nest=("text_config",))
+family("beam", "BeamForCausalLM", "BeamConfig",
+       lm(2, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          intermediate_size=64, n_group=3, topk_group=2, mlp_layer_types=["dense", "sparse"],
+          head_dim=12),
+       tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], num_experts=256,
+            num_experts_per_tok=8, n_group=8, topk_group=4, moe_intermediate_size=8))
+family("dots3_note", "Dots3NoteForCausalLM", "Dots3NoteTextConfig",
+       {**lm(2, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+             intermediate_size=64, n_shared_experts=2, shared_experts_intermediate_size=12,
+             n_group=3, topk_group=2, routed_scaling_factor=2.5, **MLA), "num_key_value_heads": 4},
+       tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], n_routed_experts=256,
+            num_experts_per_tok=8, moe_intermediate_size=8, n_shared_experts=1, n_group=1,
+            topk_group=1))
+family("bailing_hybrid", "BailingHybridForCausalLM", "BailingHybridConfig",
+       lm(2, num_local_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          intermediate_size=64, n_shared_experts=1, n_group=3, topk_group=2,
+          first_k_dense_replace=1, head_dim=12, **MLA),
+       tiny(num_hidden_layers=1, first_k_dense_replace=0, num_local_experts=512,
+            num_experts_per_tok=8, n_group=8, topk_group=4, moe_intermediate_size=8))
+family("hy_v4_vl", "HYV4VLForConditionalGeneration", "HYV4VLConfig",
+       lm(2, swiglu_limit=0.75, mlp_layer_types=["dense", "sparse"], **V3),
+       tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], n_routed_experts=256,
+            num_experts_per_tok=8, moe_intermediate_size=8), nest=("text_config",))
+# Bounds at which tanh bends numbers of this size.
+family("inkling2", "Inkling2ForCausalLM", "Inkling2TextConfig",
+       lm(2, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          mlp_gate_softcap=0.75, mlp_up_softcap=1.5,
+          layer_types=["hybrid_sliding", "hybrid"], head_dim=12),
+       tiny(num_hidden_layers=1, layer_types=["hybrid"], n_routed_experts=384,
+            num_experts_per_tok=8, moe_intermediate_size=8, mlp_gate_softcap=4.0,
+            mlp_up_softcap=25.0))
+family("inkling2_loop", "Inkling2LoopForCausalLM", "Inkling2LoopTextConfig",
+       lm(3, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          mlp_gate_softcap=0.75, mlp_up_softcap=1.5, n_layers_per_attn_res_block=1,
+          loop_layer_index_start=1, loop_layer_index_end=2, loop_num_passes=2, loop_gate_rank=8,
+          layer_types=["hybrid_sliding", "hybrid", "hybrid"], head_dim=12))
+family("flint", "FlintForCausalLM", "FlintConfig",
+       lm(3, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          intermediate_size=64, shared_expert_intermediate_size=28, head_dim=12),
+       tiny(num_hidden_layers=1, mlp_only_layers=[], num_experts=256, num_experts_per_tok=6,
+            moe_intermediate_size=8, shared_expert_intermediate_size=16))
+family("kolibri1", "Kolibri1ForCausalLM", "Kolibri1Config",
+       lm(2, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          shared_expert_intermediate_size=28, head_dim=12),
+       tiny(num_hidden_layers=1, num_experts=384, num_experts_per_tok=6,
+            moe_intermediate_size=8, shared_expert_intermediate_size=8))
+family("muse_spark", "MuseSparkTextModel", "MuseSparkTextConfig",
+       lm(2, num_local_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+          moe_hidden_size=24, intermediate_size=64, routed_scaling_factor=1.5,
+          mlp_layer_types=["dense", "sparse"], head_dim=12),
+       tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], num_local_experts=256,
+            num_experts_per_tok=8, moe_intermediate_size=8, moe_hidden_size=16), one_naming=True)

@@ -18,7 +18,8 @@ Variants of a family:
                     (save_pretrained(save_original_format=False)); left out where they do not differ
   <family>_real     the published number of experts, choices and groups, over tiny matrices
 
-  pip install torch transformers==5.17.0 safetensors
+  pip install torch transformers==5.17.0 safetensors      (5.24.0 for the last families of
+                                                           golden_families.py)
   ./make_goldens.py --out goldens            all
   ./make_goldens.py --out goldens --only minimax_m2,dbrx_real
   ./make_goldens.py --list

@@ -54,12 +54,6 @@ Plan v3(Config& c, const Defaults& absent, const FieldNames& fields = {}) {
   return plan;
 }
 
-// mlp_layer_types, or first_k_dense_replace.
-void typed_layers(Plan& plan, Config& c, std::int64_t absent) {
-  c.expect("moe_layer_freq", {1});
-  layers_by_type(plan, c, from(c.integer_or({"first_k_dense_replace"}, absent, 0, max_layers)));
-}
-
 void clamp(ActivationSpec& activation, Config& c) {
   activation.limit = static_cast<float>(c.number_or({"swiglu_limit"}, 10, 1e-6, 1e30));
 }
@@ -99,7 +93,7 @@ Plan deepseek_v2(Config& c) {
 
 Plan deepseek_ocr2(Config& c) {
   Plan plan = v2(c);
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   return plan;
 }
 
@@ -114,6 +108,20 @@ Plan mistral4(Config& c) {
   return plan;
 }
 
+Plan mistral_large4(Config& c) {
+  c.expect("norm_topk_prob", {true});
+  Plan plan = mistral4(c);
+  layers_from(plan, c, 1);
+  // Published: straight in the layer; transformers: in its mlp.
+  TensorNames& names = plan.names;
+  names.router.insert(names.router.begin(), {"gate.weight"});
+  names.experts.insert(names.experts.begin(), each_expert("experts.{}", "w1", "w3", "w2"));
+  if (plan.spec.shared.intermediate > 0) {
+    names.shared.insert(names.shared.begin(), each_expert("shared_experts", "w1", "w3", "w2"));
+  }
+  return plan;
+}
+
 Plan deepseek_v3(Config& c) {
   Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4});
   layers_from(plan, c, 3);
@@ -122,7 +130,7 @@ Plan deepseek_v3(Config& c) {
 
 Plan deepseek_v32(Config& c) {
   Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4});
-  typed_layers(plan, c, 3);
+  layers_from(plan, c, 3);
   return plan;
 }
 
@@ -134,13 +142,13 @@ Plan glm4_moe(Config& c) {
 
 Plan glm4_moe_lite(Config& c) {
   Plan plan = v3(c, {.scale = 1.8});
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   return plan;
 }
 
 Plan glm_moe_dsa(Config& c) {
   Plan plan = v3(c, {.scale = 2.5});
-  typed_layers(plan, c, 3);
+  layers_from(plan, c, 3);
   return plan;
 }
 
@@ -148,7 +156,7 @@ Plan glm5_next(Config& c) {
   Plan plan = v3(c, {.scale = 2.5});
   clamp(plan.spec.experts.activation, c);
   plan.spec.shared.activation = plan.spec.experts.activation;
-  typed_layers(plan, c, 3);
+  layers_from(plan, c, 3);
   return plan;
 }
 
@@ -179,7 +187,7 @@ Plan axk2(Config& c) {
          "{}: n_group is {}: groups of A.X K2 are not understood, only null or 1", c.where(),
          plan.spec.route.groups.count);
   }
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   return plan;
 }
 
@@ -198,29 +206,67 @@ Plan dots1(Config& c) {
   return plan;
 }
 
-Plan mimo_v2_flash(Config& c) {
-  Plan plan = v3(c, {.shared = 0});
+Plan beam(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4, .shared = 0});
   if (plan.spec.shared.intermediate > 0) c.refuse("n_shared_experts", "null or 0");
-  // Published: a list of 0 and 1.
-  const auto sparse = c.integers({"moe_layer_freq"}, 0, 1);
-  if (sparse && sparse->size() < plan.layers.size()) {
-    c.refuse("moe_layer_freq", "a list with 0 or 1 for each layer");
-  }
-  layers_by_type(plan, c, [&](int i) {
-    return sparse ? (*sparse)[static_cast<std::size_t>(i)] == 1 : i >= 1;
-  });
+  layers_from(plan, c, 3);
   return plan;
 }
 
 namespace {
 
-// inclusionAI's own code, which transformers does not have: bias by another name, and a width of
-// the shared experts that may be said for itself.
+// mlp_layer_types, or moe_layer_freq as published, a list of 0 and 1; else all but the first
+// `dense` layers.
+void listed_layers(Plan& plan, Config& c, std::int64_t dense) {
+  const auto sparse = c.integers({"moe_layer_freq"}, 0, 1);
+  if (sparse && sparse->size() < plan.layers.size()) {
+    c.refuse("moe_layer_freq", "a list with 0 or 1 for each layer");
+  }
+  layers_by_type(plan, c, [&](int i) {
+    return i >= dense && (!sparse || (*sparse)[static_cast<std::size_t>(i)] == 1);
+  });
+}
+
+}  // namespace
+
+Plan dots3_note(Config& c) {
+  Plan plan = v3(c, {});
+  SharedExpertSpec& shared = plan.spec.shared;
+  const std::int64_t count = shared.intermediate / plan.spec.experts.intermediate;
+  shared.intermediate = count * c.integer_or({"shared_experts_intermediate_size",
+                                              "moe_shared_expert_intermediate_size"},
+                                             1536, 1, max_width);
+  const std::int64_t dense = c.integer_or({"first_k_dense_replace"}, 1, 0, max_layers);
+  if (c.is_list("moe_layer_freq")) {
+    listed_layers(plan, c, dense);
+  } else {
+    layers_from(plan, c, 1);
+  }
+  return plan;
+}
+
+Plan mimo_v2_flash(Config& c) {
+  Plan plan = v3(c, {.shared = 0});
+  if (plan.spec.shared.intermediate > 0) c.refuse("n_shared_experts", "null or 0");
+  listed_layers(plan, c, c.is_list("moe_layer_freq") ? 0 : 1);
+  return plan;
+}
+
+namespace {
+
+// inclusionAI's own code: bias by another name, and a width of the shared experts that may be said
+// for itself. transformers, which has Ling 3 alone, saves its own names of some fields.
 Plan bailing(Config& c, bool sigmoid) {
-  const FieldNames fields{.basics = {.experts = {"num_experts"}}, .shared = {"num_shared_experts"}};
+  const FieldNames fields{.basics = {.experts = {"num_experts"},
+                                     .top_k = {"num_experts_per_tok", "num_experts_per_token"}},
+                          .shared = {"num_shared_experts"},
+                          .groups = {"n_group", "num_expert_group"},
+                          .renormalize = {"norm_topk_prob", "moe_renormalize"}};
   Plan plan;
   if (c.text_or({"score_function"}, sigmoid ? "sigmoid" : "softmax") == "sigmoid") {
-    for (const char* name : {"n_group", "topk_group", "routed_scaling_factor"}) {
+    const bool renamed = c.has("num_expert_group");
+    for (const char* name :
+         {renamed ? "num_expert_group" : "n_group", "topk_group", "routed_scaling_factor"}) {
       if (!c.has(name)) c.refuse(name, "a number, with score_function sigmoid");
     }
     plan = v3(c, {.shared = 0}, fields);
@@ -252,7 +298,7 @@ Plan bailing_moe_v2(Config& c) { return bailing(c, true); }
 Plan exaone_moe(Config& c) {
   c.ignore({"first_last_k_dense_replace"});  // of a first revision; nobody reads it
   Plan plan = v3(c, {.scale = 2.5}, {.basics = {.experts = {"num_experts"}}});
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   if (c.has("is_moe_layer")) {  // says the same once more
     for (std::size_t i = 0; i < plan.layers.size(); ++i) {
       const std::string words =
@@ -278,7 +324,7 @@ Plan kimi_linear(Config& c) {
   } else {
     c.ignore({"use_grouped_topk"});
   }
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   TensorNames& names = plan.names;
   names = {};
   for (const char* module : {"block_sparse_moe", "mlp"}) {
@@ -290,6 +336,19 @@ Plan kimi_linear(Config& c) {
     if (plan.spec.shared.intermediate > 0) {
       names.shared.push_back(each_expert(m + ".shared_experts"));
     }
+    names.latent_down.push_back({m + ".routed_expert_down_proj.weight"});
+    names.latent_up.push_back({m + ".routed_expert_up_proj.weight"});
+    names.latent_norm.push_back({m + ".routed_expert_norm.weight"});
+  }
+  // Kimi K3; the shared expert stays as wide as the model.
+  LayerSpec& spec = plan.spec;
+  spec.latent = c.integer_or({"routed_expert_hidden_size"}, 0, 1, max_width);
+  const bool norm = c.flag_or({"latent_moe_use_norm"}, false);
+  if (spec.latent > 0) {
+    spec.experts.hidden = spec.latent;
+    const auto epsilon = static_cast<float>(c.number_or({"rms_norm_eps"}, 1e-6, 0, 1));
+    spec.latent_norm = {.enabled = norm, .epsilon = epsilon, .weight = true};
+    if (!norm) spec.latent_norm = {};
   }
   return plan;
 }
@@ -299,7 +358,7 @@ Plan hy_v4(Config& c) {
   clamp(plan.spec.experts.activation, c);  // the routed experts only
   // What transformers 5.17 saves, its rename of attention gates hitting the MLPs too.
   plan.names.shared.push_back(each_expert("mlp.shared_experts", "linear_gate"));
-  typed_layers(plan, c, 1);
+  layers_from(plan, c, 1);
   return plan;
 }
 

@@ -304,6 +304,93 @@ Plan nemotron_h(Config& c) {
   return plan;
 }
 
+// No bias and no epsilon, and a shared expert without a gate.
+Plan flint(Config& c) {
+  Plan plan = start(c, {});
+  plan.spec.route.score = Score::sigmoid;
+  plan.spec.route.renormalize = c.flag_or({"norm_topk_prob"}, true);
+  plan.spec.route.renormalize_epsilon = 0;
+  add_shared(plan, c.integer_or({"shared_expert_intermediate_size"}, 1024, 1, max_width),
+             "mlp.shared_expert");
+  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
+  const std::vector<std::int64_t> dense =
+      c.integers({"mlp_only_layers"}, 0, max_layers).value_or(std::vector<std::int64_t>{0, 1});
+  layers_by(
+      plan,
+      [&](int i) {
+        return (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+      },
+      "dense MLP");
+  return plan;
+}
+
+// The bias is added to the logits, and the weights are the sigmoids of those chosen.
+Plan kolibri1(Config& c) {
+  Plan plan = start(c, {});
+  RouteSpec& route = plan.spec.route;
+  route.score = Score::sigmoid;
+  route.score_stage = ScoreStage::after_top_k;
+  route.selection_bias = true;
+  route.renormalize = c.flag_or({"norm_topk_prob"}, false);
+  route.renormalize_epsilon = 0;
+  add_shared(plan, c.integer_or({"shared_expert_intermediate_size"}, 512, 1, max_width),
+             "mlp.shared_experts");
+  plan.names.selection_bias = {{"moe.router.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+// Experts in a latent width, each with a norm behind it. Norms weigh by 1 + what is stored, and the
+// router's logits are multiplied by a number, which its weights are read with.
+Plan muse_spark(Config& c) {
+  Plan plan = start(c, {.experts = {"num_local_experts", "num_experts"}});
+  route_sigmoid_bias(plan, true, 1e-15, scale_of(c, "routed_scaling_factor", 1));
+  layers_by_type(plan, c, [](int) { return true; });
+  LayerSpec& spec = plan.spec;
+  spec.latent = spec.experts.hidden = c.integer_or({"moe_hidden_size"}, 4096, 1, max_width);
+  const auto norm = [&](const char* epsilon, double absent) {
+    return NormSpec{.enabled = true,
+                    .epsilon = static_cast<float>(c.number_or({epsilon}, absent, 0, 1)),
+                    .weight = true};
+  };
+  spec.latent_input_norm = norm("rms_norm_eps", 1e-5);
+  spec.expert_norm = norm("post_norm_eps", 1e-8);
+  spec.expert_norm.weight_first = true;
+  TensorNames& names = plan.names;
+  const double multiplier = c.number_or({"output_multiplier"}, 0.1767766952966369, -1e30, 1e30);
+  names.router = {{.name = "mlp.gate.weight", .times = static_cast<float>(multiplier)}};
+  names.selection_bias = {{"mlp.gate.e_score_correction_bias"}};
+  names.experts = {merged_experts("mlp.experts"), each_expert("mlp.experts.{}")};
+  names.latent_down = {{"mlp.pre_expert_proj.weight"}};
+  names.latent_up = {{"mlp.post_expert_proj.weight"}};
+  names.latent_input_norm = {{.name = "mlp.pre_expert_norm.weight", .plus = 1}};
+  names.expert_norm = {{.name = "mlp.experts.post_expert_norm.weight", .plus = 1}};
+  plan.beside = "the gate of the residual";
+  return plan;
+}
+
+// Rows 2j and 2j + 1 of w13 are gate j and up j.
+Plan inkling2(Config& c) {
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"},
+                        .intermediate = {"moe_intermediate_size", "intermediate_size"}});
+  c.expect("hidden_act", {"silu"});  // its bends are said beside it
+  c.expect("scoring_func", {"sigmoid"});
+  route_sigmoid_bias(plan, true, 1e-20,
+                     c.number_or({"route_scale", "routed_scaling_factor"}, 8, -1e30, 1e30));
+  const auto bound = [&](std::string_view name, double absent) {
+    return static_cast<float>(c.number_or({name}, absent, 1e-30, 1e30));
+  };
+  plan.spec.experts.activation = {.kind = Activation::situ,
+                                  .beta = bound("mlp_gate_softcap", 4),
+                                  .linear_beta = bound("mlp_up_softcap", 25)};
+  TensorNames& names = plan.names;
+  names.selection_bias = {{"mlp.gate.bias"}, {"mlp.gate.e_score_correction_bias"}};
+  names.experts = {merged_experts("mlp.experts", "w13_weight", "w2_weight"),
+                   merged_experts("mlp.experts")};
+  names.experts[0].interleaved = true;
+  plan.beside = "the short convolution behind the block";
+  return plan;
+}
+
 Plan inkling(Config& c) {
   // As published the width of dense layers has a name of its own, and intermediate_size is that of
   // the experts; transformers writes moe_intermediate_size, and the other is of dense layers.

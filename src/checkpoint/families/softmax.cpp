@@ -81,6 +81,15 @@ Plan qwen3_next(Config& c) {
   return plan;
 }
 
+// The shared expert is added as it is, and every layer is sparse.
+Plan lara_mini(Config& c) {
+  Plan plan = qwen(c, true);
+  qwen_shared(plan, c);
+  plan.spec.shared.sigmoid_gate = false;
+  plan.names.shared_gate = {};
+  return plan;
+}
+
 Plan qwen3_vl_moe(Config& c) {
   c.expect("norm_topk_prob", {true});
   c.expect("shared_expert_intermediate_size", {0});
