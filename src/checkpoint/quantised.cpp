@@ -104,12 +104,20 @@ void QuantisedReader::mismatch(const std::string& name, const std::string& wante
 
 // What would change the values and is not read.
 void QuantisedReader::refuse_extras(const std::string& base) const {
-  for (const char* extra : {".pre_quant_scale", ".weight_zero_point", ".bitmask", ".row_offsets",
-                            ".weight_scale_offset"}) {
+  for (const char* extra : {".pre_quant_scale", ".input_rotation", ".weight_zero_point", ".bitmask",
+                            ".row_offsets", ".weight_scale_offset"}) {
     if (!store_.contains(base + extra)) continue;
+    // Quark writes zero points of 0, which are none.
+    if (std::string_view(extra) == ".weight_zero_point" && is_zero(base + extra)) continue;
     fail(Status::unsupported, "{}: tensor '{}' is there: not read with this format",
          store_.file_of(base + extra), clean(base + extra));
   }
+}
+
+bool QuantisedReader::is_zero(const std::string& name) const {
+  const Tensor t = tensor(name);
+  const auto* const bytes = static_cast<const char*>(t.data);
+  return std::all_of(bytes, bytes + t.bytes(), [](char byte) { return byte == 0; });
 }
 
 float QuantisedReader::number(const std::string& name) const {

@@ -21,6 +21,7 @@ namespace shunt {
 struct QuantisedClaim {
   std::string field;            // with its value: "config.json: quantization_config: bits is 4"
   std::vector<Format> formats;  // that agree
+  bool unread = false;          // a scheme that is not read, of whatever other layers
 };
 
 // All that quantization_config says of some modules' weights. Tensors tell what it leaves out.
@@ -41,8 +42,9 @@ struct QuantisedConfig {
   std::vector<QuantisedScheme> schemes;
   std::vector<QuantisedClaim> experts;                        // of routed experts alone
   std::map<std::string, std::vector<QuantisedClaim>> layers;  // of ModelOpt's quantized_layers
-  // Modules that stay plain, and, unless empty, those that alone do not.
-  ModuleList excluded, targets;
+  // Modules that stay plain; unless empty, those that alone do not; those that do not whatever
+  // `excluded` says.
+  ModuleList excluded, targets, named;
   // The field that excludes, and what holds it, for messages.
   std::string list = "modules_to_not_convert", holder = "quantization_config";
 
@@ -113,6 +115,7 @@ class QuantisedReader {
   Tensor tensor(const std::string& name) const { return store_.get(name); }
   [[noreturn]] void mismatch(const std::string& name, const std::string& wanted) const;
   void refuse_extras(const std::string& base) const;
+  bool is_zero(const std::string& name) const;
   void check_described(const std::string& module, const PackedMatrix& m) const;
   std::string contradiction(const QuantisedScheme& scheme, const std::string& module,
                             const PackedMatrix& m) const;

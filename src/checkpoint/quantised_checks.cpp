@@ -20,6 +20,10 @@ std::string against(const std::vector<QuantisedClaim>& claims, const std::string
     for (const Format legal : claim.formats) {
       list += (list.empty() ? "" : " or ") + to_string(FormatSpec{legal});
     }
+    if (claim.unread) {
+      return fmt::format("{}: not read for experts, and tensors of '{}' are {}", claim.field,
+                         clean(module), to_string(FormatSpec{format}));
+    }
     return fmt::format("{}: tensors of '{}' must be {}, and are {}", claim.field, clean(module),
                        list.empty() ? "plain" : list, to_string(FormatSpec{format}));
   }
@@ -46,7 +50,8 @@ std::vector<const QuantisedScheme*> QuantisedConfig::schemes_of(const std::strin
 void QuantisedReader::check_listed(const std::string& module, bool packed) const {
   if (config_.method.empty()) return;
   std::string by;
-  const Listed excluded = config_.excluded.find(module, &by);
+  const bool named = config_.named.find(module) == Listed::yes;
+  const Listed excluded = named ? Listed::no : config_.excluded.find(module, &by);
   if (packed && excluded == Listed::yes) {
     fail(Status::bad_file, "{}: tensors of '{}' are packed: {}.{} leaves it plain, by '{}'",
          store_.folder(), clean(module), config_.holder, config_.list, clean(by));
@@ -87,7 +92,9 @@ std::string QuantisedReader::contradiction(const QuantisedScheme& scheme, const 
 
 // Throws where quantization_config says otherwise of a packed matrix.
 void QuantisedReader::check_described(const std::string& module, const PackedMatrix& m) const {
-  if (config_.excluded.find(module) == Listed::yes) return;
+  if (config_.named.find(module) != Listed::yes && config_.excluded.find(module) == Listed::yes) {
+    return;
+  }
   std::string why;
   if (const auto layer = config_.layers.find(module); layer != config_.layers.end()) {
     why = against(layer->second, module, m.format.format);

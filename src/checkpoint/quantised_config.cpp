@@ -221,14 +221,21 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     }
   };
   if (out.method == "fp8") {
-    means(fp8({Format::mxfp8, Format::mxfp4}));  // MiniMax-M3's, DeepSeek-V4's
+    const Json groups_of_32 = Json::array({1, 32});
+    const Json* const block = f.get("weight_block_size");
+    if (block != nullptr && *block == groups_of_32) {
+      means({Format::mxfp8});
+    } else {
+      means(fp8({Format::mxfp8, Format::mxfp4}));  // MiniMax-M3's, DeepSeek-V4's
+    }
     f.expect("fmt", {"e4m3"});
-    f.expect("weight_block_size", {Json::array({128, 128})});
+    f.expect("weight_block_size", {Json::array({128, 128}), groups_of_32});
     f.expect("activation_scheme", {"dynamic", "static"});
     f.expect("scale_fmt", {"ue8m0", "float"});
     transformers_list("ignored_layers");
   } else if (out.method == "mxfp8") {
     means({Format::mxfp8});
+    f.expect("fmt", {"e4m3"});
     f.expect("weight_block_size", {Json::array({1, 32})});
     f.expect("activation_scheme", {"dynamic"});
     f.expect("scale_fmt", {"ue8m0"});
@@ -255,6 +262,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     f.expect("w_bit", {4});
     f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", scheme);
     f.expect("version", {"gemm", "GEMM"});
+    f.expect("pack_method", {"reorder"});  // Quark's
     // AWQ's own default: without zero points nothing says where zero is.
     scheme.zeros = f.flag("zero_point").value_or(true);
     scheme.zeros_field =

@@ -145,14 +145,27 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
     if (part.k % 2 != 0 || scales.dtype != DType::f8_e4m3 || !fits) {
       mismatch(scale_name, fmt::format("f8_e4m3, one for 16 of {}, k = {}", name, part.k));
     }
-    if (store_.contains(amax)) {  // Inkling 2 Loop's: over what it was scaled to
-      const std::string under = name + "_outer_scale_denominator";
+    const std::string under = name + "_outer_scale_denominator";
+    if (store_.contains(amax) || store_.contains(under)) {
+      // Inkling 2 Loop's: over what it was scaled to.
       float denominator = 0;
-      if (!fused_number(tensor(amax), part, m.global_scale)) {
+      if (store_.contains(second)) {
+        fail(Status::bad_file, "{}: tensors '{}' and '{}' are there: must be one of them",
+             store_.file_of(second), clean(store_.contains(amax) ? amax : under), clean(second));
+      }
+      if (!store_.contains(amax) || !fused_number(tensor(amax), part, m.global_scale)) {
         mismatch(amax, "one number, or one an expert");
       }
       if (!store_.contains(under) || !fused_number(tensor(under), part, denominator)) {
         mismatch(under, "one number, or one an expert");
+      }
+      for (const auto& [tensor_name, value] :
+           {std::pair(&amax, m.global_scale), std::pair(&under, denominator)}) {
+        const bool legal = std::isfinite(value) && (tensor_name == &amax || value != 0);
+        if (legal) continue;
+        fail(Status::bad_file, "{}: tensor '{}' holds {}: must be finite{}",
+             store_.file_of(*tensor_name), clean(*tensor_name), value,
+             tensor_name == &under ? " and not 0" : "");
       }
       m.global_scale /= denominator;
     } else if (!store_.contains(second) || !fused_number(tensor(second), part, m.global_scale)) {

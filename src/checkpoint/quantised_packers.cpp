@@ -19,13 +19,34 @@ void read_gptq_fields(const Fields& f, QuantisedScheme& to) {
   }
 }
 
-// A list's entry as Quark reads it: "re:REGEX", a glob, or a name.
+// Of fnmatch's [..].
+std::string regex_of_glob(const std::string& glob) {
+  std::string regex = "re:";
+  bool in_set = false;
+  for (std::size_t i = 0; i < glob.size(); ++i) {
+    const char c = glob[i];
+    if (in_set) {
+      regex += c == '!' && glob[i - 1] == '[' ? '^' : c;
+      in_set = c != ']';
+    } else if (c == '*' || c == '?') {
+      regex += c == '*' ? ".*" : ".";
+    } else {
+      if (std::string_view(".+(){}|^$\\").find(c) != std::string_view::npos) regex += '\\';
+      regex += c;
+      in_set = c == '[';
+    }
+  }
+  return regex + "$";
+}
+
+// A list's entry as Quark reads it: "re:REGEX", or fnmatch of a whole name; of what holds other
+// modules, tensors tell.
 void add_quark(ModuleList& to, const std::string& where, const std::string& name) {
+  const bool regex = name.starts_with("re:");
+  const bool sets = !regex && name.find('[') != std::string::npos;
   try {
-    to.add(name.starts_with("re:")                         ? ListSyntax::compressed
-           : name.find_first_of("*?") != std::string::npos ? ListSyntax::globs
-                                                           : ListSyntax::transformers,
-           name);
+    to.add(regex || sets ? ListSyntax::compressed : ListSyntax::globs,
+           sets ? regex_of_glob(name) : name);
   } catch (const Error& error) {
     fail(Status::unsupported, "{}: {}", where, error.what());
   }
@@ -42,6 +63,9 @@ bool read_quark_weight(const Fields& f, QuantisedScheme& to) {
     const Json* const there = codes.is_object() ? child(codes, key) : nullptr;
     return there != nullptr && *there == value;
   };
+  const Json* const axis = codes.is_object() ? child(codes, "ch_axis") : nullptr;
+  const bool by_row = is("qscheme", "per_channel") &&
+                      (axis == nullptr || axis->is_null() || *axis == 0 || *axis == -2);
   Formats formats;  // none: of other layers than the experts it may be anything
   if (two) {
     if (is("dtype", "fp4") && is("group_size", 16)) formats = {Format::nvfp4};
@@ -49,12 +73,13 @@ bool read_quark_weight(const Fields& f, QuantisedScheme& to) {
     formats = {Format::mxfp4};
   } else if (is("dtype", "fp8_e4m3") && is("qscheme", "per_tensor")) {
     formats = {Format::fp8_tensor};
-  } else if (is("dtype", "fp8_e4m3") && is("qscheme", "per_channel")) {
+  } else if (is("dtype", "fp8_e4m3") && by_row) {
     formats = {Format::fp8_channel, Format::fp8_tensor};  // of one row they are the same
-  } else if (is("dtype", "int8") && is("qscheme", "per_channel") && is("symmetric", true)) {
+  } else if (is("dtype", "int8") && is("symmetric", true) &&
+             (by_row || is("qscheme", "per_tensor"))) {
     formats = {Format::int8};
   }
-  to.claims.push_back({f.says("weight"), formats});
+  to.claims.push_back({f.says("weight"), formats, formats.empty()});
   return true;
 }
 
@@ -100,24 +125,30 @@ void read_gptq(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
   out.schemes.push_back(std::move(base));
 }
 
-// AutoRound packs as GPTQ or AWQ do. `extra_config`: NAME or REGEX, and other settings; 16 bits are
-// plain. Blocks that are named: nothing else is packed.
+// AutoRound packs as GPTQ or AWQ do, its own packing as GPTQ with zero points as they are; before
+// 0.5 `backend` says which. `extra_config`: NAME or REGEX, and other settings; 16 bits are plain.
+// Blocks that are named: nothing else is packed.
 void read_auto_round(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
-  const Json packing =
-      f.get("packing_format") != nullptr ? *f.get("packing_format") : Json("auto_round:auto_gptq");
+  const char* const field = f.get("packing_format") != nullptr ? "packing_format" : "backend";
+  const Json packing = f.get(field) != nullptr ? *f.get(field) : Json("auto");
   const auto one_of = [&](std::initializer_list<const char*> names) {
     return std::find(names.begin(), names.end(), packing) != names.end();
   };
-  const bool awq = one_of({"auto_round:auto_awq", "auto_round:awq"});
-  if (!awq && !one_of({"auto_round:auto_gptq", "auto_round:gptq"})) {
-    f.refuse("packing_format", packing,
-             "\"auto_round:auto_gptq\", \"auto_round:gptq\", \"auto_round:auto_awq\" or "
-             "\"auto_round:awq\"");
+  const bool awq = one_of({"auto_round:auto_awq", "auto_round:awq", "auto_round:awq:gemm"});
+  const bool own = one_of({"auto_round", "auto_round:gptqmodel", "auto_round:exllamav2",
+                           "auto_round:triton", "auto_round:tritonv2"});
+  if (!awq && !own &&
+      !one_of({"auto", "auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptq:exllamav2",
+               "auto_round:gptq:triton"})) {
+    f.refuse(field, packing,
+             "\"auto_round:auto_gptq\", \"auto_round:gptq\", \"auto_round:auto_awq\", "
+             "\"auto_round:awq\", \"auto_round:gptqmodel\" or \"auto_round\"");
   }
   out.method = awq ? "awq" : "gptq";  // what tensors are called, and how they lie
-  out.next_zero = !awq;
+  out.next_zero = !awq && !own;
   f.expect("data_type", {"int"});
-  for (const char* field : {"act_bits", "super_bits"}) f.expect(field, {16});
+  for (const char* bits : {"act_bits", "super_bits"}) f.expect(bits, {16});
+  for (const char* of_rows : {"rotation_config", "spinquant_config"}) f.expect_empty(of_rows);
   read_gptq_fields(f, base);
   if (!base.zeros) {  // its own default
     base.zeros = false;
@@ -142,25 +173,30 @@ void read_auto_round(const Fields& f, QuantisedScheme base, QuantisedConfig& out
         fail(Status::unsupported, "{}: {}", where, error.what());
       }
       if (plain) continue;
+      // A name goes before every expression.
+      if (!regex) out.named.add(ListSyntax::transformers, item.key());
       QuantisedScheme scheme = base;
       scheme.targets = std::move(modules);
       if (bits != nullptr && *bits != 4) {
         // Of other layers than the experts it may be anything.
-        scheme.claims.push_back({one.says("bits"), {}});
+        scheme.claims.push_back({one.says("bits"), {}, true});
       } else {
         read_gptq_fields(one, scheme);
       }
       out.schemes.push_back(std::move(scheme));
     }
   }
-  for (const char* field : {"block_name_to_quantize", "to_quant_block_names"}) {
-    const Json* const blocks = f.get(field);
+  for (const char* list : {"block_name_to_quantize", "to_quant_block_names"}) {
+    const Json* const blocks = f.get(list);
     if (blocks == nullptr) continue;
     std::string all;
-    for (const Json& name : blocks->is_array() ? *blocks : Json::array({*blocks})) {
-      if (!name.is_string()) f.refuse(field, *blocks, "names of blocks");
-      all += name.get<std::string>() + ",";
+    for (const Json& some : blocks->is_array() ? *blocks : Json::array({*blocks})) {
+      for (const Json& name : some.is_array() ? some : Json::array({some})) {
+        if (!name.is_string()) f.refuse(list, *blocks, "names of blocks");
+        all += name.get<std::string>() + ",";
+      }
     }
+    std::erase(all, ' ');
     for (std::size_t at = 0; at < all.size();) {
       const std::size_t end = all.find(',', at);
       if (end > at) out.targets.add(ListSyntax::transformers, all.substr(at, end - at));
@@ -170,6 +206,28 @@ void read_auto_round(const Fields& f, QuantisedScheme base, QuantisedConfig& out
   out.schemes.push_back(std::move(base));
 }
 
+// What Quark did beside rounding: all but this is in the weights.
+void check_quark_algorithms(const Fields& f) {
+  const Json* const algorithms = f.get("algo_config");
+  if (algorithms == nullptr) return;
+  for (const Json& one : algorithms->is_array() ? *algorithms : Json::array({*algorithms})) {
+    if (one.is_null() || (one.is_object() && one.empty())) continue;
+    const Json* const name = one.is_object() ? child(one, "name") : nullptr;
+    const auto named = [&](std::initializer_list<const char*> names) {
+      return name != nullptr && std::find(names.begin(), names.end(), *name) != names.end();
+    };
+    if (!named({"awq", "autosmoothquant", "gptaq", "gptq", "qronos", "quarot", "rotation",
+                "smooth"})) {
+      f.refuse("algo_config", one,
+               "awq, autosmoothquant, gptaq, gptq, qronos, quarot, rotation or smooth");
+    }
+    if (named({"quarot", "rotation"})) {  // of the experts' rows
+      const Fields rotation(f.where() + ".algo_config", one);
+      for (const char* online : {"r4", "online_r1_rotation"}) rotation.expect(online, {false});
+    }
+  }
+}
+
 // `global_quant_config`, and `layer_quant_config` by glob; `exclude` stays plain.
 void read_quark(const Fields& f, QuantisedConfig& out) {
   if (const Json* const exported = f.get("export"); exported != nullptr && !exported->is_null()) {
@@ -177,6 +235,7 @@ void read_quark(const Fields& f, QuantisedConfig& out) {
     Fields(f.where() + ".export", *exported).expect("weight_format", {"real_quantized"});
   }
   f.expect_empty("layer_type_quant_config");
+  check_quark_algorithms(f);
   const Json* const global = f.get("global_quant_config");
   if (global == nullptr || !global->is_object()) {
     f.refuse("global_quant_config", global == nullptr ? Json() : *global, "an object");

@@ -210,34 +210,48 @@ const char* const weights = "/config_groups/group_0/weights/";
 
 // AutoRound has names of its own for what GPTQ and AWQ say, and packs as they do.
 TEST(AutoRound, ReadsWhatGptqAndAwqDo) {
-  const auto auto_round = [](const char* packing, const Json& more) {
+  const auto auto_round = [](const Json& packing, const Json& more) {
     return [packing, more](Json& config) {
       Json q = {{"quant_method", "auto-round"},
                 {"bits", 4},
                 {"group_size", 32},
                 {"sym", false},
-                {"data_type", "int"},
-                {"packing_format", packing}};
+                {"data_type", "int"}};
+      q.update(packing);
       q.update(more);
       config["quantization_config"] = q;
     };
   };
-  const Json mixed = {
-      {"autoround_version", "0.9.0"},
-      {"block_name_to_quantize", "model.visual.blocks,model.layers"},
-      {"extra_config",
-       {{".*self_attn.*", {{"bits", 8}, {"group_size", 64}}},
-        {"model.layers.0.mlp.gate", {{"bits", 16}}},
-        {"model.layers.0.mlp.experts.1.up_proj", {{"bits", 4}, {"group_size", 32}}}}}};
+  const Json mixed = {{"autoround_version", "0.9.0"},
+                      {"block_name_to_quantize", "model.visual.blocks, model.layers"},
+                      {"extra_config",
+                       {{".*self_attn.*", {{"bits", 8}, {"group_size", 64}}},
+                        {"model.layers.0.mlp.gate", {{"bits", 16}}},
+                        {".*experts.1.up.*", {{"bits", 16}}},  // names go before expressions
+                        {"model.layers.0.mlp.experts.1.up_proj", {{"bits", 4}}}}}};
+  // Its own packing has zero points as they are; before 0.5 `backend` says which.
+  const Json nested = {{"group_size", 16},
+                       {"to_quant_block_names", Json::array({Json::array({"model.layers.0"})})}};
+  const Json older = {{"group_size", 16}, {"quant_method", "intel/auto-round"}};
   const struct {
     const char* name;
+    const char* field;
     const char* packing;
-  } both[] = {{"gptq", "auto_round:auto_gptq"}, {"awq", "auto_round:auto_awq"}};
-  for (const auto& [name, packing] : both) {
-    SCOPED_TRACE(packing);
+    const Json& more;
+  } all[] = {{"gptq", "packing_format", "auto_round:auto_gptq", mixed},
+             {"gptq", "backend", "auto_round:gptq:exllamav2", mixed},
+             {"gptq", "backend", "auto", mixed},
+             {"awq", "packing_format", "auto_round:auto_awq", mixed},
+             {"awq", "backend", "auto_round:awq:gemm", mixed},
+             {"gptq_v2", "packing_format", "auto_round", nested},
+             {"gptq_v2", "packing_format", "auto_round:gptqmodel", nested},
+             {"gptq_v2", "backend", "auto_round:exllamav2", older}};
+  for (const auto& [name, field, said, more] : all) {
+    SCOPED_TRACE(said);
+    const Json packing = {{field, said}};
     const TemporaryFolder at;
     const Checkpoint own = Checkpoint::open(folder + "/" + name);
-    const Checkpoint other = Checkpoint::open(changed(at, name, auto_round(packing, mixed)));
+    const Checkpoint other = Checkpoint::open(changed(at, name, auto_round(packing, more)));
     const ExpertWeights wanted = own.weights(0).experts, got = other.weights(0).experts;
     for (std::size_t e = 0; e < 2; ++e) {
       for (const auto list :
@@ -254,12 +268,15 @@ TEST(AutoRound, ReadsWhatGptqAndAwqDo) {
   const auto refused = [&](const Json& more, const char* words) {
     const TemporaryFolder at;
     const std::string message = error_of([&] {
-      Checkpoint::open(changed(at, "gptq", auto_round("auto_round:auto_gptq", more))).weights(0);
+      Checkpoint::open(
+          changed(at, "gptq", auto_round({{"packing_format", "auto_round:auto_gptq"}}, more)))
+          .weights(0);
     });
     EXPECT_NE(message.find(words), std::string::npos) << message;
   };
-  refused({{"packing_format", "auto_round:exllamav2"}},
-          "packing_format is \"auto_round:exllamav2\"");
+  refused({{"packing_format", "auto_round:marlin"}}, "packing_format is \"auto_round:marlin\"");
+  refused({{"packing_format", nullptr}, {"backend", "marlin"}}, "backend is \"marlin\"");
+  refused({{"rotation_config", {{"block_size", 32}}}}, "rotation_config is {");
   refused({{"data_type", "mx_fp"}}, "data_type is \"mx_fp\"");
   refused({{"bits", 2}}, "bits is 2");
   refused({{"extra_config", {{".*experts.*", {{"bits", 8}}}}}}, "bits is 8");
@@ -336,6 +353,22 @@ TEST(Quark, ReadsWhatItExports) {
   refused(quark(channel, Json::object(), shared), "weight is {");
   refused(quark(nullptr, Json::object(), shared), "nothing has a weight that is packed");
   refused(quark(mxfp4, Json::object(), {"*experts*"}), "exclude leaves it plain");
+  const auto with = [&](const Json& algorithm) {
+    Json q = quark(mxfp4, Json::object(), shared);
+    q["algo_config"] = Json::array({algorithm});
+    return q;
+  };
+  refused(with({{"name", "rotation"}, {"r1", true}, {"r4", true}}), "r4 is true");
+  refused(with({{"name", "rotation"}, {"online_r1_rotation", true}}), "online_r1_rotation is true");
+  refused(with({{"name", "svdquant"}}), "algo_config is {");
+  const TemporaryFolder fused;
+  EXPECT_EQ(read(fused, with({{"name", "rotation"}, {"r1", true}, {"r4", false}}))
+                .weights(0)
+                .experts.packed_up.size(),
+            wanted.packed_up.size());
+  Json columns = channel;
+  columns["ch_axis"] = 1;
+  refused(quark(mxfp4, {{"*experts*", {{"weight", columns}}}}, shared), "not read for experts");
   Json fake = quark(mxfp4, Json::object(), shared);
   fake["export"]["weight_format"] = "fake_quantized";
   refused(fake, "weight_format is \"fake_quantized\"");
