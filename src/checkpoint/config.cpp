@@ -100,6 +100,13 @@ bool Config::is_null(std::string_view name) const {
   return found != json_->end() && found->is_null();
 }
 
+std::string_view Config::name_of(const Names& names) const {
+  for (const std::string_view name : names) {
+    if (has(name)) return name;
+  }
+  return names.front();
+}
+
 const nlohmann::json* Config::find(const Names& names) {
   const nlohmann::json* result = nullptr;
   std::string_view first;
@@ -133,7 +140,7 @@ std::int64_t Config::integer(const Names& names, std::int64_t low, std::int64_t 
          integer_rule(low, high));
   }
   if (!is_integer(*value, low, high)) {
-    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, join(names), shown(*value),
+    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name_of(names), shown(*value),
          integer_rule(low, high));
   }
   return value->get<std::int64_t>();
@@ -148,7 +155,7 @@ double Config::number_or(const Names& names, double absent, double low, double h
   const nlohmann::json* value = find(names);
   if (value == nullptr) return absent;
   if (!is_number(*value, low, high)) {
-    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, join(names), shown(*value),
+    fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name_of(names), shown(*value),
          number_rule(low, high));
   }
   return value->get<double>();
@@ -158,7 +165,7 @@ bool Config::flag_or(const Names& names, bool absent) {
   const nlohmann::json* value = find(names);
   if (value == nullptr) return absent;
   if (!value->is_boolean()) {
-    fail(Status::bad_file, "{}: {} is {}: must be true or false", where_, join(names),
+    fail(Status::bad_file, "{}: {} is {}: must be true or false", where_, name_of(names),
          shown(*value));
   }
   return value->get<bool>();
@@ -168,7 +175,7 @@ std::string Config::text_or(const Names& names, std::string_view absent) {
   const nlohmann::json* value = find(names);
   if (value == nullptr) return std::string(absent);
   if (!value->is_string()) {
-    fail(Status::bad_file, "{}: {} is {}: must be a string", where_, join(names), shown(*value));
+    fail(Status::bad_file, "{}: {} is {}: must be a string", where_, name_of(names), shown(*value));
   }
   return value->get<std::string>();
 }
@@ -186,7 +193,7 @@ std::optional<std::vector<std::int64_t>> Config::integers(const Names& names, st
     }
   }
   if (!legal) {
-    fail(Status::bad_file, "{}: {} is {}: must be a list, each {}", where_, join(names),
+    fail(Status::bad_file, "{}: {} is {}: must be a list, each {}", where_, name_of(names),
          shown(*value), integer_rule(low, high));
   }
   return result;
@@ -204,7 +211,7 @@ std::optional<std::vector<std::string>> Config::texts(const Names& names) {
     }
   }
   if (!legal) {
-    fail(Status::bad_file, "{}: {} is {}: must be a list of strings", where_, join(names),
+    fail(Status::bad_file, "{}: {} is {}: must be a list of strings", where_, name_of(names),
          shown(*value));
   }
   return result;
@@ -223,7 +230,7 @@ std::optional<std::vector<double>> Config::numbers(const Names& names, double ab
     }
   }
   if (!legal) {
-    fail(Status::bad_file, "{}: {} is {}: must be a list, each null or {}", where_, join(names),
+    fail(Status::bad_file, "{}: {} is {}: must be a list, each null or {}", where_, name_of(names),
          shown(*value), number_rule(low, high));
   }
   return result;
@@ -239,7 +246,7 @@ std::vector<std::int64_t> Config::integer_per_layer(const Names& names, std::int
       integers(names, low, high).value_or(std::vector<std::int64_t>());
   if (result.size() < static_cast<std::size_t>(layers)) {
     fail(Status::bad_file, "{}: {} has {} entries: must have one for each of {} layers", where_,
-         join(names), result.size(), layers);
+         name_of(names), result.size(), layers);
   }
   return result;
 }
@@ -288,6 +295,21 @@ void Config::finish(std::string_view family) const {
     fail(Status::unsupported,
          "{}: {} is {}: not understood for {}, and it may change the mathematics", where_,
          clean(item.key()), shown(item.value()), family);
+  }
+  // What transformers 5.24 lets a layer have of its own, by the layer's number.
+  const auto layers = json_->find("per_layer_config");
+  if (layers == json_->end() || !layers->is_object()) return;
+  for (const auto& layer : layers->items()) {
+    if (!layer.value().is_object()) continue;
+    for (const auto& item : layer.value().items()) {
+      const auto whole = json_->find(item.key());
+      if (whole != json_->end() && *whole == item.value()) continue;
+      if (item.key() != "skip" && !known_.contains(item.key()) && !suspicious(item.key())) continue;
+      fail(Status::unsupported,
+           "{}: per_layer_config has {} {} for layer {}: not understood, only what all layers have "
+           "in common",
+           where_, clean(item.key()), shown(item.value()), clean(layer.key()));
+    }
   }
 }
 

@@ -34,6 +34,7 @@ class Config {
   bool has(std::string_view name) const;
   bool is_null(std::string_view name) const;  // it is there, as null
   bool is_list(std::string_view name) const;
+  std::string_view name_of(const Names& names) const;  // the one that is there, else the first
   std::int64_t integer(const Names& names, std::int64_t low, std::int64_t high);
   std::int64_t integer_or(const Names& names, std::int64_t absent, std::int64_t low,
                           std::int64_t high);

@@ -70,13 +70,14 @@ const std::vector<Family>& family_table() {
       {"axk1", "A.X K1", f::axk1},
       {"axk2", "A.X K2", f::axk2},
       {"dots1", "dots.llm1", f::dots1},
+      {"dots3_note", "dots3.note", f::dots3_note},
       {"dots3_note_text", "dots3.note (text experts)", f::dots3_note},
       {"beam", "Beam", f::beam},
       {"mimo_v2_flash", "MiMo-V2-Flash", f::mimo_v2_flash},
       {"mimo_v2", "MiMo-V2.5", f::mimo_v2_flash},
       {"bailing_moe_v2", "Ling 2, Ring 2", f::bailing_moe_v2},
       {"bailing_moe_linear", "Ring 2 linear", f::bailing_moe_v2},
-      {"bailing_hybrid", "Ling 2.5, 3", f::bailing_moe_v2},
+      {"bailing_hybrid", "Ling 2.5, 3", f::bailing_hybrid},
       {"exaone_moe", "K-EXAONE", f::exaone_moe},
       {"kimi_linear", "Kimi Linear, K3 (text)", f::kimi_linear},
       {"kimi_k3", "Kimi K3", f::kimi_linear},
@@ -147,8 +148,9 @@ void add_betas(ActivationSpec& activation, Config& config) {
   constexpr std::string_view beta = "activation_situ_beta";
   constexpr std::string_view linear_beta = "activation_situ_linear_beta";
   if (activation.kind != Activation::situ) return config.ignore({beta, linear_beta});
-  activation.beta = static_cast<float>(config.number_or({beta}, 1, 1e-30, 1e30));
-  activation.linear_beta = static_cast<float>(config.number_or({linear_beta}, 0, 1e-30, 1e30));
+  if (!config.has(beta)) config.refuse(beta, "a number, with hidden_act situ");
+  activation.beta = static_cast<float>(config.number_or({beta}, 1, 1e-6, 1e6));
+  activation.linear_beta = static_cast<float>(config.number_or({linear_beta}, 0, 1e-6, 1e6));
 }
 
 }  // namespace
@@ -163,7 +165,7 @@ Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int6
   }
   if (top_k > experts) {
     fail(Status::bad_file, "{}: {} is {}: must be at most the number of experts, {}",
-         config.where(), basics.top_k.front(), top_k, experts);
+         config.where(), config.name_of(basics.top_k), top_k, experts);
   }
   spec.route.experts = static_cast<int>(experts);
   spec.route.top_k = static_cast<int>(top_k);
@@ -255,6 +257,25 @@ void layers_from(Plan& plan, Config& config, std::int64_t absent) {
   config.expect("moe_layer_freq", {1});
   const std::int64_t first = config.integer_or({"first_k_dense_replace"}, absent, 0, max_layers);
   layers_by_type(plan, config, from(first));
+}
+
+void limits_by_layer(Plan& plan, Config& config, const char* of_experts, const char* of_shared) {
+  const auto limits = config.numbers({of_experts}, 0, 0, 1e30);
+  const auto shared = config.numbers({of_shared}, 0, 0, 1e30);
+  for (const auto& [name, list] : {std::pair(of_experts, &limits), std::pair(of_shared, &shared)}) {
+    if (*list && (*list)->size() < plan.layers.size()) {
+      config.refuse(name, "a number for each layer");
+    }
+  }
+  plan.per_layer = [limits, shared](int layer, LayerSpec& spec) {
+    const auto limit = [&](ActivationSpec& activation, const auto& list) {
+      const double here = list ? (*list)[static_cast<std::size_t>(layer)] : 0;
+      activation.limit = static_cast<float>(here);
+      if (here > 0) activation.limit_on = LimitOn::output;
+    };
+    limit(spec.experts.activation, limits);
+    limit(spec.shared.activation, shared);
+  };
 }
 
 ExpertNames each_expert(const std::string& prefix, const char* gate, const char* up,

@@ -58,6 +58,7 @@ Plan beam(Config& c);
 Plan mimo_v2_flash(Config& c);
 Plan bailing_moe(Config& c);
 Plan bailing_moe_v2(Config& c);
+Plan bailing_hybrid(Config& c);
 Plan exaone_moe(Config& c);
 Plan kimi_linear(Config& c);
 Plan hy_v4(Config& c);

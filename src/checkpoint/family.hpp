@@ -123,6 +123,10 @@ void layers_by(Plan& plan, const std::function<bool(int)>& sparse, const std::st
 void layers_from(Plan& plan, Config& config, std::int64_t absent);
 std::function<bool(int)> from(std::int64_t first);
 
+// Limits on act(gate) and up that a layer has for itself, from lists of a number a layer; 0 and
+// null are none.
+void limits_by_layer(Plan& plan, Config& config, const char* of_experts, const char* of_shared);
+
 // mlp.gate.weight; mlp.experts.{}.gate_proj.weight .., or mlp.experts.gate_up_proj, down_proj.
 TensorNames standard_names(const std::string& module = "mlp");
 ExpertNames each_expert(const std::string& prefix, const char* gate = "gate_proj",

@@ -394,6 +394,12 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                    spec.shared.activation.gated, spec.shared.gate_up_bias || spec.shared.down_bias,
                    0, true, out.shared);
     if (spec.shared.sigmoid_gate) out.shared_gate = reader.one(names.shared_gate, {hidden});
+  } else if (slots == 0) {
+    for (const std::string& name : store.names_from(prefix)) {
+      if (name.find("shared_expert", prefix.size()) == std::string::npos) continue;
+      fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of shared experts",
+           store.file_of(name), clean(name));
+    }
   }
   if (spec.latent > 0) {
     out.latent_down = reader.one(names.latent_down, {spec.latent, hidden});

@@ -130,6 +130,14 @@ TEST_F(Damaged, ConfigAndTensorsMustAgree) {
   }
 }
 
+TEST_F(Damaged, SharedExpertsThatTheConfigDoesNotHave) {
+  copy("deepseek_v3");
+  edit("config.json", [](nlohmann::json& json) { json["n_shared_experts"] = 0; });
+  const std::string message = weights_error(Checkpoint::open(folder_.path()).first_moe_layer());
+  EXPECT_NE(message.find("config.json says nothing of shared experts"), std::string::npos)
+      << message;
+}
+
 TEST_F(Damaged, TensorsOfAnotherDtypeAreRefused) {
   copy("mixtral");
   const SafetensorsFile file = SafetensorsFile::open(folder_ / "model.safetensors");

@@ -115,7 +115,7 @@ TEST(Config, BadFieldsOfAModelAreNamed) {
       {"hidden_size", "-64", "hidden_size is -64"},
       {"hidden_size", "1e18", "hidden_size is 1e+18"},
       {"hidden_size", "\"64\"", "hidden_size is \"64\""},
-      {"num_local_experts", "0", "num_experts or num_local_experts is 0"},
+      {"num_local_experts", "0", "config.json: num_local_experts is 0"},
       {"num_local_experts", "4097", "must be an integer from 1 to 4096"},
       {"num_experts_per_tok", "9", "must be at most the number of experts, 8"},
       {"num_experts_per_tok", "65", "must be an integer from 1 to 64"},

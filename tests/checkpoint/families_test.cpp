@@ -98,7 +98,23 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"inkling_2", "scoring_func", "\"softmax\"", "scoring_func is \"softmax\""},
       {"inkling_2", "mlp_up_softcap", "0", "mlp_up_softcap is 0: must be"},
       {"mistral_large_4", "norm_topk_prob", "false", "norm_topk_prob is false"},
+      {"kimi_k3", "activation_situ_beta", "null", "activation_situ_beta is null: must be"},
       {"beam", "n_shared_experts", "1", "n_shared_experts is 1"},
+      {"beam", "num_shared_experts", "1", "num_shared_experts is 1: must be null or 0"},
+      {"beam", "num_experts", "8", "n_group is 8: must leave two experts or more in a group"},
+      {"mistral_large_4", "num_experts", "64", "must be equal"},
+      {"mistral_large_4", "num_experts_per_tok", "129", "num_experts_per_tok is 129"},
+      {"muse_spark", "num_shared_experts", "1", "num_shared_experts is 1"},
+      {"ling_3", "num_shared_experts", "null", "num_shared_experts is null: must be an integer"},
+      {"ling_3", "scale_router_input", "true", "scale_router_input is true"},
+      {"ling_3", "use_nGPT", "true", "use_nGPT is true"},
+      {"ling_3", "expert_swiglu_limit_list", "[4]", "a number for each layer"},
+      {"ling_3_saved", "num_expert_group", "5", "num_expert_group is 5: must divide"},
+      {"ling_3_saved", "num_experts_per_token", "513", "num_experts_per_token is 513"},
+      {"qwen3_30b_a3b", "per_layer_config", R"({"3": {"num_experts_per_tok": 4}})",
+       "per_layer_config has num_experts_per_tok 4 for layer 3"},
+      {"qwen3_30b_a3b", "per_layer_config", R"({"3": {"skip": ["mlp"]}})",
+       "per_layer_config has skip [\"mlp\"] for layer 3"},
       {"dots3_note", "moe_layer_freq", "[0]", "a list with 0 or 1 for each layer"},
   };
   const std::vector<Published> all = published_configs();
@@ -130,6 +146,45 @@ TEST(Families, TypesOfLayersComeBeforeTheirNumber) {
     EXPECT_NE(test::error_of([&] { read_model("config.json", json.dump()); }).find("holds 'moe'"),
               std::string::npos);
   }
+}
+
+const Published& published(std::string_view name) {
+  static const std::vector<Published> all = published_configs();
+  return *std::find_if(all.begin(), all.end(), [&](const Published& p) { return p.name == name; });
+}
+
+TEST(Families, LimitsOfLing3sLastLayers) {
+  const auto limits = [](int layer) {
+    const LayerSpec spec = layer_spec_from_config(published("ling_3").config, layer);
+    return std::pair(spec.experts.activation.limit, spec.shared.activation.limit);
+  };
+  EXPECT_EQ(limits(33), std::pair(0.0F, 0.0F));
+  EXPECT_EQ(limits(34), std::pair(0.0F, 5.0F));
+  EXPECT_EQ(limits(41), std::pair(4.0F, 7.0F));
+  const LayerSpec last = layer_spec_from_config(published("ling_3").config, 41);
+  EXPECT_EQ(last.experts.activation.limit_on, LimitOn::output);
+}
+
+TEST(Families, GroupsHoldWhatIsChosen) {
+  nlohmann::json json = nlohmann::json::parse(published("beam").config);
+  json["topk_group"] = 1;
+  json["num_experts_per_tok"] = 33;
+  EXPECT_NE(test::error_of([&] {
+              layer_spec_from_config(json.dump(), 3);
+            }).find("topk_group is 1: 1 groups of 32 experts hold fewer than the 33 to choose"),
+            std::string::npos);
+}
+
+TEST(Families, AnNGroupOfNullIsNoGroups) {
+  nlohmann::json json = nlohmann::json::parse(published("beam").config);
+  json["n_group"] = json["topk_group"] = nullptr;
+  EXPECT_EQ(layer_spec_from_config(json.dump(), 3).route.groups, Groups{});
+}
+
+TEST(Families, ALayersOwnFieldsMayBeOfAttention) {
+  nlohmann::json json = nlohmann::json::parse(published("qwen3_30b_a3b").config);
+  json["per_layer_config"] = {{"3", {{"head_dim", 512}, {"num_experts_per_tok", 8}}}};
+  EXPECT_EQ(layer_spec_from_config(json.dump(), 3), published("qwen3_30b_a3b").expected);
 }
 
 // A width without the norm, an activation with another one's numbers, and neither.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/golden.hpp"
+#include "checkpoint/unpack_experts.hpp"
 #include "layer/reference.hpp"
 #include "layer/routing_reference.hpp"
 #include "shunt/layer.hpp"
@@ -64,7 +65,9 @@ TEST_P(Golden, ReadsWhatTransformersComputes) {
   for (const Recorded& block : blocks_) {
     SCOPED_TRACE(block.module);
     const LayerSpec spec = checkpoint_.spec(block.layer);
-    const LayerWeights weights = checkpoint_.weights(block.layer);
+    LayerWeights weights = checkpoint_.weights(block.layer);
+    std::vector<std::vector<float>> memory;
+    test::unpack_experts(weights.experts, memory);
     const Support support = supports(spec, {.dtype = f32}, Device{});
     ASSERT_TRUE(support) << support.reason;
 

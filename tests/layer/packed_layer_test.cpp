@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "checkpoint/golden.hpp"
+#include "checkpoint/unpack_experts.hpp"
 #include "layer/format_limits.hpp"
 #include "shunt/layer.hpp"
 
@@ -19,21 +20,6 @@ std::vector<float> forward(const Layer& layer, const Context& context, const Ten
   const Buffer workspace = context.allocate(layer.workspace_bytes(hidden.shape[0]));
   layer.forward(hidden, view(out.data(), {hidden.shape[0], hidden.shape[1]}), workspace);
   return out;
-}
-
-// Plain f32 copies of packed experts, in `memory`.
-void unpack_experts(ExpertWeights& weights, std::vector<std::vector<float>>& memory) {
-  const auto all = [&](std::vector<PackedMatrix>& from, std::vector<Tensor>& to) {
-    for (const PackedMatrix& m : from) {
-      memory.emplace_back(static_cast<std::size_t>(m.n * m.k));
-      to.push_back(view(memory.back().data(), {m.n, m.k}));
-      unpack(m, to.back());
-    }
-    from.clear();
-  };
-  all(weights.packed_gate, weights.gate);
-  all(weights.packed_up, weights.up);
-  all(weights.packed_down, weights.down);
 }
 
 // tiny-moe's recording has names of its own.

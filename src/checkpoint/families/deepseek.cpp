@@ -21,15 +21,30 @@ struct FieldNames {
   Config::Names renormalize = {"norm_topk_prob"};
 };
 
-// n_group groups of which topk_group stay; ranked by `rank`.
+// n_group groups of which topk_group stay; ranked by `rank`. An n_group of null: none.
 void add_groups(Plan& plan, Config& c, const Config::Names& count_names, const Defaults& absent,
                 GroupRank rank) {
   RouteSpec& route = plan.spec.route;
+  const std::string_view name = c.name_of(count_names);
+  if (c.is_null(name)) {
+    c.expect("topk_group", {0, 1});
+    return c.ignore(count_names);
+  }
   const std::int64_t count = c.integer_or(count_names, absent.groups, 1, 64);
   const std::int64_t keep = c.integer_or({"topk_group"}, absent.keep, 1, 64);
+  const std::int64_t each = route.experts / count;
   if (route.experts % count != 0) {
-    fail(Status::bad_file, "{}: {} is {}: must divide the number of experts, {}", c.where(),
-         count_names.front(), count, route.experts);
+    fail(Status::bad_file, "{}: {} is {}: must divide the number of experts, {}", c.where(), name,
+         count, route.experts);
+  }
+  if (count > 1 && rank == GroupRank::sum_of_top_2 && each < 2) {
+    fail(Status::bad_file, "{}: {} is {}: must leave two experts or more in a group, of {}",
+         c.where(), name, count, route.experts);
+  }
+  if (keep <= count && route.top_k > keep * each) {
+    fail(Status::bad_file,
+         "{}: topk_group is {}: {} groups of {} experts hold fewer than the {} to choose",
+         c.where(), keep, keep, each, route.top_k);
   }
   if (keep > count) {
     fail(Status::bad_file, "{}: topk_group is {}: must be at most {}, the number of groups",
@@ -52,6 +67,11 @@ Plan v3(Config& c, const Defaults& absent, const FieldNames& fields = {}) {
   c.expect("scoring_func", {"sigmoid"});
   c.expect("topk_method", {"noaux_tc"});
   return plan;
+}
+
+void refuse_shared(const Plan& plan, const Config& c) {
+  if (plan.spec.shared.intermediate == 0) return;
+  c.refuse(c.name_of(FieldNames().shared), "null or 0");
 }
 
 void clamp(ActivationSpec& activation, Config& c) {
@@ -98,7 +118,7 @@ Plan deepseek_ocr2(Config& c) {
 }
 
 Plan mistral4(Config& c) {
-  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"}});
+  Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts", "num_experts"}});
   route_softmax(plan, c.flag_or({"norm_topk_prob"}, true));
   plan.spec.route.scale =
       static_cast<float>(c.number_or({"routed_scaling_factor"}, 1, -1e30, 1e30));
@@ -208,7 +228,7 @@ Plan dots1(Config& c) {
 
 Plan beam(Config& c) {
   Plan plan = v3(c, {.scale = 2.5, .groups = 8, .keep = 4, .shared = 0});
-  if (plan.spec.shared.intermediate > 0) c.refuse("n_shared_experts", "null or 0");
+  refuse_shared(plan, c);
   layers_from(plan, c, 3);
   return plan;
 }
@@ -247,7 +267,7 @@ Plan dots3_note(Config& c) {
 
 Plan mimo_v2_flash(Config& c) {
   Plan plan = v3(c, {.shared = 0});
-  if (plan.spec.shared.intermediate > 0) c.refuse("n_shared_experts", "null or 0");
+  refuse_shared(plan, c);
   listed_layers(plan, c, c.is_list("moe_layer_freq") ? 0 : 1);
   return plan;
 }
@@ -272,6 +292,9 @@ Plan bailing(Config& c, bool sigmoid) {
     plan = v3(c, {.shared = 0}, fields);
     plan.spec.route.selection_bias = c.flag_or({"moe_router_enable_expert_bias"}, true);
     plan.names.selection_bias = {{"mlp.gate.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
+    // Of Ling 3's last layers. Its own code reads them nowhere, but the model was trained so, and
+    // vLLM and SGLang compute it.
+    limits_by_layer(plan, c, "expert_swiglu_limit_list", "share_expert_swiglu_limit_list");
   } else {
     plan = start(c, fields.basics);
     route_softmax(plan, c.flag_or({"norm_topk_prob"}, true));
@@ -285,6 +308,7 @@ Plan bailing(Config& c, bool sigmoid) {
   c.expect("score_function", {"sigmoid", "softmax"});
   // It is multiplied by their number, as moe_intermediate_size is.
   c.expect("moe_shared_expert_intermediate_size", {plan.spec.experts.intermediate});
+  c.expect_false({"scale_router_input", "use_nGPT", "up_proj_norm"});
   c.ignore({"router_dtype", "use_expert_bias"});
   layers_from(plan, c, 0);
   return plan;
@@ -294,6 +318,13 @@ Plan bailing(Config& c, bool sigmoid) {
 
 Plan bailing_moe(Config& c) { return bailing(c, false); }
 Plan bailing_moe_v2(Config& c) { return bailing(c, true); }
+// Its classes disagree about what is absent.
+Plan bailing_hybrid(Config& c) {
+  for (const char* name : {"num_shared_experts", "first_k_dense_replace"}) {
+    if (!c.has(name)) c.refuse(name, "an integer");
+  }
+  return bailing(c, true);
+}
 
 Plan exaone_moe(Config& c) {
   c.ignore({"first_last_k_dense_replace"});  // of a first revision; nobody reads it
@@ -346,7 +377,7 @@ Plan kimi_linear(Config& c) {
   const bool norm = c.flag_or({"latent_moe_use_norm"}, false);
   if (spec.latent > 0) {
     spec.experts.hidden = spec.latent;
-    const auto epsilon = static_cast<float>(c.number_or({"rms_norm_eps"}, 1e-6, 0, 1));
+    const auto epsilon = static_cast<float>(c.number_or({"rms_norm_eps"}, 1e-5, 0, 1));
     spec.latent_norm = {.enabled = norm, .epsilon = epsilon, .weight = true};
     if (!norm) spec.latent_norm = {};
   }
@@ -354,6 +385,7 @@ Plan kimi_linear(Config& c) {
 }
 
 Plan hy_v4(Config& c) {
+  c.expect("hidden_act", {"silu"});  // any other is of the shared experts only
   Plan plan = v3(c, {.scale = 2.827});
   clamp(plan.spec.experts.activation, c);  // the routed experts only
   // What transformers 5.17 saves, its rename of attention gates hitting the MLPs too.

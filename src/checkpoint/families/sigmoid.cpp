@@ -195,20 +195,7 @@ Plan step3p5(Config& c) {
   }
   layers_by_type(plan, c, [&](int i) { return has_list ? listed.contains(i) : i >= 3; });
 
-  // Limits a layer; 0 and null are none.
-  const auto limits = c.numbers({"swiglu_limits"}, 0, 0, 1e30);
-  const auto shared = c.numbers({"swiglu_limits_shared"}, 0, 0, 1e30);
-  for (const auto& [name, list] :
-       {std::pair("swiglu_limits", &limits), std::pair("swiglu_limits_shared", &shared)}) {
-    if (*list && (*list)->size() < plan.layers.size()) c.refuse(name, "a number for each layer");
-  }
-  plan.per_layer = [limits, shared](int layer, LayerSpec& spec) {
-    const auto i = static_cast<std::size_t>(layer);
-    spec.experts.activation.limit_on = LimitOn::output;
-    spec.shared.activation.limit_on = LimitOn::output;
-    spec.experts.activation.limit = limits ? static_cast<float>((*limits)[i]) : 0;
-    spec.shared.activation.limit = shared ? static_cast<float>((*shared)[i]) : 0;
-  };
+  limits_by_layer(plan, c, "swiglu_limits", "swiglu_limits_shared");
   TensorNames& names = plan.names;
   names.router = {{"moe.gate.weight"}, {"mlp.gate.weight"}};
   names.selection_bias = {{"moe.router_bias"}, {"mlp.gate.e_score_correction_bias"}};
@@ -343,6 +330,7 @@ Plan kolibri1(Config& c) {
 // router's logits are multiplied by a number, which its weights are read with.
 Plan muse_spark(Config& c) {
   Plan plan = start(c, {.experts = {"num_local_experts", "num_experts"}});
+  c.expect("num_shared_experts", {0});
   route_sigmoid_bias(plan, true, 1e-15, scale_of(c, "routed_scaling_factor", 1));
   layers_by_type(plan, c, [](int) { return true; });
   LayerSpec& spec = plan.spec;
@@ -374,10 +362,11 @@ Plan inkling2(Config& c) {
                         .intermediate = {"moe_intermediate_size", "intermediate_size"}});
   c.expect("hidden_act", {"silu"});  // its bends are said beside it
   c.expect("scoring_func", {"sigmoid"});
+  c.expect("n_shared_experts", {0});
   route_sigmoid_bias(plan, true, 1e-20,
                      c.number_or({"route_scale", "routed_scaling_factor"}, 8, -1e30, 1e30));
   const auto bound = [&](std::string_view name, double absent) {
-    return static_cast<float>(c.number_or({name}, absent, 1e-30, 1e30));
+    return static_cast<float>(c.number_or({name}, absent, 1e-6, 1e6));
   };
   plan.spec.experts.activation = {.kind = Activation::situ,
                                   .beta = bound("mlp_gate_softcap", 4),

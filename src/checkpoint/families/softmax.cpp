@@ -83,10 +83,11 @@ Plan qwen3_next(Config& c) {
 
 // The shared expert is added as it is, and every layer is sparse.
 Plan lara_mini(Config& c) {
-  Plan plan = qwen(c, true);
-  qwen_shared(plan, c);
-  plan.spec.shared.sigmoid_gate = false;
-  plan.names.shared_gate = {};
+  Plan plan = start(c, {});
+  route_softmax(plan, c.flag_or({"norm_topk_prob"}, true));
+  add_shared(plan, c.integer_or({"shared_expert_intermediate_size"}, 512, 1, max_width),
+             "mlp.shared_expert");
+  c.ignore({"decoder_sparse_step", "mlp_only_layers"});  // read by nobody
   return plan;
 }
 
