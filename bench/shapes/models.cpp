@@ -98,6 +98,30 @@ LayerSpec grok(LayerSpec spec) {
   return spec;
 }
 
+// Experts between projections to and from `latent`.
+LayerSpec with_latent(LayerSpec spec, std::int64_t latent) {
+  spec.latent = spec.experts.hidden = latent;
+  return spec;
+}
+
+LayerSpec with_situ(LayerSpec spec) {
+  spec.experts.activation = {.kind = Activation::situ, .beta = 4, .linear_beta = 25};
+  return spec;
+}
+
+LayerSpec kimi_k3(LayerSpec spec) {
+  spec = with_latent(with_situ(biased_sigmoid(spec, 1)), 3584);
+  spec.latent_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
+  return spec;
+}
+
+LayerSpec muse_spark(LayerSpec spec) {
+  spec = with_latent(biased_sigmoid(spec, 1, {}, 1e-15f), 4096);
+  spec.latent_input_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
+  spec.expert_norm = {.enabled = true, .epsilon = 1e-8f, .weight = true, .weight_first = true};
+  return spec;
+}
+
 LayerSpec longcat(LayerSpec spec, int zero_experts) {
   spec = unnormalised(spec);
   spec.route.experts += zero_experts;
@@ -134,6 +158,7 @@ std::vector<Model> make_models() {
        with_shared(biased_sigmoid(layer(7168, 2048, 256, 8), 2.5f, v3_groups), 2048)},
       {"kimi-k2", "Kimi-K2", 60,
        with_shared(biased_sigmoid(layer(7168, 2048, 384, 8), 2.827f), 2048)},
+      {"kimi-k3", "Kimi K3", 92, with_shared(kimi_k3(layer(7168, 3072, 896, 16)), 6144)},
       {"glm-4.5", "GLM-4.5", 89,
        with_shared(biased_sigmoid(layer(5120, 1536, 160, 8), 2.5f), 1536)},
       {"glm-4.5-air", "GLM-4.5-Air", 45,
@@ -163,6 +188,9 @@ std::vector<Model> make_models() {
       {"dbrx", "DBRX", 40, layer(6144, 10752, 16, 4)},
       {"grok-1", "Grok-1", 64, grok(layer(6144, 32768, 8, 2))},
       {"longcat-flash", "LongCat-Flash", 28, longcat(layer(6144, 2048, 512, 12), 256)},
+      {"inkling-2", "Inkling 2", 48, with_situ(biased_sigmoid(layer(4608, 2304, 384, 8), 8))},
+      {"mistral-large-4", "Mistral Large 4", 71, with_shared(layer(6144, 6144, 128, 4), 6144)},
+      {"muse-spark", "Muse Spark", 62, muse_spark(layer(8192, 4096, 256, 8))},
   };
 }
 

@@ -36,8 +36,8 @@ struct ActivationSpec {
   float limit = 0;  // 0: none; else > 0. The gate is limited from above only
   LimitOn limit_on = LimitOn::input;
   float up_offset = 0;
-  float beta = 1;         // situ's; > 0
-  float linear_beta = 0;  // situ's, gated; 0: none; else > 0
+  float beta = 1;         // situ's; 1e-6 to 1e6. Others: 1 or 0
+  float linear_beta = 0;  // situ's, gated; 0: none; else 1e-6 to 1e6
   bool operator==(const ActivationSpec&) const = default;
 };
 

@@ -115,8 +115,9 @@ struct LayerOptions {
   // Of plain expert weights and of the rows between stages: the experts' input, their hidden rows
   // and, on CUDA, the rows that they return, which are rounded once before the weighted sum: an
   // output moves by up to 2^-8 (bf16) or 2^-11 (f16) of the sum of |w| |expert(u)|, and f16
-  // saturates at 65504. The CPU engine keeps those in f32. Routing and sums are f32 whatever this
-  // says.
+  // saturates at 65504. With an expert_norm they are rounded before it and after. The CPU engine
+  // keeps those in f32. What latent projections read and write on CUDA has this type too, but f32
+  // in front of a norm. Routing and sums are f32 whatever this says.
   DType dtype = DType::bf16;
   // Of the routed experts' matrices in memory. plain: packed weights of a checkpoint are computed
   // in the format that they have, plain ones in `dtype`. Else plain weights are packed as they are
@@ -153,7 +154,9 @@ struct LayerInputs {
   Tensor ids{};      // [T, S] i32, S = route.slots(): shared slots too; out of range: no expert
   Tensor weights{};  // [T, S] f32, with ids: whatever the rule would do to them is done
   // [G] i32, with ids, optional: they run over [0, G), G at least the layer's experts, and id i is
-  // the layer's expert expert_map[i], or of another rank where that is -1. Not with zero_experts.
+  // the layer's expert expert_map[i], or of another rank where that is -1: outputs of the ranks add
+  // up, with the shared expert, output_bias and residual of each. Not with zero_experts; of more
+  // ids than experts not with latent_norm or output_norm, which are of the whole sum.
   Tensor expert_map{};
 };
 struct LayerOutputs {

@@ -39,7 +39,7 @@ ActivationRule activation_rule(const ActivationSpec& spec) {
           .limit = spec.limit > 0 ? spec.limit : std::numeric_limits<float>::infinity(),
           .up_offset = spec.up_offset,
           .beta = spec.beta,
-          .inverse_beta = 1 / spec.beta,
+          .inverse_beta = spec.beta > 0 ? 1 / spec.beta : 0,
           .linear_beta = spec.linear_beta,
           .inverse_linear_beta = spec.linear_beta > 0 ? 1 / spec.linear_beta : 0};
 }
@@ -71,20 +71,20 @@ Support supports(const ActivationSpec& spec, Device device) {
     return refuse("activation: up_offset is {}: only a gated form has one", spec.up_offset);
   }
   const bool situ = spec.kind == Activation::situ;
-  // Bounds within which a beta and its inverse are normal numbers.
-  const auto legal = [](float beta) { return beta >= 1e-30F && beta <= 1e30F; };
-  if (!legal(spec.beta)) {
-    return refuse("activation: beta is {}: must be 1e-30 to 1e30", spec.beta);
-  }
-  if (spec.beta != 1 && !situ) {
+  if (!situ && spec.beta != 1 && spec.beta != 0) {  // 0: of callers in C who name no beta
     return refuse("activation: beta is {}: only situ has one", spec.beta);
-  }
-  if (spec.linear_beta != 0 && !legal(spec.linear_beta)) {
-    return refuse("activation: linear_beta is {}: must be 0 (none) or 1e-30 to 1e30",
-                  spec.linear_beta);
   }
   if (spec.linear_beta != 0 && !(situ && spec.gated)) {
     return refuse("activation: linear_beta is {}: only a gated situ has one", spec.linear_beta);
+  }
+  // Within these x / beta is a normal number wherever it matters.
+  const auto legal = [](float beta) { return beta >= 1e-6F && beta <= 1e6F; };
+  if (situ && !legal(spec.beta)) {
+    return refuse("activation: beta is {}: must be 1e-6 to 1e6", spec.beta);
+  }
+  if (spec.linear_beta != 0 && !legal(spec.linear_beta)) {
+    return refuse("activation: linear_beta is {}: must be 0 (none) or 1e-6 to 1e6",
+                  spec.linear_beta);
   }
   return cuda_engine::supported_device("activation", device);
 }

@@ -1,7 +1,8 @@
 // The nonlinearities themselves, on the vectors of the simd_*.hpp and the functions of simd_math.hpp
 // that were included before: the same formulas on every set and on the GPU.
 //
-//   gated:     h = act(gate) * (clamp(up, -limit, limit) + up_offset)
+//   gated:     h = act(gate) * (u + up_offset), u = clamp(up, -limit, limit), situ's then bent:
+//              linear_beta tanh(u / linear_beta)
 //   not gated: h = act(up)
 // with act's argument or result limited from above. About 30 operations a vector, one exp and one
 // division; situ has three of each, up's included.

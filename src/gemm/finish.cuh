@@ -60,6 +60,33 @@ __device__ __forceinline__ bool is_unlimited(const cpu_engine::ActivationRule& r
   return rule.limit == __int_as_float(0x7f800000);
 }
 
+// tanh by the same, 1e-6 of it: where 1 - 2 / (1 + e^2x) would cancel, x + x^3 P(x^2).
+__device__ __forceinline__ float fast_tanh(float x) {
+  const float square = x * x;
+  const float p = ((0.0208f * square - 0.05396f) * square + 0.1333333f) * square - 0.3333333f;
+  float e, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 2.8853900817779268f));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
+  return square < 0.16f ? fmaf(p * square, x, x) : fmaf(-2.0f, inverse, 1.0f);
+}
+// Gated SiTU without limits, for results that are rounded to 16 bits.
+__device__ __forceinline__ float fast_situ(const cpu_engine::ActivationRule& rule, float gate,
+                                           float up) {
+  float e, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(gate * -1.4426950408889634f));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + e));
+  const float a = rule.beta * fast_tanh(gate * rule.inverse_beta) * inverse;
+  const float u =
+      rule.linear_beta == 0 ? up : rule.linear_beta * fast_tanh(up * rule.inverse_linear_beta);
+  return a * (u + rule.up_offset);
+}
+
+// Of a pair of sums, as the Finish says.
+__device__ __forceinline__ float activated_pair(const Finish& f, float gate, float up) {
+  if (f.plain) return fast_silu(f.rule, gate, up);
+  return f.situ ? fast_situ(f.rule, gate, up) : activated(f.rule, gate, up);
+}
+
 // Two results as 16 bits each, the first in the low half.
 template <bool bf16>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
@@ -109,7 +136,7 @@ __device__ __forceinline__ void finish_sums(const Finish& f, int group, std::int
     if (f.paired) {
       float up = sum(t, r + 8);
       if (f.bias != nullptr) up = __fadd_rn(up, bias_of(f, group, f.out_columns + column));
-      value = f.plain ? fast_silu(f.rule, value, up) : activated(f.rule, value, up);
+      value = activated_pair(f, value, up);
     } else if (f.activates) {
       value = activated(f.rule, 0.0f, value);
     }
@@ -132,8 +159,8 @@ struct Boxes {
 
 // The end of a warpgroup's part of a tile: `blocks` m64 blocks of `floats` / 32 times 64 tokens.
 // `first`: the first one's first row of weights. T: of the operands, and of plain results.
-// brief: less is done for tiles that are not full and for SiLU without limits, by more code. Not
-// for many_rows.cuh, whose ends hide (docs/notes/cuda-w4.md, "A form for plain results").
+// brief: less is done for tiles that are not full, for SiLU without limits and for SiTU, by more
+// code. Not for many_rows.cuh, whose ends hide (docs/notes/cuda-w4.md, "A form for plain results").
 template <class T, int blocks, int floats, TileEnd end = TileEnd::any, bool brief = false>
 class TileFinish {
  public:
@@ -149,6 +176,11 @@ class TileFinish {
 
   __device__ __forceinline__ void write(float (&d)[blocks][floats]) const {
     if constexpr (end == TileEnd::any) {
+      if (brief && f_.situ) {
+#pragma unroll
+        for (int b = 0; b < blocks; ++b) through_16<true>(d[b], first_ + 64 * b);
+        return;
+      }
       if (!f_.plain) return through_f32(d);
     }
 #pragma unroll
@@ -157,6 +189,7 @@ class TileFinish {
 
  private:
   // Of one block, whose first row of weights is `first`.
+  template <bool situ = false>
   __device__ __forceinline__ void through_16(float (&d)[floats], std::int64_t first) const {
     constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
     const int lane = thread_ % 32, warp = thread_ / 32;
@@ -192,7 +225,13 @@ class TileFinish {
         for (int j = 0; j < 8; j += 4) {
           if (brief && 64 * c + 8 * j >= count_) break;
           std::uint32_t four[4];
-          if (unlimited) {
+          if constexpr (situ) {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const float* const g = e + 4 * (j + q);
+              four[q] = pack<bf16>(fast_situ(f_.rule, g[0], g[2]), fast_situ(f_.rule, g[1], g[3]));
+            }
+          } else if (unlimited) {
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
               const float* const g = e + 4 * (j + q);

@@ -116,6 +116,12 @@ class WarpFinish {
           const int gate = i / 4 * 8 + i % 4;
           acc[i] = fast_silu(f_.rule, acc[gate], acc[gate + 4]);
         }
+      } else if (end == End::any && f_.situ) {  // no other end has it
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int gate = i / 4 * 8 + i % 4;
+          acc[i] = fast_situ(f_.rule, acc[gate], acc[gate + 4]);
+        }
       } else {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {

@@ -80,9 +80,9 @@ struct FewFragments {
 
 // Whether results are written four at once.
 SHUNT_BOTH inline bool writes_fours(const Finish& f, bool bf16) {
-  return f.plain && has_simple_bias(f) && f.out_dtype == (bf16 ? DType::bf16 : DType::f16) &&
-         f.out_stride % 4 == 0 && f.out_columns % 4 == 0 &&
-         reinterpret_cast<std::uintptr_t>(f.out) % 8 == 0;
+  return (f.plain || f.situ) && has_simple_bias(f) &&
+         f.out_dtype == (bf16 ? DType::bf16 : DType::f16) && f.out_stride % 4 == 0 &&
+         f.out_columns % 4 == 0 && reinterpret_cast<std::uintptr_t>(f.out) % 8 == 0;
 }
 
 #if defined(SHUNT_SM_90A)
@@ -168,7 +168,10 @@ struct WarpEnd {
           load(token, o / 8 * 16 + o % 8 + 8, row + token, up);
           add_bias(up, f.out_columns + column);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) x[e] = fast_silu(f.rule, x[e], up[e]);
+          for (int e = 0; e < 4; ++e) {
+            x[e] =
+                usual || f.plain ? fast_silu(f.rule, x[e], up[e]) : fast_situ(f.rule, x[e], up[e]);
+          }
         }
         *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(f.out) +
                                   (row + token) * f.out_stride + column) =
@@ -191,7 +194,7 @@ struct WarpEnd {
         if (f.bias != nullptr) {
           up[0] = __fadd_rn(up[0], bias_of(f, group, f.out_columns + column));
         }
-        x[0] = f.plain ? fast_silu(f.rule, x[0], up[0]) : activated(f.rule, x[0], up[0]);
+        x[0] = activated_pair(f, x[0], up[0]);
       } else if (f.activates) {
         x[0] = activated(f.rule, 0.0f, x[0]);
       }
@@ -238,7 +241,7 @@ struct WarpEnd {
 
 // What a layer asks for most: rows that are as they must be, results in fours.
 bool is_usual(const FragmentArgs& args, bool bf16) {
-  return args.direct && writes_fours(args.finish, bf16);
+  return args.direct && args.finish.plain && writes_fours(args.finish, bf16);
 }
 
 template <class S, FewForm form>

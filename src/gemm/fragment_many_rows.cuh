@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const sources = reinterpret_cast<int*>(behind + L::Book::bytes);
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
-    if (usual || args.finish.plain) prefetch_tensor_map(&out);
+    if (usual || args.finish.plain || args.finish.situ) prefetch_tensor_map(&out);
     if (sharing > 1) prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], sharing > 1 ? 1 : 1 + S::copying);

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   // By a thread of each warpgroup: lanes would take turns.
   if (warp % 4 == 0 && lane == 0) {
     if (warp == 0) {
-      if (usual || args.finish.plain) prefetch_tensor_map(&out);
+      if (usual || args.finish.plain || args.finish.situ) prefetch_tensor_map(&out);
       if (mapped) prefetch_tensor_map(&tokens);
     }
 #pragma unroll

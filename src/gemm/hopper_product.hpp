@@ -1,6 +1,7 @@
 // The grouped GEMM's kernels for Hopper, in 16 bits: what their launchers take.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "activate/kernels.hpp"
@@ -18,12 +19,18 @@ struct Finish {
   // Gated SiLU or no activation, out of the operands' dtype, its rows at multiples of 16 bytes:
   // from registers.
   bool plain = false;
+  // Gated SiTU without limits, out of 16 bits or fewer: by the fast formula.
+  bool situ = false;
   cpu_engine::ActivationRule rule;
   void* out = nullptr;
   DType out_dtype = DType::f32;
   std::int64_t out_stride = 0, out_columns = 0;
   RowPlaces places;  // of results without an activation
 };
+
+inline bool is_unlimited_situ(const cpu_engine::ActivationRule& rule) {
+  return rule.kind == cpu_engine::ActivationRule::situ && rule.gated && rule.limit == INFINITY;
+}
 
 // A bias that ends in registers can add: f32, one number behind the other.
 SHUNT_BOTH constexpr bool has_simple_bias(const Finish& f) {

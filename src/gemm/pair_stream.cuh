@@ -159,7 +159,7 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
     if (f.paired) {
       float up = d[(i + 2) % 4];
       if (f.bias != nullptr) up = __fadd_rn(up, bias_of(f, group, f.out_columns + column));
-      value = f.plain ? fast_silu(f.rule, value, up) : activated(f.rule, value, up);
+      value = activated_pair(f, value, up);
     } else if (f.activates) {
       value = activated(f.rule, 0.0f, value);
     }

@@ -63,6 +63,15 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
       fail(Status::invalid_argument, "forward: expert_map has {} ids: must be {} or more",
            in.expert_map.shape[0], spec.experts.experts);
     }
+    const bool normed = spec.latent_norm.enabled || spec.output_norm.enabled;
+    if (normed && in.expert_map.shape[0] > spec.experts.experts) {
+      fail(
+          Status::invalid_argument,
+          "forward: expert_map has {} ids: must be {} in a layer with {}, which is of all experts' "
+          "sum",
+          in.expert_map.shape[0], spec.experts.experts,
+          spec.latent_norm.enabled ? "latent_norm" : "output_norm");
+    }
     OrderSpec by_expert = order_spec(spec);
     by_expert.experts = static_cast<int>(std::min<std::int64_t>(in.expert_map.shape[0], INT32_MAX));
     by_expert.expert_map = true;
@@ -327,23 +336,29 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
   // Enqueued behind routing, so that routing's few blocks are there first.
   if (beside) shared_expert(side->side(), side_stage);
+  // Latents: the experts' rows, and later their sums, as the products read them. What a norm reads
+  // is in f32.
+  const Tensor latents = latent ? at(s.latent, rows_dtype(), {tokens, inner}) : Tensor{};
+  const Tensor wide_latents =
+      s.wide_latents != nullptr ? at(s.wide_latents, f32, {tokens, inner}) : Tensor{};
+  const auto norm_latents = [&](const char* name, const NormSpec& norm, const Tensor& weight) {
+    clock(
+        name, [&] { rms_norm(context, norm, wide_latents, weight, latents, valid); },
+        [&] {
+          return StageCost{tokens * inner * (4 + bits(rows_dtype()) / 8), 0};
+        });
+  };
   if (latent) {
+    const bool normed = spec.latent_input_norm.enabled;
     clock(
         "latent_down",
         [&] {
           mlp_gemm(context, latent_down, {.rows = u, .valid = valid_count, .whole_k = whole_k},
-                   at(s.latent, f32, {tokens, inner}), stage);
+                   normed ? wide_latents : latents, stage);
         },
-        [&] { return latent_cost(spec, options.dtype, tokens); });
-    u = at(s.latent, f32, {tokens, inner});
-    if (spec.latent_input_norm.enabled) {
-      clock(
-          "latent_input_norm",
-          [&] { rms_norm(context, spec.latent_input_norm, u, w.latent_input_norm, u, valid); },
-          [&] {
-            return StageCost{tokens * inner * 8, 0};
-          });
-    }
+        [&] { return latent_cost(spec, options.dtype, rows_dtype(), tokens, u.dtype); });
+    if (normed) norm_latents("latent_input_norm", spec.latent_input_norm, w.latent_input_norm);
+    u = latents;
   }
   to_gate_up.rows = u;
 
@@ -434,10 +449,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
   const Context& joined = beside ? side->joined() : context;
 
-  // Where the sum goes on (latent projection, bias, norm) it stays in f32 until then. The shared
-  // expert joins where the sum is as wide as the layer.
+  // Where the sum goes on (latent projection, bias, norm) it is wide until then. The shared expert
+  // joins where the sum is as wide as the layer.
   const bool more = s.wide != nullptr;
-  const Tensor wide = more ? at(s.wide, f32, {tokens, spec.hidden}) : Tensor{};
+  const Tensor wide =
+      more ? at(s.wide, wide_dtype(spec, rows_dtype()), {tokens, spec.hidden}) : Tensor{};
   clock(
       "combine",
       [&] {
@@ -453,34 +469,27 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (!latent) parts.shared = shared_rows;
         if (with.shared_gate) parts.shared_gate = shared_logits;
         if (!more) parts.residual = residual;
-        combine(joined, with, parts, latent ? at(s.inner, f32, {tokens, inner}) : (more ? wide : y),
-                true);  // the experts' products lie in between
+        const Tensor& sum = !latent                    ? (more ? wide : y)
+                            : spec.latent_norm.enabled ? wide_latents
+                                                       : latents;
+        combine(joined, with, parts, sum, true);  // the experts' products lie in between
       },
       [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
-  if (spec.latent_norm.enabled) {
-    const Tensor sum = at(s.inner, f32, {tokens, inner});
-    clock(
-        "latent_norm", [&] { rms_norm(context, spec.latent_norm, sum, w.latent_norm, sum, valid); },
-        [&] {
-          return StageCost{tokens * inner * 8, 0};
-        });
-  }
+  if (spec.latent_norm.enabled) norm_latents("latent_norm", spec.latent_norm, w.latent_norm);
   if (latent) {
     clock(
         "latent_up",
         [&] {
-          mlp_gemm(
-              context, latent_up,
-              {.rows = at(s.inner, f32, {tokens, inner}), .valid = valid_count, .whole_k = whole_k},
-              wide, stage);
+          mlp_gemm(context, latent_up, {.rows = latents, .valid = valid_count, .whole_k = whole_k},
+                   wide, stage);
         },
-        [&] { return latent_cost(spec, options.dtype, tokens); });
+        [&] { return latent_cost(spec, options.dtype, rows_dtype(), tokens, wide.dtype); });
   }
   if (more) {
     clock(
         "finish",
         [&] {
-          finish_rows(context, {.wide = s.wide,
+          finish_rows(context, {.wide = wide,
                                 .shared = latent ? shared_rows : Tensor{},
                                 .shared_logits = latent ? s.shared_logits : nullptr,
                                 .shared_scale = spec.shared.scale,
@@ -492,7 +501,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                                 .valid = valid});
         },
         [&] {
-          return StageCost{tokens * spec.hidden * (4 + bits(y.dtype) / 8), 0};
+          return StageCost{tokens * spec.hidden * (bits(wide.dtype) + bits(y.dtype)) / 8, 0};
         });
   }
   clock.finish();

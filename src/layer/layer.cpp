@@ -16,9 +16,21 @@
 
 namespace shunt {
 
+namespace {
+// A GPU's products are of one format, which the options say: plain is that of packed weights.
+LayerOptions with_format(LayerOptions options, const ExpertWeights& experts, Device device) {
+  if (device.type == DeviceType::cuda && options.format == FormatSpec{} &&
+      !experts.packed_up.empty()) {
+    options.format = experts.packed_up[0].format.of_matrix();
+  }
+  return options;
+}
+}  // namespace
+
 Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& context,
-             const LayerOptions& options)
+             const LayerOptions& given)
     : impl_(std::make_unique<Impl>()) {
+  const LayerOptions options = with_format(given, weights.experts, context.device());
   require(supports(spec, options, context.device()), "layer");
   check_weights(spec, weights, context.device(), options.format);
   impl_->spec = spec;
@@ -120,7 +132,9 @@ Rounding Layer::Impl::rounding(std::int64_t tokens) const {
 
 bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
   if (rounding(tokens) != Rounding::on_the_way) return true;
-  const DType source = spec.input_norm.enabled || spec.latent > 0 ? DType::f32 : hidden;
+  const DType source = spec.latent > 0           ? rows_dtype()
+                       : spec.input_norm.enabled ? DType::f32
+                                                 : hidden;
   return mlp_wants_gathered(context, experts.gate_up, tokens * spec.route.slots(), source,
                             spec.route.weight_on_input, options.batch_invariant);
 }
@@ -224,6 +238,15 @@ std::string Layer::explain(std::int64_t tokens) const {
         "while it ends; compact: no padding rows\n";
   } else {
     text += "  order    stable counting sort, compact: no padding rows\n";
+  }
+  if (spec.latent > 0) {
+    const auto projection = [&](const char* way, const PreparedWeights& matrix, bool normed) {
+      return fmt::format("  latent   {} {}, {}{}; {}\n", way, spec.latent,
+                         to_string(impl_->rows_dtype()), normed ? " after a norm" : "",
+                         mlp_explain(impl_->context, matrix, tokens, 1, {.whole_k = whole_k}));
+    };
+    text += projection("to", impl_->latent_down, spec.latent_input_norm.enabled);
+    text += projection("from", impl_->latent_up, spec.latent_norm.enabled);
   }
   const bool gathered = impl_->gathers_first(tokens, impl_->options.dtype);
   text += fmt::format(

@@ -95,7 +95,7 @@ void finish_rows(const Context& context, const Finish& f) {
   const std::int64_t width = f.out.shape[1];
   context.pool().split(f.out.shape[0], 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      float* const row = f.wide + t * width;
+      float* const row = f.wide.as<float>() + t * width;
       if (f.shared) {
         const float gate =
             f.shared_logits != nullptr ? 1 / (1 + std::exp(-f.shared_logits[t])) : 1.0f;

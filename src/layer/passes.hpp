@@ -9,9 +9,10 @@
 
 namespace shunt {
 
-// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight * multiplier, for x and out [T, W] f32 |
-// bf16 | f16 with strided rows (the CPU: out f32); out may be x. Sums are f32 in 16 strided lanes,
-// so that bits do not depend on the number of threads. Zhang and Sennrich, arXiv:1910.07467.
+// out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight * multiplier, with weight_first x[t] *
+// weight in place of x[t] and no weight behind; for x and out [T, W] f32 | bf16 | f16 with strided
+// rows (the CPU: out f32); out may be x. Sums are f32 in 16 strided lanes, so that bits do not
+// depend on the number of threads. Zhang and Sennrich, arXiv:1910.07467.
 void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, const Tensor& weight,
               const Tensor& out, const Tensor& valid);
 
@@ -19,12 +20,13 @@ void rms_norm(const Context& context, const NormSpec& spec, const Tensor& x, con
 void gate_logits(const Context& context, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid);
 
-// What follows the weighted sum of a layer whose sum stays in f32 for it:
+// What follows the weighted sum of a layer that has more than it:
 //   y = norm(wide + g * shared + bias) + residual,  g = shared_scale * sigmoid(shared_logits)
 // Any part may be absent.
 struct Finish {
-  float* wide = nullptr;                 // [T, W] f32, dense; overwritten
-  Tensor shared{};                       // [T, W] dense, f32; on a GPU bf16 or f16 too
+  Tensor wide{};    // [T, W] dense, f32; on a GPU without a norm bf16 or f16 too;
+                    // overwritten
+  Tensor shared{};  // [T, W] dense, f32; on a GPU bf16 or f16 too
   const float* shared_logits = nullptr;  // [T]; null: g = shared_scale
   float shared_scale = 1;
   Tensor bias{};  // [W]

@@ -1,9 +1,10 @@
 // The passes of passes.hpp on the GPU.
 //
-// A block of 256 threads takes rows blockIdx.x, blockIdx.x + gridDim.x, ..; its threads share out
-// the columns, 256 apart. Sums over a row have the order of the CPU engine: 16 lanes, each a chain
-// over every 16th number, folded by halves. The block lays 2048 products at a time into shared
-// memory, 16 threads add them up, and the barriers mean: the products are there; they are used up.
+// A block of 256 threads takes rows blockIdx.x, blockIdx.x + gridDim.x, ..; a thread takes eight
+// columns, and eight more 2048 further on. Sums over a row have the order of the CPU engine: 16
+// lanes, each a chain over every 16th number, folded by halves. The block lays 2048 products at a
+// time into shared memory, 16 threads add them up, and the barriers mean: the products are there;
+// they are used up.
 //
 // Bytes: a row read once (rms_norm: twice, the second time from a cache) and written once. A row of
 // 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
@@ -23,7 +24,43 @@ namespace {
 
 constexpr int threads = 256;
 constexpr int lanes = 16;
-constexpr int piece = 2048;
+constexpr int piece = 8 * threads;
+
+// Eight numbers of a row from `column` on, 0 where it has ended.
+__device__ __forceinline__ void load_eight(const char* row, DType dtype, std::int64_t column,
+                                           std::int64_t columns, float (&x)[8]) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0 && column + 8 <= columns) {
+    if (dtype == DType::f32) return widen<8, Form::f32>(load_raw<32>(row + 4 * column), x);
+    const Raw<16> raw = load_raw<16>(row + 2 * column);
+    dtype == DType::bf16 ? widen<8, Form::bf16>(raw, x) : widen<8, Form::f16>(raw, x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    x[i] = column + i < columns ? load_element(row, dtype, column + i) : 0.0f;
+  }
+}
+
+// The same way back, up to the row's end.
+__device__ __forceinline__ void store_eight(char* row, DType dtype, std::int64_t column,
+                                            std::int64_t columns, const float (&x)[8]) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0 && column + 8 <= columns) {
+    const auto store = [&]<int bytes>(const Raw<bytes>& raw) {
+      auto* const to = reinterpret_cast<uint4*>(row + bytes / 8 * column);
+#pragma unroll
+      for (int i = 0; i < bytes / 16; ++i) {
+        to[i] = make_uint4(raw.word[4 * i], raw.word[4 * i + 1], raw.word[4 * i + 2],
+                           raw.word[4 * i + 3]);
+      }
+    };
+    if (dtype == DType::f32) return store(narrow<8, Form::f32>(x));
+    return dtype == DType::bf16 ? store(narrow<8, Form::bf16>(x)) : store(narrow<8, Form::f16>(x));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < columns) store_element(row, dtype, column + i, x[i]);
+  }
+}
 
 struct Rows {
   void* data = nullptr;  // null: not given
@@ -33,8 +70,16 @@ struct Rows {
   // A matrix by rows, or a vector.
   explicit Rows(const Tensor& t)
       : data(t.data), dtype(t.dtype), stride(t.rank == 2 ? t.strides[0] : 0) {}
-  __device__ float load(std::int64_t row, std::int64_t i) const {
-    return load_element(data, dtype, row * stride + i);
+  __device__ char* row(std::int64_t t) const {
+    return static_cast<char*>(data) + t * stride * (dtype == DType::f32 ? 4 : 2);
+  }
+  __device__ void load(std::int64_t t, std::int64_t column, std::int64_t width,
+                       float (&x)[8]) const {
+    load_eight(row(t), dtype, column, width, x);
+  }
+  __device__ void store(std::int64_t t, std::int64_t column, std::int64_t width,
+                        const float (&x)[8]) const {
+    store_eight(row(t), dtype, column, width, x);
   }
 };
 
@@ -52,19 +97,25 @@ struct Norm {
         weight(given) {}
 };
 
-struct Shared {
+struct alignas(16) Shared {
   float products[piece];
   float sum;
 };
 
-// Every thread gets the sum of term(i) over [0, width).
+// Every thread gets the sum of a row's products; term(column, x) makes eight of them.
 template <class Term>
 __device__ float row_sum(Shared& shared, std::int64_t width, const Term& term) {
   const int thread = static_cast<int>(threadIdx.x);
   float sum = 0;
   for (std::int64_t first = 0; first < width; first += piece) {
     const int count = static_cast<int>(width - first < piece ? width - first : piece);
-    for (int i = thread; i < count; i += threads) shared.products[i] = term(first + i);
+    if (8 * thread < count) {
+      float x[8];
+      term(first + 8 * thread, x);
+      auto* const to = reinterpret_cast<float4*>(shared.products + 8 * thread);
+      to[0] = make_float4(x[0], x[1], x[2], x[3]);
+      to[1] = make_float4(x[4], x[5], x[6], x[7]);
+    }
     __syncthreads();
     if (thread < lanes) {
 #pragma unroll 8
@@ -86,15 +137,28 @@ __device__ float norm_factor(const Norm& norm, std::int64_t width, float squares
   const float mean = __fdiv_rn(squares, static_cast<float>(width));
   return __fdiv_rn(norm.multiplier, __fsqrt_rn(__fadd_rn(mean, norm.epsilon)));
 }
-// What is normalised, and the result.
-__device__ float to_norm(const Norm& norm, float x, std::int64_t i) {
-  return norm.weight_first ? __fmul_rn(x, norm.weight.load(0, i)) : x;
+// Eight squares of what is normalised, and eight results.
+__device__ __forceinline__ void squares_of(const Norm& norm, std::int64_t column,
+                                           std::int64_t width, float (&x)[8]) {
+  float weight[8];
+  if (norm.weight_first) norm.weight.load(0, column, width, weight);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
+    x[i] = __fmul_rn(x[i], x[i]);
+  }
 }
-__device__ float normed(const Norm& norm, float x, float factor, std::int64_t i) {
-  const float scaled = __fmul_rn(to_norm(norm, x, i), factor);
-  return norm.weight.data != nullptr && !norm.weight_first
-             ? __fmul_rn(scaled, norm.weight.load(0, i))
-             : scaled;
+__device__ __forceinline__ void normalise(const Norm& norm, std::int64_t column, std::int64_t width,
+                                          float factor, float (&x)[8]) {
+  float weight[8];
+  const bool weighed = norm.weight.data != nullptr;
+  if (weighed) norm.weight.load(0, column, width, weight);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
+    x[i] = __fmul_rn(x[i], factor);
+    if (weighed && !norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
+  }
 }
 
 __device__ std::int64_t valid_rows(const std::int32_t* valid, std::int64_t rows) {
@@ -111,13 +175,16 @@ __global__ void __launch_bounds__(threads)
   let_successor_start();
   rows = valid_rows(valid, rows);
   for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
-    const float squares = row_sum(shared, width, [&](std::int64_t i) {
-      const float value = to_norm(norm, x.load(t, i), i);
-      return __fmul_rn(value, value);
+    const float squares = row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
+      x.load(t, column, width, eight);
+      squares_of(norm, column, width, eight);
     });
     const float factor = norm_factor(norm, width, squares);
-    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
-      store_element(out.data, out.dtype, t * out.stride + i, normed(norm, x.load(t, i), factor, i));
+    for (std::int64_t column = 8 * threadIdx.x; column < width; column += piece) {
+      float eight[8];
+      x.load(t, column, width, eight);
+      normalise(norm, column, width, factor, eight);
+      out.store(t, column, width, eight);
     }
   }
 }
@@ -130,14 +197,19 @@ __global__ void __launch_bounds__(threads)
   let_successor_start();
   rows = valid_rows(valid, rows);
   for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
-    const float sum = row_sum(
-        shared, width, [&](std::int64_t i) { return __fmul_rn(x.load(t, i), gate.load(0, i)); });
+    const float sum = row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
+      float weight[8];
+      x.load(t, column, width, eight);
+      gate.load(0, column, width, weight);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) eight[i] = __fmul_rn(eight[i], weight[i]);
+    });
     if (threadIdx.x == 0) logits[t] = sum;
   }
 }
 
 struct FinishArgs {
-  float* wide;
+  Rows wide;
   Rows shared;
   const float* shared_logits;
   float shared_scale;
@@ -148,48 +220,71 @@ struct FinishArgs {
   std::int64_t rows, width;
 };
 
-// A thread comes back to the columns that it wrote itself: no barrier but those of the sum.
+// Without a norm each number is read once; with one a thread comes back to the columns that it
+// wrote itself: no barrier but those of the sum.
 __global__ void __launch_bounds__(threads) finish(const __grid_constant__ FinishArgs args) {
   __shared__ Shared shared;
   wait_for_predecessor();
   let_successor_start();
   const std::int64_t valid = valid_rows(args.valid, args.rows), width = args.width;
   for (std::int64_t t = blockIdx.x; t < args.rows; t += gridDim.x) {
-    float* const row = args.wide + t * width;
+    const auto each = [&](auto&& run) {
+      for (std::int64_t column = 8 * threadIdx.x; column < width; column += piece) run(column);
+    };
     if (t >= valid) {
-      for (std::int64_t i = threadIdx.x; i < width; i += threads) {
-        store_element(args.out.data, args.out.dtype, t * args.out.stride + i, 0);
-      }
+      each([&](std::int64_t column) {
+        const float zeros[8] = {};
+        args.out.store(t, column, width, zeros);
+      });
       continue;
     }
     float gate = args.shared_scale;
     if (args.shared_logits != nullptr) {
       gate = __fmul_rn(gate, times_sigmoid(1.0f, args.shared_logits[t]));
     }
-    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
-      float value = row[i];
+    const auto summed = [&](std::int64_t column, float(&x)[8]) {
+      float other[8];
+      args.wide.load(t, column, width, x);
       if (args.shared.data != nullptr) {
-        value = __fadd_rn(value, __fmul_rn(gate, args.shared.load(t, i)));
+        args.shared.load(t, column, width, other);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = __fadd_rn(x[i], __fmul_rn(gate, other[i]));
       }
-      if (args.bias.data != nullptr) value = __fadd_rn(value, args.bias.load(0, i));
-      row[i] = value;
-    }
-    float factor = 1;
-    if (args.norm.enabled) {
-      // Thread i reads what thread i wrote: pieces are multiples of the threads.
-      static_assert(piece % threads == 0);
-      const float squares = row_sum(shared, width, [&](std::int64_t i) {
-        const float value = to_norm(args.norm, row[i], i);
-        return __fmul_rn(value, value);
+      if (args.bias.data != nullptr) {
+        args.bias.load(0, column, width, other);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = __fadd_rn(x[i], other[i]);
+      }
+    };
+    const auto put = [&](std::int64_t column, float(&x)[8]) {
+      if (args.residual.data != nullptr) {
+        float other[8];
+        args.residual.load(t, column, width, other);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = __fadd_rn(x[i], other[i]);
+      }
+      args.out.store(t, column, width, x);
+    };
+    if (!args.norm.enabled) {
+      each([&](std::int64_t column) {
+        float x[8];
+        summed(column, x);
+        put(column, x);
       });
-      factor = norm_factor(args.norm, width, squares);
+      continue;
     }
-    for (std::int64_t i = threadIdx.x; i < width; i += threads) {
-      float value = row[i];
-      if (args.norm.enabled) value = normed(args.norm, value, factor, i);
-      if (args.residual.data != nullptr) value = __fadd_rn(value, args.residual.load(t, i));
-      store_element(args.out.data, args.out.dtype, t * args.out.stride + i, value);
-    }
+    const float squares = row_sum(shared, width, [&](std::int64_t column, float(&x)[8]) {
+      summed(column, x);
+      args.wide.store(t, column, width, x);
+      squares_of(args.norm, column, width, x);
+    });
+    const float factor = norm_factor(args.norm, width, squares);
+    each([&](std::int64_t column) {
+      float x[8];
+      args.wide.load(t, column, width, x);
+      normalise(args.norm, column, width, factor, x);
+      put(column, x);
+    });
   }
 }
 
@@ -211,21 +306,6 @@ Shape shape_for(const Gpu& gpu, std::int64_t blocks) {
   const std::int64_t most = std::int64_t{8} * gpu.multiprocessors;
   return {.grid = dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
           .block = dim3(threads)};
-}
-
-// Eight numbers of a row from `column` on, 0 where it has ended.
-__device__ __forceinline__ void load_eight(const char* row, DType dtype, std::int64_t column,
-                                           std::int64_t columns, float (&x)[8]) {
-  if (dtype != DType::f32 && reinterpret_cast<std::uintptr_t>(row) % 16 == 0 &&
-      column + 8 <= columns) {
-    const Raw<16> raw = load_raw<16>(row + 2 * column);
-    dtype == DType::bf16 ? widen<8, Form::bf16>(raw, x) : widen<8, Form::f16>(raw, x);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    x[i] = column + i < columns ? load_element(row, dtype, column + i) : 0.0f;
-  }
 }
 
 template <int count>
@@ -356,7 +436,7 @@ void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* log
 
 void finish_rows(const Gpu& gpu, const Finish& f) {
   if (f.out.shape[0] == 0) return;
-  const FinishArgs args{.wide = f.wide,
+  const FinishArgs args{.wide = Rows(f.wide),
                         .shared = Rows(f.shared),
                         .shared_logits = f.shared_logits,
                         .shared_scale = f.shared_scale,

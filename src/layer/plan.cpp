@@ -32,8 +32,10 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
   if (spec.router_norm.enabled) s.router_input = carver.take<float>(tokens * spec.hidden);
   if (spec.input_norm.enabled) s.normed = carver.take<float>(tokens * spec.hidden);
   if (spec.latent > 0) {
-    s.latent = carver.take<float>(tokens * spec.latent);
-    s.inner = carver.take<float>(tokens * spec.latent);
+    s.latent = carver.take<char>(tokens * spec.latent * element(rows));
+    if (spec.latent_input_norm.enabled || spec.latent_norm.enabled) {
+      s.wide_latents = carver.take<float>(tokens * spec.latent);
+    }
   }
   const auto fp8_bytes = [&](std::int64_t columns) {
     return in_fp8(options.rows) ? Fp8Rows::bytes(options.rows, pairs, columns) : 0;
@@ -49,12 +51,16 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
     if (spec.shared.sigmoid_gate) s.shared_logits = carver.take<float>(tokens);
   }
   if (spec.output_bias || spec.output_norm.enabled || spec.latent > 0) {
-    s.wide = carver.take<float>(tokens * spec.hidden);
+    s.wide = carver.take<char>(tokens * spec.hidden * element(wide_dtype(spec, rows)));
   }
   s.stage = carver.take_bytes(stage_bytes);
   s.stage_bytes = stage_bytes;
   s.total_bytes = carver.used();
   return s;
+}
+
+DType wide_dtype(const LayerSpec& spec, DType rows) {
+  return spec.latent > 0 && !spec.output_norm.enabled ? rows : DType::f32;
 }
 
 OrderSpec order_spec(const LayerSpec& spec) {
@@ -147,8 +153,10 @@ StageCost shared_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std:
           2 * tokens * matrices * spec.hidden};
 }
 
-StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens) {
-  return {spec.latent * spec.hidden * element(dtype) + tokens * (spec.latent + spec.hidden) * 4,
+StageCost latent_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t tokens,
+                      DType hidden) {
+  return {spec.latent * spec.hidden * element(dtype) +
+              tokens * (spec.latent * element(rows_dtype) + spec.hidden * element(hidden)),
           2 * tokens * spec.latent * spec.hidden};
 }
 

@@ -24,14 +24,14 @@ struct LayerScratch {
   float* row_weights = nullptr;         // [N], weight on the input only
   float* router_input = nullptr;        // [T, H], router norm only
   float* normed = nullptr;              // [T, H], input norm only
-  float* latent = nullptr;              // [T, L], latent only
+  void* latent = nullptr;               // [T, L] of rows_dtype(), latent only
   void* h = nullptr;                    // [N, I] of the layer's dtype
   void* rows = nullptr;                 // [N, experts.hidden] of Layer::Impl::rows_dtype()
-  float* inner = nullptr;               // [T, experts.hidden], latent only
+  float* wide_latents = nullptr;        // [T, L], what a norm of latents reads
   void* shared_h = nullptr;             // [T, shared I] of the layer's dtype
   void* shared = nullptr;               // [T, H] of rows_dtype(), shared expert only
   float* shared_logits = nullptr;       // [T], sigmoid gate only
-  float* wide = nullptr;                // [T, H]: output bias, norm or latent only
+  void* wide = nullptr;                 // [T, H] of wide_dtype(): output bias, norm or latent only
   void* stage = nullptr;                // what a stage asks for, one after the other
   std::size_t stage_bytes = 0;
   std::size_t total_bytes = 0;
@@ -72,6 +72,10 @@ struct Fp8Rows {
     return columns % 2 == 0 && pitch(columns) + 4 * scales_of(kind, columns) <= 2 * columns;
   }
 };
+
+// Of what follows a layer's weighted sum, in front of the shared expert, the bias and the norm:
+// f32, but as latent projections write it where no norm reads it.
+DType wide_dtype(const LayerSpec& spec, DType rows);
 
 // `rows`: of the experts' rows between their second GEMM and the combine. With a null workspace:
 // measures. What a call of fewer tokens takes is never more.
@@ -136,7 +140,9 @@ StageCost down_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::i
                     int hit);
 StageCost shared_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t tokens,
                       DType hidden);
-StageCost latent_cost(const LayerSpec& spec, DType dtype, std::int64_t tokens);
+// Of one of the two projections; hidden: the type of the side that is H wide.
+StageCost latent_cost(const LayerSpec& spec, DType dtype, DType rows_dtype, std::int64_t tokens,
+                      DType hidden);
 // By how many bytes `hit` groups of packed weights cost less than plain ones: a negative number.
 StageCost packed_cost(const PreparedWeights& weights, int hit);
 StageCost combine_cost(const LayerSpec& spec, DType rows_dtype, std::int64_t tokens,

@@ -150,6 +150,7 @@ std::vector<double> layer_reference(const LayerSpec& spec, const LayerWeights& w
       if (spec.latent_norm.enabled) sizes = spread_of_norm(sum, normed, std::move(sizes));
       y = product(weights.latent_up, {}, normed);
       sizes = spread_of_product(weights.latent_up, sizes);
+      for (std::size_t i = 0; i < y.size(); ++i) sizes[i] += std::abs(y[i]);  // rounded itself
     }
     if (spec.shared.intermediate > 0) {
       double factor = static_cast<double>(spec.shared.scale);

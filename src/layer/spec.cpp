@@ -157,16 +157,19 @@ std::string describe(const LayerSpec& spec) {
     if (spec.shared.scale != 1) text += fmt::format(", times {:g}", spec.shared.scale);
   }
   if (spec.zero_experts > 0) text += fmt::format("; {} zero-compute experts", spec.zero_experts);
-  if (spec.latent > 0) {
-    text += fmt::format("; latent width {}{}{}", spec.latent,
-                        spec.latent_input_norm.enabled ? ", RMSNorm of the input" : "",
-                        spec.latent_norm.enabled ? ", RMSNorm of the sum" : "");
-  }
-  if (spec.expert_norm.enabled) text += "; RMSNorm of every expert's output";
+  const auto norm = [&](const NormSpec& of, const char* comma, const char* where) {
+    if (!of.enabled) return;
+    text +=
+        fmt::format("{}RMSNorm {}{}", comma, where, of.weight_first ? ", its weight first" : "");
+  };
+  if (spec.latent > 0) text += fmt::format("; latent width {}", spec.latent);
+  norm(spec.latent_input_norm, ", ", "of the input");
+  norm(spec.latent_norm, ", ", "of the sum");
+  norm(spec.expert_norm, "; ", "of every expert's output");
   if (spec.output_bias) text += "; output bias";
-  if (spec.router_norm.enabled) text += "; RMSNorm before the router";
-  if (spec.input_norm.enabled) text += "; RMSNorm before the experts";
-  if (spec.output_norm.enabled) text += "; RMSNorm of the output";
+  norm(spec.router_norm, "; ", "before the router");
+  norm(spec.input_norm, "; ", "before the experts");
+  norm(spec.output_norm, "; ", "of the output");
   return text;
 }
 

@@ -287,9 +287,20 @@ HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
     dense.device = context.device();
     return dense;
   };
+  // The quick selections on a GPU read f32 alone.
+  const auto hold_in_f32 = [&](const Tensor& source) -> Tensor {
+    if (!source || source.dtype == DType::f32) return hold(source);
+    const std::vector<char> copy = on_host(context, source);
+    std::vector<float> wide(static_cast<std::size_t>(source.elements()));
+    for (std::int64_t i = 0; i < source.elements(); ++i) {
+      wide[static_cast<std::size_t>(i)] = load_f32(copy.data(), source.dtype, i);
+    }
+    return view(hold_bytes(context, wide.data(), wide.size() * sizeof(float), buffers_), DType::f32,
+                {source.elements()}, context.device());
+  };
   views.router = hold(weights.router);
   views.router_bias = hold(weights.router_bias);
-  views.selection_bias = hold(weights.selection_bias);
+  views.selection_bias = hold_in_f32(weights.selection_bias);
   views.per_expert_scale = hold(weights.per_expert_scale);
   views.hash_table = hold(weights.hash_table);
   views.shared_gate = hold(weights.shared_gate);

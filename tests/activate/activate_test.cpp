@@ -335,7 +335,9 @@ TEST(Activate, RefusesWhatDoesNotFitByName) {
   refused({.limit = -1}, t, t, t, "limit");
   refused({.limit = nan}, t, t, t, "limit");
   refused({.beta = 4}, t, t, t, "beta is 4: only situ");
-  refused({.kind = Activation::situ, .beta = 0}, t, t, t, "beta is 0");
+  EXPECT_TRUE(supports(ActivationSpec{.beta = 0}, Device{}));  // what C leaves out
+  refused({.kind = Activation::situ, .beta = 0}, t, t, t, "beta is 0: must be 1e-6 to 1e6");
+  refused({.kind = Activation::situ, .beta = 2e6F}, t, t, t, "beta is 2000000");
   refused({.kind = Activation::situ, .beta = nan}, t, t, t, "beta is nan");
   refused({.linear_beta = 25}, t, t, t, "linear_beta is 25: only a gated situ");
   refused({.kind = Activation::situ, .gated = false, .linear_beta = 25}, {}, t, t, "linear_beta");

@@ -15,6 +15,7 @@
 #include "gemm/gemm_data.hpp"
 #include "gemm/on_hopper.hpp"
 #include "gemm/packed_prepare.hpp"
+#include "gemm/rule_reference.hpp"
 #include "shunt/gemm.hpp"
 #if SHUNT_CUDA_BUILT
 #include "cuda/graph.hpp"
@@ -48,17 +49,6 @@ struct Problem {
   bool odd_rows = false;     // not aligned
   std::int64_t out_gap = 0;  // elements between rows of out
 };
-
-double activate(const ActivationRule& rule, double gate, double up) {
-  const auto limit = static_cast<double>(rule.limit);
-  double a = std::min(rule.gated ? gate : up, limit);
-  if (rule.kind == ActivationRule::silu) {
-    a = a / (1 + std::exp(-static_cast<double>(rule.alpha) * a));
-  }
-  if (rule.kind == ActivationRule::relu2) a = a > 0 ? a * a : 0;
-  if (!rule.gated) return a;
-  return a * (std::max(-limit, std::min(limit, up)) + static_cast<double>(rule.up_offset));
-}
 
 class Made {
  public:
@@ -221,9 +211,9 @@ class Made {
           const auto a = static_cast<std::size_t>(j), b = static_cast<std::size_t>(columns_ + j);
           double value = sums[a];
           if (p.paired) {
-            value = activate(p.rule, sums[a], sums[b]);
+            value = test::activate(p.rule, sums[a], sums[b]);
           } else if (p.rule.kind != ActivationRule::identity) {
-            value = activate(p.rule, 0, sums[a]);
+            value = test::activate(p.rule, 0, sums[a]);
           }
           want_[kernel].push_back(value);
           double bound = off[a];
@@ -345,7 +335,7 @@ TEST(PackedGemm, EveryEpilogue) {
                  .weighted = gap == 3,
                  .out_gap = gap});
       }
-      for (const auto& rule : {swiglu, oss}) {
+      for (const auto& rule : {swiglu, oss, test::situ(), test::situ(0.3F, 1), test::situ(2, 0)}) {
         run_all({.format = format,
                  .n = 2 * 200,
                  .k = 136,
@@ -354,7 +344,7 @@ TEST(PackedGemm, EveryEpilogue) {
                  .bias = true,
                  .paired = true,
                  .rule = rule,
-                 .weighted = rule.limit < 1});
+                 .weighted = rule.limit < 1 || rule.beta < 1});
       }
       run_all({.format = format,
                .n = 300,

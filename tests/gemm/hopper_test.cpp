@@ -13,6 +13,7 @@
 #include "gemm/gemm_data.hpp"
 #include "gemm/hopper_product.hpp"
 #include "gemm/on_hopper.hpp"
+#include "gemm/rule_reference.hpp"
 #include "shunt/gemm.hpp"
 #if SHUNT_CUDA_BUILT
 #include "cuda/graph.hpp"
@@ -36,20 +37,6 @@ struct Problem {
   bool holes = false;        // some of them are no row's: zeros
   std::int64_t out_gap = 0;  // elements between rows of out
 };
-
-double activate(const ActivationRule& rule, double gate, double up) {
-  const double limit = static_cast<double>(rule.limit);
-  double x = rule.gated ? gate : up;
-  if (!rule.limit_output) x = std::min(x, limit);
-  double a = x;
-  if (rule.kind == ActivationRule::silu)
-    a = x / (1 + std::exp(-static_cast<double>(rule.alpha) * x));
-  if (rule.kind == ActivationRule::relu2) a = x > 0 ? x * x : 0;
-  if (rule.kind == ActivationRule::gelu) a = x * 0.5 * (1 + std::erf(x / std::sqrt(2.0)));
-  if (rule.limit_output) a = std::min(a, limit);
-  if (!rule.gated) return a;
-  return a * (std::max(-limit, std::min(limit, up)) + static_cast<double>(rule.up_offset));
-}
 
 class Made {
  public:
@@ -174,10 +161,10 @@ class Made {
           const auto a = static_cast<std::size_t>(j), b = static_cast<std::size_t>(columns + j);
           double value = sums[a], bound = bounds[a];
           if (p.paired) {
-            value = activate(p.rule, sums[a], sums[b]);
+            value = test::activate(p.rule, sums[a], sums[b]);
             bound = 2 * (bounds[a] + bounds[b]) * (1 + std::abs(sums[a]) + std::abs(sums[b]));
           } else if (p.rule.kind != ActivationRule::identity) {
-            value = activate(p.rule, 0, sums[a]);
+            value = test::activate(p.rule, 0, sums[a]);
             bound *= 2 * (1 + std::abs(sums[a]));
           }
           want_.push_back(value);
@@ -265,7 +252,7 @@ TEST(HopperGemm, EveryEpilogue) {
     for (const std::int64_t gap : {0, 3, 8}) {
       run_all({.n = 136, .k = 200, .sizes = sizes, .out = out, .bias = true, .out_gap = gap});
     }
-    for (const auto& rule : {swiglu, oss, step, gelu}) {
+    for (const auto& rule : {swiglu, oss, step, gelu, test::situ(), test::situ(0.3f, 1)}) {
       run_all({.dtype = DType::f16,
                .n = 2 * 100,
                .k = 136,

@@ -11,6 +11,7 @@
 #include "gemm/on_hopper.hpp"
 #include "gemm/packed_data.hpp"
 #include "gemm/packed_product.hpp"
+#include "gemm/rule_reference.hpp"
 #include "shunt/gemm.hpp"
 #if SHUNT_CUDA_BUILT
 #include "cuda/graph.hpp"
@@ -40,19 +41,6 @@ struct Problem {
   bool odd_rows = false;     // of the source: not aligned
   float times = 8;           // every third row of the source
 };
-
-double activate(const ActivationRule& rule, double gate, double up) {
-  double x = rule.gated ? gate : up;
-  x = std::min(x, static_cast<double>(rule.limit));
-  double a = x;
-  if (rule.kind == ActivationRule::silu)
-    a = x / (1 + std::exp(-static_cast<double>(rule.alpha) * x));
-  if (rule.kind == ActivationRule::relu2) a = x > 0 ? x * x : 0;
-  if (rule.kind == ActivationRule::gelu) a = x * 0.5 * (1 + std::erf(x / std::sqrt(2.0)));
-  if (!rule.gated) return a;
-  const double limit = static_cast<double>(rule.limit);
-  return a * (std::max(-limit, std::min(limit, up)) + static_cast<double>(rule.up_offset));
-}
 
 class Made {
  public:
@@ -251,10 +239,10 @@ class Made {
           const auto a = static_cast<std::size_t>(j), b = static_cast<std::size_t>(columns_ + j);
           double value = sums[a], bound = bounds[a];
           if (p.paired) {
-            value = activate(p.rule, sums[a], sums[b]);
+            value = test::activate(p.rule, sums[a], sums[b]);
             bound = 2 * (bounds[a] + bounds[b]) * (1 + std::abs(sums[a]) + std::abs(sums[b]));
           } else if (p.rule.kind != ActivationRule::identity) {
-            value = activate(p.rule, 0, sums[a]);
+            value = test::activate(p.rule, 0, sums[a]);
             bound *= 2 * (1 + std::abs(sums[a]));
           }
           want_.push_back(value);
@@ -369,7 +357,7 @@ TEST(Fp8Gemm, EveryEpilogue) {
     for (const std::int64_t gap : {0, 3, 16}) {
       run_all({.n = 152, .k = 200, .sizes = sizes, .out = out, .bias = true, .out_gap = gap});
     }
-    for (const auto& rule : {swiglu, oss, gelu}) {
+    for (const auto& rule : {swiglu, oss, gelu, test::situ(), test::situ(0.3f, 1)}) {
       for (const Format format : {Format::fp8_block, Format::fp8_channel}) {
         run_all({.format = format,
                  .n = 2 * 300,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.hpp"
+#include "gemm/on_hopper.hpp"
 #include "layer/random_layer.hpp"
 #include "layer/run_layer.hpp"
 #include "shunt/layer.hpp"
@@ -43,7 +44,25 @@ std::vector<LayerSpec> specs() {
                    .scale = 2.5F},
                   256, 32);
   LayerSpec many = small_layer({.experts = 600, .top_k = 6}, 128, 16);
-  return {wide, soft, grouped, many};
+  LayerSpec latent = small_layer({.experts = 16, .top_k = 3}, 512, 256,
+                                 {.kind = Activation::situ, .beta = 4, .linear_beta = 25});
+  latent.latent = latent.experts.hidden = 384;
+  latent.latent_norm = {.enabled = true, .weight = true};
+  return {wide, soft, grouped, many, latent};
+}
+
+std::vector<LayerOptions> options(const LayerSpec& spec) {
+  std::vector<LayerOptions> all = {{.dtype = DType::bf16}, {.dtype = DType::f32}};
+  if (spec.route.experts == 16 && (!test::on_gpu() || test::on_hopper())) {
+    all.push_back({.dtype = DType::bf16, .format = {Format::mxfp4}});
+    all.push_back({.dtype = DType::f16, .format = {Format::fp8_block}});
+    if (test::on_hopper()) {
+      all.push_back(
+          {.dtype = DType::f16, .format = {Format::fp8_block}, .rows = RowFormat::fp8_block});
+    }
+  }
+  for (LayerOptions& each : all) each.batch_invariant = true;
+  return all;
 }
 
 TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
@@ -52,10 +71,10 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
   for (const LayerSpec& spec : specs()) {
     RandomLayer random(spec, seed++);
     constexpr std::int64_t most = 700;
-    for (const DType dtype : {DType::bf16, DType::f32}) {
-      const Layer layer(spec, random.weights, context, {.dtype = dtype, .batch_invariant = true});
+    for (const LayerOptions& with : options(spec)) {
+      const Layer layer(spec, random.weights, context, with);
       // From hidden states, and from logits, a gate alone.
-      const Tensor x = random.hidden_states(most, dtype);
+      const Tensor x = random.hidden_states(most, with.dtype);
       const Tensor given = random.matrix(most, spec.route.columns(), 1);
       for (const Tensor& logits : {Tensor{}, given}) {
         const auto rows_of = [&](std::int64_t from, std::int64_t upto) {
@@ -65,9 +84,9 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
         const Result all = run(context, layer, rows_of(0, most));
         for (const std::int64_t tokens : {1, 2, 3, 8, 16, 17, 31, 64, 130, 257}) {
           for (const std::int64_t from : {std::int64_t{0}, most / 2, most - tokens}) {
-            SCOPED_TRACE(std::to_string(spec.route.experts) + " experts, " +
-                         std::to_string(tokens) + " from " + std::to_string(from) +
-                         (logits ? ", from logits" : ""));
+            SCOPED_TRACE(std::to_string(spec.route.experts) + " experts, " + to_string(with.dtype) +
+                         ", " + to_string(with.format) + ", " + std::to_string(tokens) + " from " +
+                         std::to_string(from) + (logits ? ", from logits" : ""));
             const Result some = run(context, layer, rows_of(from, from + tokens));
             EXPECT_TRUE(same(some.ids, 0, all.ids, from, tokens, spec.route.top_k)) << "ids";
             EXPECT_TRUE(same(some.weights, 0, all.weights, from, tokens, spec.route.top_k))

@@ -161,7 +161,9 @@ class DrawnLayer {
     routed = draw_.any(
         {Routed::by_the_layer, Routed::by_the_layer, Routed::from_logits, Routed::by_the_caller});
     if (routed == Routed::by_the_caller && spec.zero_experts == 0 && draw_.one_in(3)) {
-      mapped = spec.experts.experts + static_cast<int>(draw_.between(0, 9));
+      const int elsewhere = static_cast<int>(draw_.between(0, 9));
+      const bool whole = spec.latent_norm.enabled || spec.output_norm.enabled;
+      mapped = spec.experts.experts + (whole ? 0 : elsewhere);
     }
     threads = static_cast<int>(draw_.between(1, 3));
     dependent_launch = draw_.one_in(2);

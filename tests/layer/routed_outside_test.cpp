@@ -156,20 +156,21 @@ TEST(RoutedOutside, RefusesWhatItCannotDoByName) {
   std::vector<float> y(2 * hidden);
   const std::vector<float> logits(std::size_t{2} * experts);
   const std::vector<std::int32_t> outside(all_experts, experts);
-  const Buffer workspace = context.allocate(layer.workspace_bytes(2));
-  const auto message = [&](LayerInputs inputs) -> std::string {
+  const auto message_of = [&](const Layer& asked, LayerInputs inputs) -> std::string {
+    const Buffer workspace = context.allocate(asked.workspace_bytes(2));
     test::Mirror mirror(context);
     inputs.hidden = mirror.in(view(in.x.data(), {2, hidden}));
     for (Tensor* one : {&inputs.logits, &inputs.ids, &inputs.weights, &inputs.expert_map}) {
       *one = mirror.in(*one);
     }
     try {
-      layer.forward(inputs, {.output = mirror.out(view(y.data(), {2, hidden}))}, workspace);
+      asked.forward(inputs, {.output = mirror.out(view(y.data(), {2, hidden}))}, workspace);
     } catch (const Error& error) {
       return error.what();
     }
     return "(none)";
   };
+  const auto message = [&](const LayerInputs& inputs) { return message_of(layer, inputs); };
   const Tensor ids = view(in.ids.data(), {2, slots}), weights = view(in.weights.data(), {2, slots});
   const Tensor map = view(in.map.data(), {all_experts});
   EXPECT_NE(message({}).find("ids are missing: the layer has no router"), std::string::npos);
@@ -180,6 +181,19 @@ TEST(RoutedOutside, RefusesWhatItCannotDoByName) {
   EXPECT_NE(message({.ids = ids, .weights = weights, .expert_map = map.rows(0, 3)})
                 .find("expert_map has 3 ids: must be 4 or more"),
             std::string::npos);
+  {
+    LayerSpec spec = of.spec;
+    spec.output_norm = {.enabled = true};
+    const Layer normed(spec, of.weights, context, options());
+    const auto with = [&](const Tensor& to) {
+      return message_of(normed, {.ids = ids, .weights = weights, .expert_map = to});
+    };
+    EXPECT_NE(with(map).find("expert_map has 10 ids: must be 4 in a layer with output_norm"),
+              std::string::npos)
+        << with(map);
+    const std::vector<std::int32_t> turned = {2, 0, 3, 1};
+    EXPECT_EQ(with(view(turned.data(), {experts})), "(none)");
+  }
   if (!test::on_gpu()) {
     EXPECT_NE(
         message({.ids = ids, .weights = weights, .expert_map = view(outside.data(), {all_experts})})

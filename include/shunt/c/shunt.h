@@ -642,8 +642,8 @@ typedef struct shunt_activation_spec {
   float limit;      /* 0: none */
   int32_t limit_on; /* SHUNT_LIMIT_ON_* */
   float up_offset;
-  float beta;        /* of situ: beta tanh(x / beta) * sigmoid(x) */
-  float linear_beta; /* of a gated situ: up becomes linear_beta tanh(up / linear_beta); 0: none */
+  float beta;        /* of situ, 1e-6 to 1e6: beta tanh(x / beta) * sigmoid(x) */
+  float linear_beta; /* of a gated situ, likewise: linear_beta tanh(up / linear_beta); 0: up */
 } shunt_activation_spec;
 #define SHUNT_ACTIVATION_SPEC_INIT \
   { sizeof(shunt_activation_spec), SHUNT_ACTIVATION_SILU, 1, 1, 0, SHUNT_LIMIT_ON_INPUT, 0, 1, 0 }
@@ -889,7 +889,9 @@ typedef struct shunt_layer_inputs {
   const shunt_tensor* ids;     /* [T, S] i32, shared slots too; out of range: no expert */
   const shunt_tensor* weights; /* [T, S] f32, with ids */
   /* [G] i32 or NULL, with ids: they run over [0, G), and id i is the layer's expert expert_map[i],
-   * or of another rank where that is -1. */
+   * or of another rank where that is -1: outputs of the ranks add up, with the shared expert,
+   * output_bias and residual of each. Of more ids than experts not with latent_norm or output_norm,
+   * which are of the whole sum. */
   const shunt_tensor* expert_map;
 } shunt_layer_inputs;
 
