@@ -63,8 +63,8 @@ inline bool is_deepseek_v3(const DeviceRoute& r) {
 }
 
 // How fast_rows.cuh serves the rule. `many`: tokens enough to fill the GPU with more than one to a
-// warp.
-FastPlan fast_plan(const DeviceRoute& r, bool many);
+// warp. `gate`: for fast_gate.cu, which has shares too.
+FastPlan fast_plan(const DeviceRoute& r, bool many, bool gate = false);
 
 // Each returns false, and does nothing, where the rule is not one of those. few_gate_cuda and
 // token_gate_cuda and deepseek_gate_cuda: nor where tokens are many.

@@ -33,6 +33,7 @@ struct FastPlan {
   int blocks = 1;       // of 32 experts: a power of two
   bool scored = false;  // scores and a bias are compared, not logits
   bool in_groups = false;
+  bool shares = false;  // the scores are of a softmax: fast_gate.cu's alone
 };
 
 struct DeviceRoute {

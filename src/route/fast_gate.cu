@@ -93,6 +93,7 @@ struct Launch {
     if constexpr (blocks == 8) {
       if (plan.in_groups) return go<FastShape<lanes, best, blocks, Ranked::score_in_groups>>();
     }
+    if (plan.shares) return go<FastShape<lanes, best, blocks, Ranked::share>>();
     if (plan.scored) return go<FastShape<lanes, best, blocks, Ranked::score>>();
     go<FastShape<lanes, best, blocks, Ranked::logit>>();
   }
@@ -125,7 +126,7 @@ bool fast_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Ten
   // One token a warp until every scheduler has 4 warps; 16 with groups, where several tokens a warp
   // are a long way one after the other.
   const std::int64_t few = std::int64_t{gpu.multiprocessors} * (r.rule.groups > 1 ? 64 : 16);
-  const FastPlan plan = fast_plan(r, r.tokens > few);
+  const FastPlan plan = fast_plan(r, r.tokens > few, true);
   if (plan.lanes == 0) return false;
   const Logits from = aligned_logits(logits, r.rule.experts, 32 / plan.lanes);
   const Launch launch{gpu, r, from, plan};

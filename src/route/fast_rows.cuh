@@ -215,16 +215,18 @@ __device__ __forceinline__ void load_bias(const float* bias, int experts, int q,
   }
 }
 
-// Exactly what ranks an expert of raw logit `l`, and what its weight is made of.
+// Exactly what ranks an expert of raw logit `l`, and what its weight is made of. `softmax`: of the
+// token, where shares rank.
 template <class S>
 __device__ __forceinline__ float exact_value(const DeviceRoute& r, float l, std::int32_t id,
-                                             float& kept) {
+                                             float& kept, const Softmax& softmax) {
   if (r.router_bias.data != nullptr) [[unlikely]]
     l = l + element(r.router_bias, id);
   l = sanitised(l);
   kept = l;
   if (r.rule.weigh == Weigh::sigmoid) kept = sigmoid(l);
   if (r.rule.weigh == Weigh::sqrt_softplus) kept = sqrt_softplus(l);
+  if constexpr (S::ranked == Ranked::share) kept = exp_of_negative(l - softmax.best) / softmax.sum;
   if constexpr (S::ranked == Ranked::logit) return l;
   const float value = r.rule.scores_rank ? kept : l;
   return sanitised(value + static_cast<const float*>(r.selection_bias.data)[id]);
@@ -295,7 +297,7 @@ __device__ __noinline__ std::uint32_t keep_groups_exactly(const DeviceRoute& r, 
   for (int g = 0; g < S::blocks; ++g) {
     const int e = lane + 32 * g;
     float kept = 0;
-    const std::int32_t value = ordered(exact_value<S>(r, source(token, e), e, kept));
+    const std::int32_t value = ordered(exact_value<S>(r, source(token, e), e, kept, {}));
     const std::int32_t first = __reduce_max_sync(every_lane, value);
     const int owner = __ffs(static_cast<int>(__ballot_sync(every_lane, value == first))) - 1;
     const std::int32_t second = __reduce_max_sync(every_lane, lane == owner ? INT32_MIN : value);
@@ -318,8 +320,8 @@ __device__ __noinline__ std::uint32_t keep_groups_exactly(const DeviceRoute& r, 
 // The k best of a token, by the whole warp, into scratch.won. Rare: short rather than fast.
 template <class S, class Source>
 __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, int token,
-                                           std::uint32_t kept_groups, FastScratch<S>& scratch,
-                                           int lane) {
+                                           std::uint32_t kept_groups, Softmax softmax,
+                                           FastScratch<S>& scratch, int lane) {
   const Rule& rule = r.rule;
   std::int32_t values[S::blocks];
 #pragma unroll 1
@@ -329,7 +331,7 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
     if constexpr (S::ranked == Ranked::score_in_groups) eligible = S::stays(kept_groups, i);
     float kept = 0;
     values[i] = INT32_MIN;
-    if (eligible) values[i] = ordered(exact_value<S>(r, source(token, e), e, kept));
+    if (eligible) values[i] = ordered(exact_value<S>(r, source(token, e), e, kept, softmax));
   }
   std::int32_t last = INT32_MAX, last_id = -1;
   for (int s = 0; s < rule.top_k; ++s) {
@@ -347,7 +349,7 @@ __device__ __noinline__ void select_slowly(const DeviceRoute& r, Source source, 
     last_id = __reduce_min_sync(every_lane, best == last ? best_id : INT32_MAX);
     if (lane == 0) {
       float kept = 0;
-      exact_value<S>(r, source(token, last_id), last_id, kept);
+      exact_value<S>(r, source(token, last_id), last_id, kept, softmax);
       scratch.won[s] = make_int2(last_id, bits_of(kept));
     }
   }
@@ -381,8 +383,27 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRou
     add_router_bias<S>(r.router_bias, experts, q, v);
 #pragma unroll
   for (int n = 0; n < S::held; ++n) v[n] = bounded_below(v[n]);
+  Softmax softmax;
+  if constexpr (S::ranked == Ranked::share) {
+#pragma unroll
+    for (int n = 0; n < S::held; ++n) {
+      v[n] = S::expert(n, q) < experts ? fminf(v[n], largest) : minus_infinity;
+    }
+    softmax.best = v[0];
+#pragma unroll
+    for (int n = 1; n < S::held; ++n) softmax.best = fmaxf(softmax.best, v[n]);
+#pragma unroll
+    for (int step = 1; step < S::lanes; step *= 2) {
+      softmax.best = fmaxf(softmax.best, __shfl_xor_sync(every_lane, softmax.best, step));
+    }
+    softmax.best = sanitised(softmax.best);
+    softmax.sum = sum_of_exponentials<S>(v, softmax.best);
+    const float inverse = 1.0F / softmax.sum;
+#pragma unroll
+    for (int n = 0; n < S::held; ++n) v[n] = exp_of_negative(v[n] - softmax.best) * inverse;
+  }
   if constexpr (S::ranked != Ranked::logit) {
-    if (rule.scores_rank) {
+    if (S::ranked != Ranked::share && rule.scores_rank) {
       if (rule.weigh == Weigh::sigmoid) {
 #pragma unroll
         for (int n = 0; n < S::held; ++n) v[n] = sigmoid_about(v[n]);
@@ -405,7 +426,8 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRou
 #pragma unroll
     for (int n = 0; n < S::held; ++n) v[n] = S::expert(n, q) < experts ? v[n] : minus_infinity;
   }
-  const float off = !rule.scores_rank ? 0.0F : rule.weigh == Weigh::sigmoid ? 4e-7F : 6e-4F;
+  const bool near = S::ranked == Ranked::share || rule.weigh == Weigh::sigmoid;
+  const float off = !rule.scores_rank ? 0.0F : near ? 4e-7F : 6e-4F;
   Threshold threshold;
   std::uint32_t kept_groups = 0;
   if constexpr (S::ranked == Ranked::score_in_groups) {
@@ -500,7 +522,7 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRou
     key[u] = no_key;
     if (c < count) {
       id[u] = scratch.ids[c];
-      const float value = exact_value<S>(r, source(token, id[u]), id[u], kept[u]);
+      const float value = exact_value<S>(r, source(token, id[u]), id[u], kept[u], softmax);
       bool stays = true;  // inf - inf, too, reaches a threshold
       if constexpr (S::ranked == Ranked::score_in_groups) {
         stays = S::stays(kept_groups, id[u] / 32);
@@ -530,7 +552,12 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRou
     for (int i = 0; i < S::tokens; ++i) {
       if ((uncertain >> (i * S::lanes) & 1) != 0) {
         const std::uint32_t groups = __shfl_sync(every_lane, kept_groups, i * S::lanes);
-        select_slowly<S>(whole, source, i, groups, of_warp[i], lane);
+        Softmax of_token;
+        if constexpr (S::ranked == Ranked::share) {
+          of_token = {__shfl_sync(every_lane, softmax.best, i * S::lanes),
+                      __shfl_sync(every_lane, softmax.sum, i * S::lanes)};
+        }
+        select_slowly<S>(whole, source, i, groups, of_token, of_warp[i], lane);
       }
     }
   }
@@ -554,7 +581,9 @@ __device__ __forceinline__ void route_fast(const DeviceRoute& r, const DeviceRou
     return sum;
   };
   float w = float_of(won.y);
-  if (rule.weigh == Weigh::softmax_of_all) {
+  if (S::ranked == Ranked::share) {
+    // It is one.
+  } else if (rule.weigh == Weigh::softmax_of_all) {
     w = exp_of_negative(w - sanitised(threshold.first)) / sum_of_all;
   } else if (rule.weigh == Weigh::softmax_of_selected) {
     float best = has ? w : minus_infinity;

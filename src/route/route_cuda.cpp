@@ -77,15 +77,17 @@ DeviceRoute device_route(const RouteCall& call) {
   return r;
 }
 
-FastPlan fast_plan(const DeviceRoute& r, bool many) {
+FastPlan fast_plan(const DeviceRoute& r, bool many, bool gate) {
   const Rule& rule = r.rule;
   const bool biased = r.selection_bias.data != nullptr;
-  const bool rule_fits =
-      r.quick && !r.hashed && rule.soft_cap == 0 && rule.shared_count == 0 && rule.top_k <= 16 &&
-      rule.experts <= 1024 && r.dense.data == nullptr && r.logits_out.data == nullptr &&
-      (!biased || (r.selection_bias.form == Form::f32 && rule.weigh != Weigh::softmax_of_all));
+  const bool shares = biased && rule.weigh == Weigh::softmax_of_all;
+  const bool rule_fits = r.quick && !r.hashed && rule.soft_cap == 0 && rule.shared_count == 0 &&
+                         rule.top_k <= 16 && rule.experts <= 1024 && r.dense.data == nullptr &&
+                         r.logits_out.data == nullptr &&
+                         (!biased || r.selection_bias.form == Form::f32) &&
+                         (!shares || (gate && rule.scores_rank && rule.groups <= 1));
   if (!rule_fits) return {};
-  FastPlan plan{.best = rule.top_k <= 8 ? 8 : 16, .scored = biased};
+  FastPlan plan{.best = rule.top_k <= 8 ? 8 : 16, .scored = biased, .shares = shares};
   while (32 * plan.blocks < rule.experts) plan.blocks *= 2;
   if (rule.groups > 1) {
     if (!biased || rule.groups != 8 || rule.group_size != 32) return {};

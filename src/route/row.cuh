@@ -17,6 +17,7 @@ enum class Ranked {
   logit,
   score,            // with a selection bias
   score_in_groups,  // likewise; each block of 32 experts is a group
+  share,            // likewise, shares of a softmax: LongCat, ERNIE 4.5
 };
 
 __device__ __forceinline__ float float_of_ordered(std::int32_t o) {
