@@ -101,7 +101,7 @@ class Reader {
     }
     if (per_expert != nullptr && has(per_expert->names.up, per_expert->first)) {
       const ExpertNames& names = per_expert->names;
-      if (biased) biases(names, count, hidden, intermediate, out);
+      if (biased) single_biases(*per_expert, count, hidden, intermediate, gated, out);
       return each(names, per_expert->first, count, hidden, intermediate, gated, out);
     }
     std::vector<Source> sources;
@@ -183,9 +183,10 @@ class Reader {
                           std::vector<Tensor>& plain, std::vector<PackedMatrix>& packed) {
       const bool quantised = quantised_.has(prefix_ + numbered(name, first));
       for (int e = first; e < first + count; ++e) {
-        quantised_.check_listed(module_of(prefix_ + numbered(name, e)), quantised);
+        const std::string full = prefix_ + numbered(name, e);
+        quantised_.check_listed(module_of(full), quantised);
         if (quantised) {
-          packed.push_back(quantised_.matrix(prefix_ + numbered(name, e), n, k));
+          packed.push_back(quantised_.matrix(full, n, k));
         } else {
           plain.push_back(exact(numbered(name, e), {n, k}));
         }
@@ -310,6 +311,26 @@ class Reader {
         out.up_bias.push_back(up_bias_part);
       }
       if (down_bias) out.down_bias.push_back(down_biases[e]);
+    }
+  }
+
+  // An expert's own beside its matrices, as AutoRound writes them; else those of all experts.
+  void single_biases(const PerExpert& experts, int count, std::int64_t hidden,
+                     std::int64_t intermediate, bool gated, ExpertWeights& out) const {
+    const ExpertNames& names = experts.names;
+    const auto bias = [&](const std::string& matrix, int expert) {
+      return numbered(module_of(matrix) + ".bias", experts.first + expert);
+    };
+    const std::string& any = names.up_bias.empty() ? names.down : names.up;
+    if (!store_.contains(prefix_ + bias(any, 0))) {
+      return biases(names, count, hidden, intermediate, out);
+    }
+    for (int e = 0; e < count; ++e) {
+      if (!names.up_bias.empty()) {
+        if (gated) out.gate_bias.push_back(exact(bias(names.gate, e), {intermediate}));
+        out.up_bias.push_back(exact(bias(names.up, e), {intermediate}));
+      }
+      if (!names.down_bias.empty()) out.down_bias.push_back(exact(bias(names.down, e), {hidden}));
     }
   }
 

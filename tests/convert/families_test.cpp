@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,11 +11,10 @@
 #include "convert/values.hpp"
 #include "models.hpp"
 #include "shunt/checkpoint.hpp"
+#include "shunt/safetensors.hpp"
 
 namespace shunt::test {
 namespace {
-
-namespace fs = std::filesystem;
 
 // nvfp4's divisor in checkpoints is a reciprocal: a rounding of f32.
 void expect_near(const std::vector<float>& got, const std::vector<float>& wanted, float rounding) {
@@ -83,6 +81,43 @@ TEST_P(PackedFamilies, AreReadBack) {
     expect_same(back.up_bias, was.up_bias);
     expect_same(back.down_bias, was.down_bias);
   }
+}
+
+// gpt-oss as AutoRound writes it: a bias beside every matrix.
+TEST(PackedExperts, MayHaveBiasesOfTheirOwn) {
+  const TemporaryFolder folder, apart;
+  const std::string out = folder / "out", file = "model.safetensors";
+  convert_checkpoint(cpu(), golden("gpt_oss"), out,
+                     {.spec = conversion_from_string("nvfp4"), .calibrate = {}});
+  const Checkpoint merged = Checkpoint::open(out);
+  const SafetensorsFile tensors = SafetensorsFile::open(out + "/" + file);
+  std::vector<std::pair<std::string, Tensor>> all;
+  for (const std::string& name : tensors.names()) {
+    if (!name.ends_with("_proj_bias")) all.emplace_back(name, tensors.get(name));
+  }
+  std::vector<std::vector<float>> memory;
+  for (const CheckpointLayer& layer : merged.layers()) {
+    const ExpertWeights of = merged.weights(layer.index).experts;
+    for (const auto& [name, list] : {std::pair("gate_proj", &of.gate_bias),
+                                     {"up_proj", &of.up_bias},
+                                     {"down_proj", &of.down_bias}}) {
+      for (std::size_t e = 0; e < list->size(); ++e) {
+        memory.push_back(values_of((*list)[e]));
+        all.emplace_back(layer.module + ".experts." + std::to_string(e) + "." + name + ".bias",
+                         view(memory.back().data(), {(*list)[e].shape[0]}));
+      }
+    }
+  }
+  write_safetensors(apart / file, all);
+  write_file(apart / "config.json", read_file(out + "/config.json"));
+  const Checkpoint own = Checkpoint::open(apart.path());
+  const int layer = merged.first_moe_layer();
+  const ExpertWeights is = own.weights(layer).experts, was = merged.weights(layer).experts;
+  ASSERT_EQ(was.gate_bias.size(), 16U);
+  expect_same(is.gate_bias, was.gate_bias);
+  expect_same(is.up_bias, was.up_bias);
+  expect_same(is.down_bias, was.down_bias);
+  EXPECT_EQ(values_of(is.packed_up[3]), values_of(was.packed_up[3]));
 }
 
 }  // namespace
