@@ -60,7 +60,8 @@ class Config {
   // Fields that change nothing at inference.
   void ignore(const Names& names);
   // Throws Error{unsupported} for a field that sounds like experts or routing and that nothing has
-  // read: what it means is not known, and must not be guessed.
+  // read: what it means is not known, and must not be guessed. So for such a field, or one that was
+  // read, that per_layer_config gives a layer of its own.
   void finish(std::string_view family) const;
 
   const std::string& where() const { return where_; }

@@ -146,7 +146,7 @@ FragmentArgs args_of(const FragmentProduct& p) {
                                .out_dtype = p.out.dtype,
                                .out_stride = p.out.strides[0],
                                .out_columns = layout.out_columns()}};
-  args.finish.situ = layout.paired && is_unlimited_situ(p.activation) && p.out.dtype != DType::f32;
+  args.finish.situ = takes_fast_situ(args.finish);
   if (p.bias) {
     args.finish.bias = p.bias.data;
     args.finish.bias_dtype = p.bias.dtype;

@@ -130,8 +130,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
                              .out_stride = p.out.strides[0],
                              .out_columns = layout.out_columns(),
                              .places = p.places}};
-  args.finish.situ =
-      layout.paired && is_unlimited_situ(p.activation) && p.out.dtype == layout.dtype;
+  args.finish.situ = takes_fast_situ(args.finish);
   if (p.bias) {
     args.finish.bias = p.bias.data;
     args.finish.bias_dtype = p.bias.dtype;

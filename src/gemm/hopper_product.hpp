@@ -28,8 +28,10 @@ struct Finish {
   RowPlaces places;  // of results without an activation
 };
 
-inline bool is_unlimited_situ(const cpu_engine::ActivationRule& rule) {
-  return rule.kind == cpu_engine::ActivationRule::situ && rule.gated && rule.limit == INFINITY;
+// What Finish::situ is, by the other fields.
+inline bool takes_fast_situ(const Finish& f) {
+  return f.paired && f.rule.kind == cpu_engine::ActivationRule::situ && f.rule.gated &&
+         f.rule.limit == INFINITY && f.out_dtype != DType::f32;
 }
 
 // A bias that ends in registers can add: f32, one number behind the other.

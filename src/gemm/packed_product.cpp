@@ -115,7 +115,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
     args.out_scale_stride = p.out_scales.strides[0];
     args.out_scale_step = p.out_scales.strides[1];
   }
-  args.finish.situ = layout.paired && is_unlimited_situ(p.activation) && p.out.dtype != DType::f32;
+  args.finish.situ = takes_fast_situ(args.finish);
   if (p.bias) {
     args.finish.bias = p.bias.data;
     args.finish.bias_dtype = p.bias.dtype;

@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_eight(const char* row, DType dtype, std::in
   }
 }
 
-// The same way back, up to the row's end.
+// The same way back, up to the row's end. Not by store_raw(): the next kernel reads it.
 __device__ __forceinline__ void store_eight(char* row, DType dtype, std::int64_t column,
                                             std::int64_t columns, const float (&x)[8]) {
   if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0 && column + 8 <= columns) {

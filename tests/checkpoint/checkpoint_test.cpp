@@ -138,13 +138,20 @@ TEST_F(Damaged, SharedExpertsThatTheConfigDoesNotHave) {
       << message;
 }
 
+TEST_F(Damaged, AnActivationOfHunyuan4sSharedExpertsAlone) {
+  copy("hy_v4");
+  edit("config.json", [](nlohmann::json& json) { json["hidden_act"] = "gelu"; });
+  EXPECT_NE(open_error().find("hidden_act is \"gelu\": only \"silu\""), std::string::npos)
+      << open_error();
+}
+
 TEST_F(Damaged, TensorsOfAnotherDtypeAreRefused) {
   copy("mixtral");
   const SafetensorsFile file = SafetensorsFile::open(folder_ / "model.safetensors");
   const std::string name = "model.layers.0.block_sparse_moe.experts.3.w2.weight";
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const std::string& each : file.names()) tensors.emplace_back(each, file.get(each));
-  const std::vector<std::uint8_t> bytes(64 * 96);
+  const std::vector<std::uint8_t> bytes(std::size_t{64} * 96);
   for (auto& [each, tensor] : tensors) {
     if (each == name) tensor = view(bytes.data(), DType::f8_e4m3, {64, 96});
   }

@@ -129,6 +129,8 @@ TEST(QuantisedRefusals, ByName) {
       {"gptq", "group_size", "64", "scales' is f16 [2, 32]: must be 1 groups a row"},
       {"gptq", "checkpoint_format", "\"marlin\"", "checkpoint_format is \"marlin\""},
       {"awq", "version", "\"gemv\"", "version is \"gemv\""},
+      {"awq", "pack_method", "\"order\"", "pack_method is \"order\""},
+      {"fp8_block", "weight_block_size", "[1, 32]", "must be mxfp8, and are fp8_block"},
       {"fp8_block", "weight_block_size", "[64, 64]",
        "weight_block_size is [64,64]: must be [128,128]"},
       {"fp8_block", "fmt", "\"e5m2\"", "fmt is \"e5m2\""},
@@ -345,6 +347,30 @@ TEST(Quark, ReadsWhatItExports) {
                 .experts.packed_up[0]
                 .format.format,
             Format::fp8_channel);
+  // INT8 with a scale a row, and zero points of 0; any other is not read.
+  const Json integers = {{"dtype", "int8"}, {"qscheme", "per_channel"}, {"symmetric", true}};
+  for (const std::int32_t zero : {0, 1}) {
+    const TemporaryFolder at;
+    std::vector<std::int32_t> zeros(4096, zero);
+    const auto add_zeros = [&](Tensors& tensors) {
+      for (const auto& [name, tensor] : Tensors(tensors)) {
+        if (!name.ends_with(".weight_scale")) continue;
+        tensors[name.substr(0, name.size() - 5) + "zero_point"] =
+            view(zeros.data(), {tensor.shape[0]});
+      }
+    };
+    const std::string message = error_of([&] {
+      const Checkpoint made = Checkpoint::open(rewritten(
+          at, "int8",
+          [&](Json& config) {
+            config["quantization_config"] = quark(integers, Json::object(), {"lm_head"});
+          },
+          add_zeros));
+      EXPECT_EQ(made.weights(0).experts.packed_up[0].format.format, Format::int8);
+    });
+    EXPECT_EQ(message.find("weight_zero_point") != std::string::npos, zero != 0) << message;
+    EXPECT_EQ(message.empty(), zero == 0) << message;
+  }
   const auto refused = [&](const Json& q, const char* words) {
     const TemporaryFolder at;
     const std::string message = error_of([&] { (void)read(at, q).weights(0); });

@@ -32,7 +32,7 @@ void check_same(const std::string& label, const char* what, const OnHost& got, c
 }
 
 // Sums in another order and another exp may exchange experts whose scores all but tie: one row in a
-// thousand may differ, and more where more of more experts, which are closer, are chosen.
+// thousand may differ, and more where more than 8 of 256 experts, which are closer, are chosen.
 void check_choice(const std::string& label, int experts, const OnHost& ids, const OnHost& weights,
                   const OnHost& want_ids, const OnHost& want_weights) {
   const std::int64_t tokens = ids.tensor.shape[0], slots = ids.tensor.shape[1];
