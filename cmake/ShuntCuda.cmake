@@ -40,7 +40,7 @@ if(SHUNT_CUDA_ENABLED)
   # Hopper's own instructions are those of 90a; nothing that 90, native or all gives has them.
   if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
     message(WARNING "CMAKE_CUDA_ARCHITECTURES is '${CMAKE_CUDA_ARCHITECTURES}', without 90a: on Hopper this build "
-      "multiplies by the portable kernels alone, at about two thirds of the speed, and refuses packed weights there")
+      "multiplies by the portable kernels alone, at about two thirds of the speed, and refuses rows in FP8 there")
   endif()
   enable_language(CUDA)
   # CMake 3.25 knows no C++20 for nvcc 13 and refuses it; later versions set these themselves.

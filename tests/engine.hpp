@@ -26,6 +26,10 @@ inline Context engine(int threads = 2) { return on_gpu() ? cuda() : cpu({.thread
 #define SHUNT_ON_CPU_ONLY() \
   if (::shunt::test::on_gpu()) GTEST_SKIP() << "about the CPU engine"
 
+// For cases about the CUDA engine.
+#define SHUNT_ON_GPU_ONLY() \
+  if (!::shunt::test::on_gpu()) GTEST_SKIP() << "about the CUDA engine"
+
 // Copies of host tensors on a context's device, strides and gaps included; on the CPU the tensors
 // themselves. Two views of the same host memory share one copy.
 class Mirror {

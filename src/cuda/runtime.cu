@@ -162,6 +162,9 @@ Gpu open(void* stream, int index, bool dependent_launch) {
                       ": build it with that among CMAKE_CUDA_ARCHITECTURES");
     }
     check(error, "cudaFuncGetAttributes");
+    // Code of an older GPU that the driver has translated for this one knows no clusters and waits
+    // for no predecessor: the plans are those of the oldest.
+    if (attributes.ptxVersion < gpu.compute) gpu.compute = 80;
   }
   gpu.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);

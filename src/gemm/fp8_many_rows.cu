@@ -442,7 +442,8 @@ __global__ void __launch_bounds__(threads, 1)
     while (next_tile()) {
       const Share share(at, rank, args.row_tiles);
       const bool both = share.count > box;  // warpgroups have 64 tokens each, and all weights
-      const int first_half = both ? 0 : team, mine = both ? share.halves : share.halves - team;
+      const int first_half = both ? 0 : team;
+      const int mine = both ? share.halves : min(1, share.halves - team);
       if (mine <= 0) {  // nothing of this tile
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {

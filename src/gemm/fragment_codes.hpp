@@ -48,7 +48,11 @@ template <bool bf16>
 __device__ __forceinline__ std::uint32_t times(std::uint32_t a, std::uint32_t b) {
   std::uint32_t c;
   if constexpr (bf16) {
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+#else  // plus -0: the product as it is
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000U));
+#endif
   } else {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   }
@@ -58,7 +62,11 @@ template <bool bf16>
 __device__ __forceinline__ std::uint32_t minus(std::uint32_t a, std::uint32_t b) {
   std::uint32_t c;
   if constexpr (bf16) {
+#if __CUDA_ARCH__ >= 900
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+#else  // times 1
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(0x3f803f80U), "r"(b ^ 0x80008000U));
+#endif
   } else {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   }

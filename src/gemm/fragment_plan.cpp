@@ -6,6 +6,7 @@
 
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_teams.hpp"
+#include "gemm/mma_fragment_tiles.hpp"
 #include "gemm/packed_model.hpp"
 
 namespace shunt::cuda_engine {
@@ -32,6 +33,14 @@ constexpr double share_us = 1.5, cluster_us = 3;
 constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
 constexpr double middle_look_up_clocks = 320, one_loop_look_up = 0.05;
 constexpr double many_look_up_clocks = 350;
+// Of tiles that any GPU runs, of few and of many rows: a step, what a token takes of it, and a
+// tile's end with the next one's beginning, on a multiprocessor whose blocks are all at work; and
+// what dense3's numbers take more of a step.
+struct PortableClocks {
+  double step, token, end, end_token;
+};
+constexpr PortableClocks portable_few{500, 12, 300, 45}, portable_many{850, 9.8, 3500, 25};
+constexpr double portable_look_up_clocks = 240, portable_look_up_end = 500;
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
@@ -115,6 +124,29 @@ struct Model : PackedModel {
     return plan;
   }
 
+  PackedPlan portable(bool many) const {
+    const int tokens = mma_fragment_tokens(many, sizes.looked_up);
+    PackedPlan plan{.kernel = PackedPlan::portable, .tile_tokens = tokens};
+    const double down = tiles_of_group(sizes.groups, mean, tokens);
+    const double tiles = hit * static_cast<double>(columns) * down;
+    const double turns = std::max(1.0, tiles / gpu.multiprocessors);
+    const double width = many ? tokens : width_of_tile(tokens, tokens / 2.0, tokens / 2.0);
+    const PortableClocks& clocks = many ? portable_many : portable_few;
+    const double step = (clocks.step + looked_up(portable_look_up_clocks) + clocks.token * width) *
+                        (sizes.sparse ? 0.8 : 1);
+    const double end = many && sizes.looked_up ? portable_look_up_end : clocks.end;
+    const double each = static_cast<double>(steps) * step + end + clocks.end_token * mean / down;
+    plan.us = few_launch_us + both(memory_us(down), turns * us(each));
+    const int stage = static_cast<int>(tile_bytes()) + tokens * 256,
+              book = sizes.looked_up ? 64 * 1024 : 0;
+    const int bytes = mma_fragment_stages(stage, book) * stage + book + 1024;
+    const int blocks =
+        std::clamp((gpu.shared_bytes + 1024) / bytes, 1, mma_fragment_blocks(tokens));
+    plan.blocks = static_cast<int>(
+        std::min(std::int64_t{blocks} * gpu.multiprocessors, most_tiles(columns, tokens)));
+    return plan;
+  }
+
   PackedPlan many(int tokens) const {
     PackedPlan plan{.kernel = PackedPlan::many_rows, .tile_tokens = tokens};
     const double down = tiles_of_group(sizes.groups, mean, tokens, uniform);
@@ -138,9 +170,17 @@ struct Model : PackedModel {
 
 }  // namespace
 
-PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
+PackedPlans portable_fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
   PackedPlans plans;
-  if (!PackedModel::fits(sizes, gpu)) return plans;
+  if (!PackedModel::countable(sizes)) return plans;
+  const Model model(sizes, gpu);
+  for (const bool many : {false, true}) plans.add(model.portable(many));
+  return plans;
+}
+
+PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu) {
+  if (!PackedModel::fits(sizes, gpu)) return portable_fragment_candidates(sizes, gpu);
+  PackedPlans plans;
   const Model model(sizes, gpu);
   for (const int split : {1, 2, 4, 8}) {
     if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{2} * split)) continue;
@@ -169,7 +209,7 @@ PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu) {
 }
 
 std::string fragment_words(const PackedPlan& plan) {
-  if (plan.kernel == PackedPlan::none) return "none of this GPU's kernels";
+  if (plan.kernel == PackedPlan::none) return "no kernel";
   const bool many = plan.kernel == PackedPlan::many_rows;
   return fmt::format(
       "{}, weights decoded in registers, tiles of {} weights x {} rows{}, {} "

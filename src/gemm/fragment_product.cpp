@@ -1,4 +1,4 @@
-// From a product of packed weights and 16-bit rows to one of Hopper's kernels, and their arguments.
+// From a product of packed weights and 16-bit rows to one of the kernels, and their arguments.
 #include "gemm/fragment_product.hpp"
 
 #include <cmath>
@@ -42,6 +42,21 @@ FragmentLaunch* many_launcher(const FragmentLayout& layout, const PackedPlan& pl
       return of(fragment_middle_dense3, fragment_many_dense3);
     default:
       return of(fragment_middle_wide, fragment_many_wide);
+  }
+}
+
+FragmentLaunch* portable_launcher(const FragmentLayout& layout) {
+  switch (layout.codes()) {
+    case Codes::nvfp4:
+    case Codes::mxfp4:
+    case Codes::sparse:
+      return mma_fragments_fp4;
+    case Codes::int4:
+      return mma_fragments_int4;
+    case Codes::dense3:
+      return mma_fragments_dense3;
+    default:
+      return mma_fragments_wide;
   }
 }
 
@@ -107,7 +122,7 @@ bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, st
   const double after = plan_fragments(sizes, f).us;
   sizes.rows_in_place = false;
   const PackedPlan on_the_way = plan_fragments(sizes, f);
-  if (picked.weighed && !picked.whole_k && on_the_way.kernel != PackedPlan::few_rows) return true;
+  if (picked.weighed && !picked.whole_k && on_the_way.kernel == PackedPlan::many_rows) return true;
   const double gather_us = 2 + 4.0 * static_cast<double>(rows * layout.k) / (f.read_gbps * 1e3);
   return after + gather_us < on_the_way.us;
 }
@@ -161,12 +176,16 @@ namespace {
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p,
                          const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
+  if (plan.kernel == PackedPlan::many_rows) {
+    many_launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
+    return true;
+  }
+  FragmentArgs args = args_of(p);
+  if (!p.whole_k) {
+    args.sum_scale = std::exchange(args.row_scale, nullptr);
+    args.direct = as_they_are(p);
+  }
   if (plan.kernel == PackedPlan::few_rows) {
-    FragmentArgs args = args_of(p);
-    if (!p.whole_k) {
-      args.sum_scale = std::exchange(args.row_scale, nullptr);
-      args.direct = as_they_are(p);
-    }
     if (args.direct && !p.whole_k && pairs_stream(chain, p.layout.k)) {
       PairArgs few = pair_args(args, p.layout, chain);
       few.scales_at = args.factors_at;
@@ -175,7 +194,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentP
     }
     few_launcher(p.layout)(gpu, plan, p.layout, args, chain);
   } else {
-    many_launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
+    portable_launcher(p.layout)(gpu, plan, p.layout, args);
   }
   return true;
 }
@@ -198,8 +217,8 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& given, void* memo
   const PackedPlan plan = plan_fragments(sizes_of(p), figures(gpu));
   if (!multiply_as_planned(gpu, plan, p, chain)) {
     fail(Status::unsupported,
-         "grouped_gemm: {} rows by {} matrices [{}, {}] of {} have no kernel on this GPU: it must "
-         "be of compute capability 9.0, groups 1024 at most",
+         "grouped_gemm: {} rows by {} matrices [{}, {}] of {} are too many: rows, and matrices "
+         "times n, must be less than 2^30",
          p.out.shape[0], p.groups, p.layout.n, p.layout.k, to_string(p.layout.format));
   }
 }

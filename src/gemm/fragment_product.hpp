@@ -1,5 +1,6 @@
-// Grouped GEMM of 16-bit rows with packed weights on Hopper: what is multiplied, and the kernels
-// that do. Codes become numbers of the rows' type in registers, on their way to the tensor cores.
+// Grouped GEMM of 16-bit rows with packed weights: what is multiplied, and the kernels that do,
+// Hopper's and those of any GPU since compute capability 8.0. Codes become numbers of the rows'
+// type in registers, on their way to the tensor cores.
 //
 // What is computed: sums in f32 of weights exact in the rows' type (nvfp4, sparse_nvfp4, mxfp4 as
 // far as the type reaches, integers, e4m3), times scales in f32 where these are not in the weights.
@@ -76,8 +77,11 @@ FragmentArgs args_of(const FragmentProduct& product);
 // Whether rows that a permutation picks are better gathered, converted and weighed beforehand.
 bool gathering_pays(const Gpu& gpu, const FragmentLayout& layout, int groups, std::int64_t rows,
                     const PickedRows& picked);
-// Every plan for the product, few rows' and many rows'; none: this GPU cannot.
+// Every plan for the product: Hopper's for few and for many rows, elsewhere those of
+// portable_fragment_candidates(); none: it has no rows or no weights.
 PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
+// Of what any GPU since compute capability 8.0 runs.
+PackedPlans portable_fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_fragments(const PackedSizes& sizes, const GpuFigures& gpu);
 std::string fragment_words(const PackedPlan& plan);
 
@@ -119,5 +123,6 @@ FragmentLaunch fragment_middle_dense3, fragment_middle_fp4_bf16, fragment_middle
     fragment_middle_wide;
 FragmentLaunch fragment_many_dense3, fragment_many_fp4_bf16, fragment_many_fp4_f16,
     fragment_many_sparse, fragment_many_int4_bf16, fragment_many_int4_f16, fragment_many_wide;
+FragmentLaunch mma_fragments_dense3, mma_fragments_fp4, mma_fragments_int4, mma_fragments_wide;
 
 }  // namespace shunt::cuda_engine

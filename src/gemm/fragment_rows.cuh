@@ -8,7 +8,7 @@
 #include "gemm/row_pieces.cuh"
 #include "gemm/wgmma.cuh"
 
-#if defined(SHUNT_SM_90A)
+#if defined(__CUDA_ARCH__)
 
 namespace shunt::cuda_engine {
 

@@ -4,7 +4,7 @@
 #include "cuda/hopper.cuh"
 #include "gemm/fragment_lane.hpp"
 
-#if defined(SHUNT_SM_90A)
+#if defined(__CUDA_ARCH__)
 
 namespace shunt::cuda_engine {
 

@@ -13,7 +13,7 @@ namespace shunt::cuda_engine {
 namespace {
 
 constexpr int threads = 256, most_rows = 4, places = 8;
-constexpr std::size_t most_staged_bytes = 224 * 1024;
+constexpr std::size_t own_bytes = 1024;  // of shared memory beside the rows, at most
 
 std::int64_t pitch(std::int64_t k) { return (k + places - 1) / places * places; }
 
@@ -174,7 +174,7 @@ FragmentProduct order_rows(const Gpu& gpu, const FragmentProduct& p, void* memor
   const std::int64_t rows = p.out.shape[0];
   const int each = rows < std::int64_t{most_rows} * gpu.multiprocessors ? 1 : most_rows;
   const auto staged_bytes = static_cast<std::size_t>(layout.k) * sizeof(uint2);
-  const bool staged = staged_bytes <= most_staged_bytes;
+  const bool staged = staged_bytes + own_bytes <= static_cast<std::size_t>(gpu.shared_bytes);
   const bool copied = p.rows.dtype == layout.dtype && p.row_scale == nullptr && layout.k % 2 == 0 &&
                       p.rows.strides[0] % 2 == 0 &&
                       reinterpret_cast<std::uintptr_t>(p.rows.data) % 4 == 0;

@@ -32,15 +32,19 @@ struct PackedModel {
         hit(groups_with_rows(s.groups, static_cast<double>(expected))),
         mean(static_cast<double>(expected) / std::max(1.0, hit)) {}
 
-  // Whether Hopper's kernels can have the sizes: groups that they list, and rows, coordinates and
-  // tiles in 32 bits.
+  // Whether kernels can have the sizes: rows, coordinates and tiles in 32 bits.
+  static bool countable(const PackedSizes& s) {
+    constexpr std::int64_t most = std::int64_t{1} << 30;
+    return s.k > 0 && s.groups >= 1 && s.rows > 0 && s.group_rows > 0 && s.rows < most &&
+           s.k < most && s.group_rows < most / s.groups &&
+           (s.rows / 8 + s.groups) < most / ceil_div(s.group_rows, 128);
+  }
+  // Hopper's, which list the groups.
   static bool fits(const PackedSizes& s, const GpuFigures& gpu) {
-    constexpr std::int64_t most_groups = 1024, most = std::int64_t{1} << 30;
+    constexpr std::int64_t most_groups = 1024;
     const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
                         gpu.largest_cluster >= 8 && gpu.multiprocessors >= 16;
-    return hopper && s.k > 0 && s.groups >= 1 && s.groups <= most_groups && s.rows > 0 &&
-           s.group_rows > 0 && s.rows < most && s.k < most && s.group_rows < most / s.groups &&
-           (s.rows / 8 + s.groups) < most / ceil_div(s.group_rows, 128);
+    return hopper && s.groups <= most_groups && countable(s);
   }
 
   // Memory and products hinder each other where they take about as long.

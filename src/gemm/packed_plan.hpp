@@ -28,7 +28,7 @@ struct PackedSizes {
 };
 
 struct PackedPlan {
-  enum Kernel { none, few_rows, many_rows };
+  enum Kernel { none, few_rows, many_rows, portable };
   Kernel kernel = none;
   int tile_tokens = 0;  // rows of a tile, a cluster's
   int split = 1;        // few_rows: of k, over the blocks of a cluster

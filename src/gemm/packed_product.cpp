@@ -41,11 +41,16 @@ Support packed_support(Device device, const FormatSpec& format, RowFormat rows) 
     if (fp4_built(compute)) return {};
     return refuse("rows in nvfp4 have no kernel in this build: build it for {}a", compute);
   }
+  if (rows == RowFormat::as_dtype) {
+    if (compute >= 80) return {};
+    return refuse("weights in {} have no kernel on compute capability {}.{}: must be 8.0 or more",
+                  to_string(format), compute / 10, compute % 10);
+  }
   if (with_kernels(compute) == 90) return {};
   return refuse(
-      "weights in {} have no kernel on compute capability {}.{}: must be 9.0, in a build for it "
-      "and without SHUNT_CUDA_GEMM=portable",
-      to_string(format), compute / 10, compute % 10);
+      "weights in {} with rows {} have no kernel on compute capability {}.{}: rows must be "
+      "as_dtype, or it 9.0, in a build for it and without SHUNT_CUDA_GEMM=portable",
+      to_string(format), to_string(rows), compute / 10, compute % 10);
 }
 
 PackedSizes sizes_of(const PackedProduct& p) {

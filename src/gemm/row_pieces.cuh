@@ -17,7 +17,7 @@ __device__ __forceinline__ int source_of(const Args& args, std::int64_t at) {
 
 }  // namespace shunt::cuda_engine
 
-#if defined(SHUNT_SM_90A)
+#if defined(__CUDA_ARCH__)
 
 namespace shunt::cuda_engine {
 

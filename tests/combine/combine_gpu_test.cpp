@@ -13,9 +13,6 @@
 namespace shunt::test {
 namespace {
 
-#define SHUNT_ON_GPU_ONLY() \
-  if (!on_gpu()) GTEST_SKIP() << "about the CUDA engine"
-
 // The same numbers, `gap` elements between rows.
 Matrix with_gap(const Matrix& from, std::int64_t gap) {
   Matrix made(from.dtype, from.rows, from.width, gap);

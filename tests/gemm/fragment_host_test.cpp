@@ -549,10 +549,43 @@ TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
       }
     }
   }
-  GpuFigures other = h200;
-  other.compute = 80;
-  EXPECT_EQ(plan_fragments(sizes(4, 100, 64, 64), other).kernel, PackedPlan::none);
-  EXPECT_EQ(plan_fragments(sizes(1025, 100, 64, 64), h200).kernel, PackedPlan::none);
+  EXPECT_EQ(plan_fragments(sizes(1025, 100, 64, 64), h200).kernel, PackedPlan::portable);
+  EXPECT_EQ(plan_fragments(sizes(4, 0, 64, 64), h200).kernel, PackedPlan::none);
+}
+
+// A100, L40, RTX 4090, B200: tiles of few rows for few, of many for many, and blocks that they have
+// room for.
+TEST(FragmentPlan, OtherGpusHaveTilesThatFitThem) {
+  struct Other {
+    int compute, multiprocessors, shared_bytes;
+  };
+  for (const Other& gpu : {Other{80, 108, 166912}, {89, 142, 101376}, {100, 148, 232448}}) {
+    GpuFigures other = h200;
+    other.compute = gpu.compute;
+    other.multiprocessors = gpu.multiprocessors;
+    other.shared_bytes = gpu.shared_bytes;
+    for (const bool looked_up : {false, true}) {
+      for (const double bits : {3.25, 4.5, 8.0}) {
+        for (const bool whole_k : {false, true}) {
+          for (const std::int64_t rows : {1, 64, 65536}) {
+            PackedSizes s = sizes(128, rows, 1536, 2048);
+            s.bits = bits, s.looked_up = looked_up, s.whole_k = whole_k;
+            const PackedPlans plans = fragment_candidates(s, other);
+            EXPECT_EQ(plans.size(), 2U);
+            for (const PackedPlan& plan : plans) {
+              EXPECT_EQ(plan.kernel, PackedPlan::portable);
+              EXPECT_GT(plan.us, 0);
+              EXPECT_EQ(plan.split, 1);
+              EXPECT_GT(plan.blocks, 0);
+              EXPECT_LE(plan.blocks, 4 * gpu.multiprocessors);
+            }
+            const int many = looked_up ? 32 : 64;
+            EXPECT_EQ(plan_fragments(s, other).tile_tokens, rows == 65536 ? many : 16) << rows;
+          }
+        }
+      }
+    }
+  }
 }
 
 #endif

@@ -1,10 +1,11 @@
-// Every kernel and tile for packed weights with rows of 16 bits on Hopper, all formats, against
-// sums in double precision of what the formats' own words say: ragged and empty groups, tails of
-// every side, gathered, converted and weighted rows, each epilogue.
+// Every kernel and tile for packed weights with rows of 16 bits, Hopper's and other GPUs', all
+// formats, against sums in double precision of what the formats' own words say: ragged and empty
+// groups, tails of every side, gathered, converted and weighted rows, each epilogue.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -116,9 +117,8 @@ class Made {
   }
 
   std::vector<PackedPlan> plans() const {
-    const auto all = cuda_engine::fragment_candidates(cuda_engine::sizes_of(product),
-                                                      cuda_engine::figures(context_.gpu()));
-    return {all.begin(), all.end()};
+    return test::every_fragment_plan(cuda_engine::sizes_of(product),
+                                     cuda_engine::figures(context_.gpu()));
   }
   // Runs it over a clean out.
   std::vector<std::uint32_t> run(const PackedPlan& plan) {
@@ -245,8 +245,8 @@ void run_all(const Problem& problem) {
   const Context context = cuda();
   Made made(context, problem);
   const auto plans = made.plans();
-  ASSERT_GE(plans.size(), 6U);
-  std::array<std::vector<std::uint32_t>, 2> first;
+  ASSERT_GE(plans.size(), test::on_hopper() ? 8U : 2U);
+  std::map<PackedPlan::Kernel, std::vector<std::uint32_t>> first;
   for (const PackedPlan& plan : plans) {
     SCOPED_TRACE(to_string(problem.format) + ", " + cuda_engine::fragment_words(plan) + " of [" +
                  std::to_string(problem.n) + ", " + std::to_string(problem.k) + "]");
@@ -256,7 +256,7 @@ void run_all(const Problem& problem) {
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(made.run(plan), bits) << "again";
     if (plan.split > 1) continue;
-    std::vector<std::uint32_t>& same = first[many ? 1 : 0];
+    std::vector<std::uint32_t>& same = first[plan.kernel];
     if (same.empty()) same = bits;
     EXPECT_EQ(bits, same) << "other bits than the kernel's first plan's";
     if (!problem.weighted || many) continue;
@@ -270,7 +270,7 @@ void run_all(const Problem& problem) {
 const ActivationRule swiglu{.kind = ActivationRule::silu};
 
 TEST(PackedGemm, EveryFormatRaggedGroupsAndTails) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   const std::vector<std::int32_t> ragged = {0, 1, 130, 0, 33, 7, 0, 0, 200, 9};
   for (const FormatSpec& format : formats()) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -293,7 +293,7 @@ TEST(PackedGemm, EveryFormatRaggedGroupsAndTails) {
 }
 
 TEST(PackedGemm, RowsOfEveryKind) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   for (const FormatSpec& format :
        {FormatSpec{Format::nvfp4}, FormatSpec{Format::sparse_nvfp4}, FormatSpec{Format::dense3}}) {
     for (const DType rows : {DType::bf16, DType::f16, DType::f32}) {
@@ -317,7 +317,7 @@ TEST(PackedGemm, RowsOfEveryKind) {
 }
 
 TEST(PackedGemm, EveryEpilogue) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   const std::vector<std::int32_t> sizes = {5, 0, 200, 33};
   const ActivationRule oss{
       .kind = ActivationRule::silu, .alpha = 1.702F, .limit = 0.7F, .up_offset = 1};
@@ -359,7 +359,7 @@ TEST(PackedGemm, EveryEpilogue) {
 }
 
 TEST(PackedGemm, LongSumsManyGroupsAndOne) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   std::vector<std::int32_t> sizes;
   for (int g = 0; g < 300; ++g) sizes.push_back(g % 3 == 0 ? 0 : g == 100 ? 270 : g % 7 == 0);
   for (const FormatSpec& format : {FormatSpec{Format::nvfp4}, FormatSpec{Format::sparse_nvfp4},
@@ -372,7 +372,7 @@ TEST(PackedGemm, LongSumsManyGroupsAndOne) {
 }
 
 TEST(PackedGemm, AGraphFollowsOffsetsUnderEveryPlan) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   for (const bool dependent : {false, true}) {
     const test::Stream stream;
     const Context context = cuda({.stream = stream.get(), .dependent_launch = dependent});
@@ -401,7 +401,7 @@ TEST(PackedGemm, AGraphFollowsOffsetsUnderEveryPlan) {
 
 // Rows from the last to the first: a stride may be negative.
 TEST(PackedGemm, RowsInReverse) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   const Context context = cuda();
   const std::int64_t n = 136, k = 256;
   std::vector<std::pair<FormatSpec, RowFormat>> cases;
@@ -409,6 +409,7 @@ TEST(PackedGemm, RowsInReverse) {
   cases.emplace_back(FormatSpec{Format::fp8_block}, RowFormat::fp8_block);
   cases.emplace_back(FormatSpec{Format::fp8_channel}, RowFormat::fp8_token);
   for (const auto& [format, rows] : cases) {
+    if (rows != RowFormat::as_dtype && !test::on_hopper()) continue;
     const Packed matrix = Packed::of(format, normal_values(n * k, 4), n, k);
     const Buffer memory =
         context.allocate(prepared_bytes(context, DType::bf16, format, 1, n, k, false, rows));
@@ -462,7 +463,7 @@ TEST(PackedGemm, RowsInReverse) {
 
 // The public operation, and the way back.
 TEST(PackedGemm, PreparedWeightsComeBackAndAreMultiplied) {
-  SHUNT_ON_HOPPER_ONLY();
+  SHUNT_ON_GPU_ONLY();
   const Context context = cuda();
   const std::int64_t n = 136, k = 264, rows = 5;
   for (const FormatSpec& format : formats()) {

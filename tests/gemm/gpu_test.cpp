@@ -21,9 +21,6 @@ namespace {
 using test::Array;
 using test::random_array;
 
-#define SHUNT_ON_GPU_ONLY() \
-  if (!test::on_gpu()) GTEST_SKIP() << "about the CUDA engine"
-
 constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f16};
 
 std::vector<Tensor> list(const Array& weights) {

@@ -84,7 +84,6 @@ void expect_products(const Experts& of, const Pairs& pairs, int slots,
 }
 
 TEST(IndexedGemm, IsABatchedGemvOfTheKMajorLayout) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = test::engine();
   const Experts of(context);
   for (const auto& [tokens, slots] :

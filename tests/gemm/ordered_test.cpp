@@ -10,7 +10,6 @@
 #include "engine.hpp"
 #include "gemm/fragment_layout.hpp"
 #include "gemm/gemm_data.hpp"
-#include "gemm/on_hopper.hpp"
 #include "gemm/ordered_data.hpp"
 #include "shunt/gemm.hpp"
 #include "shunt/indexed_gemm.hpp"
@@ -78,7 +77,6 @@ constexpr std::array<std::array<std::int64_t, 3>, 4> shapes = {
 
 // Groups of a few rows, some and many, so that a GPU's kernels for each have their turn.
 TEST(OrderedGemm, MultipliesAsIfSorted) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   for (const auto& [n, k, group] : shapes) {
     const Four of(n, k, static_cast<int>(group));
@@ -120,7 +118,6 @@ TEST(OrderedGemm, MultipliesAsIfSorted) {
 // Rows that a GPU's shared memory does not hold, and rows that take all of it that a kernel has
 // without asking for more.
 TEST(OrderedGemm, LongRows) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   for (const std::int64_t k : {6144, 30000}) {
     SCOPED_TRACE(k);
@@ -139,7 +136,6 @@ TEST(OrderedGemm, LongRows) {
 }
 
 TEST(OrderedGemm, RowsMayStandApart) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const Four of(70, 100, 32);
   const std::vector<std::int32_t> counts = {3, 0, 7, 5};
@@ -158,7 +154,6 @@ TEST(OrderedGemm, RowsMayStandApart) {
 }
 
 TEST(OrderedGemm, WeightsComeBack) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   for (const auto& [n, k, group] : shapes) {
     const Four of(n, k, static_cast<int>(group));
@@ -178,7 +173,6 @@ TEST(OrderedGemm, WeightsComeBack) {
 
 // Pairs in any order: against sums in double.
 TEST(OrderedGemm, IndexedRows) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const std::int64_t n = 70, k = 100, tokens = 9;
   const Four of(n, k, 32);
@@ -216,7 +210,6 @@ TEST(OrderedGemm, IndexedRows) {
 #if SHUNT_CUDA_BUILT
 TEST(OrderedGemm, OneOrderForGateAndUpOnAGpu) {
   if (!on_gpu()) GTEST_SKIP() << "the CPU engine takes two";
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const Ordered gate(40, 96, 32, 1), up(40, 96, 32, 2);
   Ordered same(40, 96, 32, 3);
@@ -235,7 +228,6 @@ TEST(OrderedGemm, OneOrderForGateAndUpOnAGpu) {
 
 TEST(OrderedGemm, DamagedFilesAreRefusedOnAGpu) {
   if (!on_gpu()) GTEST_SKIP() << "SavedWeights.DamagedOrdersAreRefused is about the CPU engine";
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = engine();
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";

@@ -8,7 +8,6 @@
 #include "checkpoint/temporary.hpp"
 #include "engine.hpp"
 #include "gemm/gemm_data.hpp"
-#include "gemm/on_hopper.hpp"
 #include "gemm/prepared_file.hpp"
 #include "shunt/gemm.hpp"
 #include "shunt/safetensors.hpp"
@@ -68,7 +67,6 @@ TEST(SavedWeights, ComeBackAsTheyWere) {
 
 // Packed ones too, as far as this engine has a layout for them.
 TEST(SavedWeights, PackedOnesComeBackAsTheyWere) {
-  SHUNT_NOT_ON_OTHER_GPUS();
   const Context context = test::engine();
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";

@@ -11,7 +11,6 @@
 
 #include "engines.hpp"
 #include "gemm/gemm_data.hpp"
-#include "gemm/on_hopper.hpp"
 #include "gemm/reference.hpp"
 #include "shunt/format.hpp"
 #include "shunt/gemm.hpp"
@@ -326,9 +325,6 @@ TEST_P(GroupWalks, RoomForOneAndForNone) {
 // Packed weights of every format that this engine multiplies with rows as they are.
 TEST_P(GroupWalks, PackedWeights) {
   const Context context = test::context_of(GetParam(), 2);
-  if (GetParam().gpu && !test::on_hopper()) {
-    GTEST_SKIP() << "GPUs other than Hopper multiply no packed weights";
-  }
   const std::int64_t groups = 4, capacity = 20, n = 72, k = 128;
   const std::vector<std::int32_t> counts = {20, 0, 3, 9};
   const std::vector<std::int32_t> offsets = {0, 20, 20, 23, 32};

@@ -53,7 +53,7 @@ std::vector<LayerSpec> specs() {
 
 std::vector<LayerOptions> options(const LayerSpec& spec) {
   std::vector<LayerOptions> all = {{.dtype = DType::bf16}, {.dtype = DType::f32}};
-  if (spec.route.experts == 16 && (!test::on_gpu() || test::on_hopper())) {
+  if (spec.route.experts == 16) {
     all.push_back({.dtype = DType::bf16, .format = {Format::mxfp4}});
     all.push_back({.dtype = DType::f16, .format = {Format::fp8_block}});
     if (test::on_hopper()) {

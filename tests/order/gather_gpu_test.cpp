@@ -15,9 +15,6 @@
 namespace shunt::test {
 namespace {
 
-#define SHUNT_ON_GPU_ONLY() \
-  if (!on_gpu()) GTEST_SKIP() << "about the CUDA engine"
-
 // Memory of a context as an array.
 template <class T>
 struct Device {

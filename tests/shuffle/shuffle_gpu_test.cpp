@@ -11,9 +11,6 @@
 namespace shunt::test {
 namespace {
 
-#define SHUNT_ON_GPU_ONLY() \
-  if (!on_gpu()) GTEST_SKIP() << "about the CUDA engine"
-
 TEST(ShuffleOnGpu, IllegalCountsStayInsideTheMemory) {
   SHUNT_ON_GPU_ONLY();
   const Context gpu = cuda();
