@@ -58,7 +58,11 @@ struct LayerSpec {
   std::int64_t hidden = 0;  // H of x and y; experts.hidden unless latent > 0
   RouteSpec route{};
   ExpertSpec experts{};
-  SharedExpertSpec shared{};     // of x, H wide
+  SharedExpertSpec shared{};  // of x, H wide
+  // Every call gives ids and weights, as on a rank that has some of the experts: of `route`
+  // experts, top_k (ids a token, which may be more than the experts) and weight_on_input count
+  // alone, and there is no router.
+  bool routed_outside = false;
   int zero_experts = 0;          // the last ids of route.experts return their input: LongCat
   std::int64_t latent = 0;       // experts live in this width, between two projections: Nemotron-3
   bool output_bias = false;      // [H], once a token: JetMoE
@@ -149,7 +153,8 @@ struct LayerInputs {
   Tensor token_ids{};     // [T] i32 | i64; iff route.hashed
   Tensor residual{};      // [T, H], optional, added to the output
   Tensor valid_tokens{};  // [1] i32, optional: rows at or past it are written as 0
-  // Where the caller routes, one of the two, and the layer's router is not read:
+  // Where the caller routes, one of the two (with routed_outside ids), and the layer's router is
+  // not read:
   Tensor logits{};   // [T, C] f32 | bf16 | f16, C = route.columns(): r W^T; the rest is the layer's
   Tensor ids{};      // [T, S] i32, S = route.slots(): shared slots too; out of range: no expert
   Tensor weights{};  // [T, S] f32, with ids: whatever the rule would do to them is done

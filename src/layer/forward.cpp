@@ -42,6 +42,10 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
   }
   const RouteSpec& route = spec.route;
   if (in.logits) {
+    if (spec.routed_outside) {
+      fail(Status::invalid_argument,
+           "forward: logits are given: must be ids and weights, for the layer is routed_outside");
+    }
     if (in.ids) fail(Status::invalid_argument, "forward: logits are given beside ids: must be one");
     check_tensor("forward: logits", in.logits,
                  {.dtypes = float_dtypes, .shape = {tokens, route.columns()}, .rows_dense = true},
@@ -49,8 +53,9 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
   }
   if (!held.views.router && !in.ids && !in.logits) {
     fail(Status::invalid_argument,
-         "forward: ids are missing: the layer has no router, so that ids and weights, or logits, "
-         "must be given");
+         "forward: ids are missing: the layer {}, so that ids and weights{} must be given",
+         spec.routed_outside ? "is routed_outside" : "has no router",
+         spec.routed_outside ? "" : ", or logits,");
   }
   if (in.expert_map) {
     if (!in.ids || spec.zero_experts > 0) {

@@ -152,14 +152,15 @@ MlpWay Layer::Impl::down_way(std::int64_t tokens, bool gathered) const {
 
 std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   const std::int64_t pairs = tokens * spec.route.slots();
-  const RouteSpec rule = routing();
-  std::size_t most = route_workspace_bytes(context, rule, tokens, spec.hidden);
-  most = std::max(most, order_workspace_bytes(context, order_spec(spec), tokens));
-  if (on_gpu()) {
+  std::size_t most = order_workspace_bytes(context, order_spec(spec), tokens);
+  if (!spec.routed_outside) {
+    most = std::max(most, route_workspace_bytes(context, routing(), tokens, spec.hidden));
+  }
+  if (on_gpu() && !spec.routed_outside) {
     // Of the most tokens that may be routed and ordered at once: never less for more tokens.
     const std::int64_t few = std::min(tokens, most_pairs_at_once / spec.route.slots());
-    most = std::max(
-        most, route_and_order_workspace_bytes(context, rule, order_spec(spec), few, spec.hidden));
+    most = std::max(most, route_and_order_workspace_bytes(context, routing(), order_spec(spec), few,
+                                                          spec.hidden));
   }
   // Scaled rows are converted one a pair, others one a token.
   most = std::max(most, mlp_workspace_bytes(context, experts.gate_up, pairs,
@@ -216,10 +217,14 @@ std::string Layer::explain(std::int64_t tokens) const {
       "  about {:.0f} of {} experts hit under uniform routing, {:.1f} rows each\n",
       tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
-  text += fmt::format("  route    {}; {}\n",
-                      impl_->held.views.router ? "router GEMM in f32, then selection"
-                                               : "no router: ids, or logits and selection",
-                      describe(spec.route));
+  if (spec.routed_outside) {
+    text += fmt::format("  route    no router: {} ids a token\n", spec.route.top_k);
+  } else {
+    text += fmt::format("  route    {}; {}\n",
+                        impl_->held.views.router ? "router GEMM in f32, then selection"
+                                                 : "no router: ids, or logits and selection",
+                        describe(spec.route));
+  }
   const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
   const auto few_of = [&](IdsFrom from) {
     return !rounded &&
@@ -232,7 +237,7 @@ std::string Layer::explain(std::int64_t tokens) const {
         "  order    by each block of the products that follow, where they are for few rows{}{}\n",
         few_given ? "" : " and the call gives no ids",
         whole_k ? "" : "; these read weights in one pass where all of their warps fit on the GPU");
-  } else if (impl_->routes_and_orders_at_once(tokens)) {
+  } else if (!spec.routed_outside && impl_->routes_and_orders_at_once(tokens)) {
     text +=
         "  order    in the router's launch where it is one for few tokens, else in one that starts "
         "while it ends; compact: no padding rows\n";

@@ -177,7 +177,8 @@ StageCost combine_cost(const LayerSpec& spec, DType rows_dtype, std::int64_t tok
 
 double expected_hit(const LayerSpec& spec, std::int64_t tokens) {
   const double experts = spec.route.experts;
-  const double missed = std::pow(1 - spec.route.top_k / experts, static_cast<double>(tokens));
+  const double each = std::min(1.0, spec.route.top_k / experts);
+  const double missed = std::pow(1 - each, static_cast<double>(tokens));
   return spec.route.shared.count * (tokens > 0 ? 1 : 0) +
          (experts - spec.zero_experts) * (1 - missed);
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 
 #include "core/check.hpp"
 #include "core/json.hpp"
@@ -46,6 +47,29 @@ SpecWriter norm_json(const NormSpec& spec) {
       .add("weight_first", spec.weight_first);
 }
 
+// Where the caller routes, more ids a token than experts are legal, and nothing is said of a rule.
+constexpr int max_outside_experts = 4096, max_outside_top_k = 64;
+
+std::string route_json(const LayerSpec& spec) {
+  if (!spec.routed_outside) return to_json(spec.route);
+  return SpecWriter()
+      .add("experts", spec.route.experts)
+      .add("top_k", spec.route.top_k)
+      .add("weight_on_input", spec.route.weight_on_input)
+      .text();
+}
+
+RouteSpec read_outside(SpecReader reader) {
+  RouteSpec spec;
+  reader.require("experts");
+  reader.require("top_k");
+  reader.read("experts", spec.experts, 1, max_outside_experts);
+  reader.read("top_k", spec.top_k, 1, max_outside_top_k);
+  reader.read("weight_on_input", spec.weight_on_input);
+  reader.finish();
+  return spec;
+}
+
 ExpertSpec read_experts(SpecReader reader) {
   ExpertSpec spec;
   reader.read("experts", spec.experts, 1, 65536);
@@ -85,6 +109,24 @@ NormSpec read_norm(SpecReader reader) {
   return spec;
 }
 
+Support check_outside(const LayerSpec& spec) {
+  const RouteSpec& route = spec.route;
+  for (const auto& [name, value, most] : {std::tuple("experts", route.experts, max_outside_experts),
+                                          std::tuple("top_k", route.top_k, max_outside_top_k)}) {
+    if (value >= 1 && value <= most) continue;
+    return refuse("LayerSpec.route.{} is {}: must be 1 to {} where routed_outside", name, value,
+                  most);
+  }
+  if (route != RouteSpec{.experts = route.experts,
+                         .top_k = route.top_k,
+                         .weight_on_input = route.weight_on_input}) {
+    return refuse(
+        "LayerSpec.route has a rule: must have experts, top_k and weight_on_input alone where "
+        "routed_outside");
+  }
+  return {};
+}
+
 Support check_norm(const char* name, const NormSpec& norm) {
   if (!norm.enabled) return {};
   if (!(norm.epsilon >= 0) || !std::isfinite(norm.epsilon)) {
@@ -104,9 +146,10 @@ Support check_norm(const char* name, const NormSpec& norm) {
 std::string to_json(const LayerSpec& spec) {
   return SpecWriter()
       .add("hidden", spec.hidden)
-      .add_json("route", to_json(spec.route))
+      .add_json("route", route_json(spec))
       .add("experts", expert_json(spec.experts))
       .add("shared", shared_json(spec.shared))
+      .add("routed_outside", spec.routed_outside)
       .add("zero_experts", spec.zero_experts)
       .add("latent", spec.latent)
       .add("output_bias", spec.output_bias)
@@ -124,7 +167,12 @@ LayerSpec layer_spec_from_json(const std::string& text) {
   LayerSpec spec;
   for (const char* key : {"hidden", "route", "experts"}) reader.require(key);
   reader.read("hidden", spec.hidden, 1, max_width);
-  if (const auto route = reader.json("route")) spec.route = route_spec_from_json(*route);
+  reader.read("routed_outside", spec.routed_outside);
+  if (spec.routed_outside) {
+    if (const auto route = reader.object("route")) spec.route = read_outside(*route);
+  } else if (const auto route = reader.json("route")) {
+    spec.route = route_spec_from_json(*route);
+  }
   if (const auto experts = reader.object("experts")) spec.experts = read_experts(*experts);
   if (const auto shared = reader.object("shared")) spec.shared = read_shared(*shared);
   reader.read("zero_experts", spec.zero_experts, 0, 4096);
@@ -142,8 +190,14 @@ LayerSpec layer_spec_from_json(const std::string& text) {
   return spec;
 }
 
+std::string describe_routing(const LayerSpec& spec) {
+  if (!spec.routed_outside) return describe(spec.route);
+  return fmt::format("{} ids a token from outside{}", spec.route.top_k,
+                     spec.route.weight_on_input ? ", weights on the input" : "");
+}
+
 std::string describe(const LayerSpec& spec) {
-  std::string text = describe(spec.route);
+  std::string text = describe_routing(spec);
   text += fmt::format("; experts {} x ({} -> {} -> {}), {}", spec.experts.experts,
                       spec.experts.hidden, spec.experts.intermediate, spec.experts.hidden,
                       describe(spec.experts.activation));
@@ -240,7 +294,8 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
       if (!kernels) return kernels;
     }
   }
-  if (const Support route = supports(spec.route, device); !route) return route;
+  Support route = spec.routed_outside ? check_outside(spec) : supports(spec.route, device);
+  if (!route) return route;
   const auto width = [](const char* name, std::int64_t value, std::int64_t low) -> Support {
     if (value >= low && value <= max_width) return {};
     return refuse("LayerSpec.{} is {}: must be {} to {}", name, value, low, max_width);

@@ -111,7 +111,8 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   const std::int64_t columns = route.columns();
-  check_one("router", weights.router, static_cast<bool>(weights.router), {columns, hidden}, device);
+  check_one("router", weights.router, static_cast<bool>(weights.router) && !spec.routed_outside,
+            {columns, hidden}, device);
   check_one("router_bias", weights.router_bias, route.router_bias, {columns}, device);
   check_one("selection_bias", weights.selection_bias, route.selection_bias, {route.experts},
             device);

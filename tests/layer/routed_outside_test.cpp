@@ -206,6 +206,121 @@ TEST(RoutedOutside, RefusesWhatItCannotDoByName) {
   }
 }
 
+// A rank that has fewer experts than a token's ids: of 10 experts 4 here, 8 ids a token, or one
+// expert; against the same layer of more slots' worth of dummy experts, which nobody's ids name.
+TEST(RoutedOutside, ATokenMayHaveMoreIdsThanTheLayerHasExperts) {
+  const Context context = test::engine();
+  for (const int have : {1, 2, 4}) {
+    constexpr int ids_each = 8, ranks_experts = 512;
+    Stored of(false);
+    of.spec.routed_outside = true;
+    of.spec.route = {.experts = have, .top_k = ids_each};
+    of.spec.experts.experts = have;
+    for (auto* list : {&of.weights.experts.packed_gate, &of.weights.experts.packed_up,
+                       &of.weights.experts.packed_down}) {
+      list->resize(static_cast<std::size_t>(have));
+    }
+    const Layer layer(of.spec, of.weights, context, options());
+    EXPECT_EQ(layer_spec_from_json(to_json(of.spec)), of.spec);
+    EXPECT_NE(describe(of.spec).find("8 ids a token from outside"), std::string::npos);
+    EXPECT_NE(layer.explain(4).find("no router: 8 ids a token"), std::string::npos);
+    // As many slots as experts, a call for each: sums in another order.
+    LayerSpec one = of.spec;
+    one.route.top_k = 1;
+    const Layer each(one, of.weights, context, options());
+    for (const std::int64_t tokens : {1, 2, 5, 70}) {
+      SCOPED_TRACE(testing::Message() << have << " experts, " << tokens << " tokens");
+      std::mt19937 random(static_cast<unsigned>(tokens));
+      std::uniform_int_distribution<std::int32_t> any(0, ranks_experts - 1);
+      std::normal_distribution<float> normal(0, 0.3F);
+      std::vector<std::int32_t> map(ranks_experts, -1);
+      for (int e = 0; e < have; ++e) map[std::size_t{100} * static_cast<std::size_t>(e) + 7] = e;
+      std::vector<float> x(static_cast<std::size_t>(tokens * hidden));
+      for (float& value : x) value = bf16_to_f32(f32_to_bf16(normal(random)));
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * ids_each));
+      std::vector<float> weights(ids.size());
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        // About half of them are here, and no token has one twice.
+        const auto slot = static_cast<int>(i % ids_each);
+        ids[i] = slot < have && any(random) % 4 != 0 ? slot * 100 + 7 : 8 + slot + any(random) % 80;
+        weights[i] = 0.1F + 0.1F * static_cast<float>(slot);
+      }
+      const auto run = [&](const Layer& asked, const std::vector<std::int32_t>& to,
+                           const std::vector<float>& by, int slots_each) {
+        std::vector<float> y(x.size(), std::nanf(""));
+        const Buffer workspace = context.allocate(asked.workspace_bytes(tokens));
+        test::Mirror mirror(context);
+        asked.forward({.hidden = mirror.in(view(x.data(), {tokens, hidden})),
+                       .ids = mirror.in(view(to.data(), {tokens, slots_each})),
+                       .weights = mirror.in(view(by.data(), {tokens, slots_each})),
+                       .expert_map = mirror.in(view(map.data(), {ranks_experts}))},
+                      {.output = mirror.out(view(y.data(), {tokens, hidden}))}, workspace);
+        mirror.fetch();
+        return y;
+      };
+      const std::vector<float> all = run(layer, ids, weights, ids_each);
+      std::vector<double> sum(all.size(), 0);
+      for (int slot = 0; slot < ids_each; ++slot) {
+        std::vector<std::int32_t> to;
+        std::vector<float> by;
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          to.push_back(ids[static_cast<std::size_t>(t * ids_each + slot)]);
+          by.push_back(weights[static_cast<std::size_t>(t * ids_each + slot)]);
+        }
+        const std::vector<float> part = run(each, to, by, 1);
+        for (std::size_t i = 0; i < part.size(); ++i) sum[i] += static_cast<double>(part[i]);
+      }
+      double largest = 0;
+      for (const double value : sum) largest = std::max(largest, std::abs(value));
+      EXPECT_GT(largest, 0);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        ASSERT_NEAR(static_cast<double>(all[i]), sum[i], (test::on_gpu() ? 1e-2 : 1e-5) * largest);
+      }
+    }
+  }
+}
+
+TEST(RoutedOutside, ALayerThatSaysSoTakesIdsAlone) {
+  const Context context = test::engine();
+  Stored of(false);
+  of.spec.routed_outside = true;
+  const auto refused = [&](const LayerSpec& spec) {
+    return supports(spec, options(), context.device()).reason;
+  };
+  EXPECT_EQ(refused(of.spec), "");
+  LayerSpec other = of.spec;
+  other.route.renormalize = true;
+  EXPECT_NE(refused(other).find("must have experts, top_k and weight_on_input alone"),
+            std::string::npos)
+      << refused(other);
+  other.route.top_k = 9;
+  EXPECT_NE(refused(other).find("LayerSpec.route has a rule"), std::string::npos);
+  other = of.spec;
+  other.route.top_k = 65;
+  EXPECT_EQ(refused(other), "LayerSpec.route.top_k is 65: must be 1 to 64 where routed_outside");
+  const std::vector<float> matrix(std::size_t{experts} * hidden);
+  LayerWeights with_router = of.weights;
+  with_router.router = view(matrix.data(), {experts, hidden});
+  EXPECT_THROW(Layer(of.spec, with_router, context, options()), Error);
+  const Layer layer(of.spec, of.weights, context, options());
+  const Buffer workspace = context.allocate(layer.workspace_bytes(2));
+  test::Mirror mirror(context);
+  std::vector<float> y(2 * hidden);
+  const Tensor x = mirror.in(view(matrix.data(), {2, hidden}));
+  const LayerOutputs out{.output = mirror.out(view(y.data(), {2, hidden}))};
+  for (const bool logits : {false, true}) {
+    try {
+      layer.forward(
+          {.hidden = x, .logits = logits ? mirror.in(view(matrix.data(), {2, experts})) : Tensor{}},
+          out, workspace);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("routed_outside"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 // What is found in ids and maps on the way is found before anything is written.
 TEST(RoutedOutside, ARefusedCallHasWrittenNothing) {
   if (test::on_gpu()) GTEST_SKIP() << "whose host reads no values";

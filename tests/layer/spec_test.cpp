@@ -42,7 +42,7 @@ TEST(LayerSpec, JsonIsReadStrictly) {
   EXPECT_EQ(with("\"zero_experts\"", "\"zero_expert\""),
             "LayerSpec.zero_expert is unknown; known are expert_norm, experts, hidden, "
             "input_norm, latent, latent_input_norm, latent_norm, output_bias, output_norm, route, "
-            "router_norm, shared, zero_experts");
+            "routed_outside, router_norm, shared, zero_experts");
   EXPECT_NE(with("\"hidden\":48", "\"hidden\":-48").find("LayerSpec.hidden is -48"),
             std::string::npos);
   EXPECT_NE(with("\"hidden\":48", "\"hidden\":\"48\"").find("\"48\""), std::string::npos);
