@@ -46,7 +46,8 @@ std::size_t shuffle_workspace_bytes(const Context& context, const ShuffleSpec& s
 //   rows          [T, D] of the same dtype, expert order; rows past the last are left alone
 //   counts        [L + 1] i32, dense, optional: rows of each of the L = end - first experts, then
 //                 of all of them
-// tokens and rows do not overlap. Throws Error for bad shapes, a workspace too small, and (CPU) a
+// tokens and rows do not overlap; zero_fill must be false, and some expert be moved. Throws Error
+// for bad shapes, a workspace too small, and (CPU) a
 // negative count or more rows than there is room for; a GPU takes a negative count as 0 and leaves
 // out rows that have no room.
 void combine_shuffling(const Context& context, const ShuffleSpec& spec, Tensor tokens,
@@ -55,6 +56,15 @@ void combine_shuffling(const Context& context, const ShuffleSpec& spec, Tensor t
 // Same shapes. Rows of rank order that none of the experts has are left alone, or set to 0.
 void split_shuffling(const Context& context, const ShuffleSpec& spec, Tensor rows,
                      Tensor token_counts, Tensor tokens, Workspace workspace);
+
+// Between the two ways of saying how many rows each of L experts has: counts, which ranks exchange
+// and combine_shuffling() gives, and offsets, which order() gives and grouped_gemm() takes. Both on
+// the context's device, dense i32: offsets [L + 1], counts [L], or [L + 1] with the sum of all
+// behind them, which is written and not read. L at most 65536. Throw Error for bad shapes, and
+// (CPU) for a negative count, a sum of 2^31 or more, offsets that descend or do not begin with 0; a
+// GPU takes a negative count as 0, and what is more than 2^31 - 1 as that.
+void offsets_from_counts(const Context& context, Tensor counts, Tensor offsets);
+void counts_from_offsets(const Context& context, Tensor offsets, Tensor counts);
 
 // Results that came back from every rank, added to their tokens. The positions p = 0 .. P-1 are the
 // (token, expert) pairs in the order of experts; rank r computed those of its E / EP experts, and

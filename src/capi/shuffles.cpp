@@ -47,6 +47,22 @@ shunt_status shunt_split_shuffling(const shunt_context* context, const shunt_shu
   });
 }
 
+shunt_status shunt_offsets_from_counts(const shunt_context* context, const shunt_tensor* counts,
+                                       const shunt_tensor* offsets) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    shunt::offsets_from_counts(on, call.tensor("counts", counts), call.tensor("offsets", offsets));
+  });
+}
+
+shunt_status shunt_counts_from_offsets(const shunt_context* context, const shunt_tensor* offsets,
+                                       const shunt_tensor* counts) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    shunt::counts_from_offsets(on, call.tensor("offsets", offsets), call.tensor("counts", counts));
+  });
+}
+
 shunt_status shunt_scatter_add_supports(const shunt_context* context,
                                         const shunt_scatter_add_spec* spec) {
   return run_supports(__func__, [&](const Call& call) {

@@ -37,6 +37,11 @@ struct ShuffleCall {
 void shuffle_cpu(const Context& context, const ShuffleCall& call);
 void shuffle_cuda(const Context& context, const ShuffleCall& call);
 
+void offsets_cuda(const Context& context, int locals, const std::int32_t* counts,
+                  std::int32_t* offsets);
+void counts_cuda(const Context& context, int locals, bool with_all, const std::int32_t* offsets,
+                 std::int32_t* counts);
+
 inline constexpr std::int64_t max_scatter_ranks = 4096;
 
 std::size_t scatter_add_cuda_workspace_bytes(std::int64_t tokens, std::int64_t positions);

@@ -399,6 +399,8 @@ static void test_shuffles(const shunt_context* context) {
   const shunt_tensor t_rows = shunt_view_2d(rows, SHUNT_F32, 7, 1);
   const shunt_tensor t_back = shunt_view_2d(back, SHUNT_F32, 7, 1);
   const shunt_tensor t_of_experts = ints(of_experts, 4);
+  int32_t offsets[4], only[3];
+  const shunt_tensor t_offsets = ints(offsets, 4), t_only = ints(only, 3);
   shunt_shuffle_spec spec = SHUNT_SHUFFLE_SPEC_INIT;
   /* Two ranks with a block of 3 positions each, of 2 experts: positions 0 and 1, then 2. */
   const float blocks[6] = {1, 2, 77, 77, 77, 4};
@@ -426,6 +428,12 @@ static void test_shuffles(const shunt_context* context) {
                                    shunt_buffer_data(workspace), bytes));
   CHECK_FLOATS(rows, 0, 3, 4, 5, 1, 2, 6);
   CHECK_INTS(of_experts, 3, 1, 3, 7);
+  CHECK_OK(shunt_offsets_from_counts(context, &t_of_experts, &t_offsets));
+  CHECK_INTS(offsets, 0, 3, 4, 7);
+  CHECK_OK(shunt_counts_from_offsets(context, &t_offsets, &t_only));
+  CHECK_INTS(only, 3, 1, 3);
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "it is missing",
+              shunt_offsets_from_counts(context, NULL, &t_offsets));
   CHECK_OK(shunt_split_shuffling(context, &spec, &t_rows, &t_counts, &t_back,
                                  shunt_buffer_data(workspace), bytes));
   CHECK_FLOATS(back, 0, 1, 2, 3, 4, 5, 6);

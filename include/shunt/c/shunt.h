@@ -728,6 +728,15 @@ SHUNT_API shunt_status shunt_split_shuffling(const shunt_context* context,
                                              const shunt_tensor* tokens, void* workspace,
                                              size_t workspace_bytes);
 
+/* Counts [L], or [L + 1] with their sum behind them, to the offsets [L + 1] that
+ * shunt_grouped_gemm takes, and back: all i32, dense, on the context's device. */
+SHUNT_API shunt_status shunt_offsets_from_counts(const shunt_context* context,
+                                                 const shunt_tensor* counts,
+                                                 const shunt_tensor* offsets);
+SHUNT_API shunt_status shunt_counts_from_offsets(const shunt_context* context,
+                                                 const shunt_tensor* offsets,
+                                                 const shunt_tensor* counts);
+
 typedef struct shunt_scatter_add_spec {
   uint64_t struct_size;
   int32_t accumulate; /* flag: out is added to; 0: overwritten */
