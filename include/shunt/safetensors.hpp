@@ -24,6 +24,10 @@ class SafetensorsFile {
   std::vector<std::string> names() const;  // sorted
   bool contains(const std::string& name) const;
   Tensor get(const std::string& name) const;  // throws Error{bad_file} when it is not there
+  // Its sizes, and its elements one after the other: of any number of dimensions, where get() takes
+  // max_rank at most.
+  std::vector<std::int64_t> shape(const std::string& name) const;
+  Tensor flat(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const;
 
  private:

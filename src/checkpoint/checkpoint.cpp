@@ -19,7 +19,7 @@ constexpr std::size_t max_config_bytes = 64u << 20;
 struct Prefix {
   std::string_view tensors, modules;
 };
-constexpr std::array<Prefix, 11> prefixes = {{{"model.", "model."},
+constexpr std::array<Prefix, 13> prefixes = {{{"model.", "model."},
                                               {"model.language_model.", "model.language_model."},
                                               {"language_model.model.", "language_model.model."},
                                               {"thinker.model.", "thinker.model."},
@@ -27,7 +27,9 @@ constexpr std::array<Prefix, 11> prefixes = {{{"model.", "model."},
                                               {"model.llm.", "model.language_model."},
                                               {"backbone.", "model."},
                                               {"language_model.", "language_model."},
+                                              {"language_model.backbone.", "language_model.model."},
                                               {"language.model.", "language.model."},
+                                              {"llm.model.", "llm.model."},
                                               {"", "model."},
                                               {"model.text_model.", "model.text_model."}}};
 
@@ -60,6 +62,9 @@ struct Checkpoint::Impl {
 };
 
 Checkpoint Checkpoint::open(const std::string& folder) {
+  if (folder.empty()) {
+    fail(Status::invalid_argument, "checkpoint: folder is '': must name one");
+  }
   const auto impl = std::make_shared<Impl>();
   impl->folder = folder;
   const std::string config = folder + "/config.json";
@@ -81,6 +86,16 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     const Prefix& prefix = find_prefix(impl->store, plan.names, impl->first_moe);
     impl->prefix = prefix.tensors;
     module_prefix = prefix.modules;
+  }
+  for (int i = 0; i < count && impl->first_moe >= 0; ++i) {
+    if (impl->model.moe(i) || plan.names.others_beside) continue;
+    for (const Source& source : plan.names.router) {
+      const std::string name = layer_name(impl->prefix, plan.names, i) + source.name;
+      if (!impl->store.contains(name)) continue;
+      fail(Status::bad_file,
+           "{}: tensor '{}' is there: config.json says that layer {} has no experts ({})",
+           impl->store.file_of(name), name, i, plan.layers[static_cast<std::size_t>(i)].note);
+    }
   }
   for (int i = 0; i < count; ++i) {
     const LayerKind& kind = plan.layers[static_cast<std::size_t>(i)];

@@ -66,6 +66,8 @@ const std::vector<Family>& family_table() {
       {"glm4_moe_lite", "GLM-4.7-Flash", f::glm4_moe_lite},
       {"glm_moe_dsa", "GLM-5", f::glm_moe_dsa},
       {"glm5_next_text", "GLM-5 Next", f::glm5_next},
+      {"sarvam_moe", "Sarvam 30B", f::sarvam},
+      {"sarvam_mla", "Sarvam 105B", f::sarvam},
       {"solar_open", "Solar Open", f::solar_open},
       {"axk1", "A.X K1", f::axk1},
       {"axk2", "A.X K2", f::axk2},
@@ -179,7 +181,7 @@ Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int6
   }
   plan.names = standard_names();
   config.ignore({"output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
-                 "router_jitter_noise", "input_jitter_noise", "router_dtype",
+                 "router_jitter_noise", "input_jitter_noise", "router_dtype", "moe_router_dtype",
                  "experts_implementation", "use_grouped_mm"});
   // Of shared experts and dense layers only, where it means anything.
   config.expect_false({"mlp_bias"});

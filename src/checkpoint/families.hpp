@@ -46,6 +46,7 @@ Plan deepseek_v3(Config& c);
 Plan deepseek_v32(Config& c);
 Plan deepseek_v4(Config& c);
 Plan glm4_moe(Config& c);
+Plan sarvam(Config& c);
 Plan glm4_moe_lite(Config& c);
 Plan glm_moe_dsa(Config& c);
 Plan glm5_next(Config& c);

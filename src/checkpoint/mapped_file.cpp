@@ -14,9 +14,14 @@ namespace shunt {
 
 namespace {
 
+// O_NONBLOCK: a pipe that nobody writes to is refused, not waited for.
+int open_file(const std::string& path) {
+  return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
 class Descriptor {
  public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit Descriptor(const std::string& path) : fd_(open_file(path)) {
     if (fd_ < 0) fail(Status::io, "{}: {}", path, std::strerror(errno));
   }
   ~Descriptor() { ::close(fd_); }

@@ -16,6 +16,12 @@ namespace {
 constexpr std::array<std::string_view, 4> nested_keys = {"text_config", "thinker_config",
                                                          "llm_config", "language_config"};
 
+// Types of whole models whose text model says none of its own.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> text_models = {
+    {{"deepseek_vl_v2", "deepseek_v2"},
+     {"unlimited-ocr", "unlimited_ocr_text"},
+     {"nemotron_h_omni", "nemotron_h"}}};
+
 std::string model_type(const std::string& where, const nlohmann::json& object) {
   const nlohmann::json* type = child(object, "model_type");
   if (type == nullptr) return {};
@@ -86,6 +92,9 @@ Model read_model(const std::string& where, const std::string& text) {
         const std::string base =
             type.ends_with(whole) ? type.substr(0, type.size() - whole.size()) : type;
         if (find_family(base + "_text") != nullptr) type = base + "_text";
+        for (const auto& [of, text_model] : text_models) {
+          if (type == of) type = text_model;
+        }
       }
       descended = true;
       break;

@@ -36,12 +36,37 @@ bool SafetensorsFile::contains(const std::string& name) const {
   return impl_->header.tensors.contains(name);
 }
 
-Tensor SafetensorsFile::get(const std::string& name) const {
-  const auto found = impl_->header.tensors.find(name);
-  if (found == impl_->header.tensors.end()) {
-    fail(Status::bad_file, "{}: has no tensor '{}'", impl_->path, clean(name));
+namespace {
+
+const TensorEntry& entry_of(const SafetensorsHeader& header, const std::string& path,
+                            const std::string& name) {
+  const auto found = header.tensors.find(name);
+  if (found == header.tensors.end()) {
+    fail(Status::bad_file, "{}: has no tensor '{}'", path, clean(name));
   }
-  const TensorEntry& entry = found->second;
+  return found->second;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> SafetensorsFile::shape(const std::string& name) const {
+  return entry_of(impl_->header, impl_->path, name).shape;
+}
+
+Tensor SafetensorsFile::flat(const std::string& name) const {
+  const TensorEntry& entry = entry_of(impl_->header, impl_->path, name);
+  Tensor tensor;
+  tensor.data = const_cast<unsigned char*>(impl_->mapped.data()) + entry.begin;
+  tensor.dtype = entry.dtype;
+  tensor.rank = 1;
+  tensor.shape[0] = 1;
+  for (const std::int64_t size : entry.shape) tensor.shape[0] *= size;
+  tensor.strides[0] = 1;
+  return tensor;
+}
+
+Tensor SafetensorsFile::get(const std::string& name) const {
+  const TensorEntry& entry = entry_of(impl_->header, impl_->path, name);
   if (entry.shape.size() > static_cast<std::size_t>(max_rank)) {
     fail(Status::bad_file, "{}: tensor '{}' has {} dimensions: must be at most {}", impl_->path,
          clean(name), entry.shape.size(), max_rank);

@@ -98,7 +98,7 @@ void write_safetensors(const std::string& path,
       fail(Status::invalid_argument, "write_safetensors: tensor name '{}' is {}", clean(name),
            name == "__metadata__" ? "reserved" : "given twice");
     }
-    if (tensor.device.type != DeviceType::cpu || !tensor.contiguous() ||
+    if (!tensor || tensor.device.type != DeviceType::cpu || !tensor.contiguous() ||
         (tensor.data == nullptr && tensor.elements() > 0)) {
       fail(Status::invalid_argument,
            "write_safetensors: tensor '{}' is {}: must be dense CPU memory", clean(name),

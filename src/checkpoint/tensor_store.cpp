@@ -74,12 +74,31 @@ TensorStore TensorStore::of(const std::string& folder, std::map<std::string, Ten
   return store;
 }
 
-Tensor TensorStore::get(const std::string& name) const {
+std::size_t TensorStore::find(const std::string& name) const {
   const auto found = files_of_.find(name);
   if (found == files_of_.end()) {
     fail(Status::bad_file, "{}: has no tensor '{}'", folder_, clean(name));
   }
-  return files_.empty() ? in_memory_.at(name) : files_[found->second].get(name);
+  return found->second;
+}
+
+Tensor TensorStore::get(const std::string& name) const {
+  const std::size_t file = find(name);
+  return files_.empty() ? in_memory_.at(name) : files_[file].get(name);
+}
+
+std::vector<std::int64_t> TensorStore::shape(const std::string& name) const {
+  const std::size_t file = find(name);
+  if (!files_.empty()) return files_[file].shape(name);
+  const Tensor& tensor = in_memory_.at(name);
+  return {tensor.shape.begin(), tensor.shape.begin() + tensor.rank};
+}
+
+Tensor TensorStore::flat(const std::string& name) const {
+  const std::size_t file = find(name);
+  if (!files_.empty()) return files_[file].flat(name);
+  const Tensor& tensor = in_memory_.at(name);
+  return view(static_cast<const void*>(tensor.data), tensor.dtype, {tensor.elements()});
 }
 
 std::string TensorStore::file_of(const std::string& name) const {

@@ -18,7 +18,10 @@ class TensorStore {
   static TensorStore of(const std::string& folder, std::map<std::string, Tensor> tensors);
 
   bool contains(const std::string& name) const { return files_of_.contains(name); }
-  Tensor get(const std::string& name) const;           // throws Error{bad_file} when not there
+  Tensor get(const std::string& name) const;  // throws Error{bad_file} when not there
+  // As SafetensorsFile's.
+  std::vector<std::int64_t> shape(const std::string& name) const;
+  Tensor flat(const std::string& name) const;
   std::string file_of(const std::string& name) const;  // for messages
   std::vector<std::string> names() const;
   // Those that begin with `start`.
@@ -26,6 +29,7 @@ class TensorStore {
   const std::string& folder() const { return folder_; }
 
  private:
+  std::size_t find(const std::string& name) const;
   std::string folder_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, std::size_t, std::less<>> files_of_;

@@ -2,6 +2,7 @@
 #include "shunt/checkpoint.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -95,6 +96,14 @@ TEST_F(Damaged, AnIndexThatLies) {
   EXPECT_NE(open_error().find("not JSON"), std::string::npos);
 }
 
+TEST_F(Damaged, APipeIsRefusedNotWaitedFor) {
+  copy("mixtral");
+  std::filesystem::remove(folder_ / "model.safetensors");
+  ASSERT_EQ(::mkfifo((folder_ / "model.safetensors").c_str(), 0600), 0);
+  EXPECT_NE(open_error().find("is a device or pipe, must be a regular file"), std::string::npos);
+  EXPECT_NE(error_of([] { Checkpoint::open(""); }).find("folder is ''"), std::string::npos);
+}
+
 TEST_F(Damaged, MissingFiles) {
   Status status = Status::ok;
   EXPECT_NE(open_error(&status).find("config.json: No such file"), std::string::npos);
@@ -138,11 +147,75 @@ TEST_F(Damaged, SharedExpertsThatTheConfigDoesNotHave) {
       << message;
 }
 
-TEST_F(Damaged, AnActivationOfHunyuan4sSharedExpertsAlone) {
-  copy("hy_v4");
-  edit("config.json", [](nlohmann::json& json) { json["hidden_act"] = "gelu"; });
-  EXPECT_NE(open_error().find("hidden_act is \"gelu\": only \"silu\""), std::string::npos)
+TEST_F(Damaged, AnActivationOfSharedExpertsAlone) {
+  for (const char* name : {"hy_v4", "glm5_next"}) {
+    std::filesystem::remove_all(folder_.path());
+    std::filesystem::create_directory(folder_.path());
+    copy(name);
+    edit("config.json", [](nlohmann::json& json) {
+      (json.contains("text_config") ? json["text_config"] : json)["hidden_act"] = "gelu";
+    });
+    EXPECT_NE(open_error().find("hidden_act is \"gelu\": only \"silu\""), std::string::npos)
+        << open_error();
+  }
+}
+
+// One more tensor in the block that would make another model of it.
+TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
+  copy("qwen3_moe");
+  const SafetensorsFile file = SafetensorsFile::open(test::golden("qwen3_moe/model.safetensors"));
+  const std::vector<float> ones(64, 1), zeros(64, 0);
+  const std::string block = "model.layers.1.mlp.";
+  const auto with = [&](const std::string& name, const std::vector<float>& values) {
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const std::string& each : file.names()) tensors.emplace_back(each, file.get(each));
+    tensors.emplace_back(block + name, view(values.data(), {1, 64}));
+    write_safetensors(folder_ / "model.safetensors", tensors);
+    return weights_error(1);
+  };
+  for (const auto& [name, what] : {std::pair("gate.bias", "it"),
+                                   {"gate.e_score_correction_bias", "it"},
+                                   {"image_gate.weight", "it"},
+                                   {"shared_expert_gate.weight", "shared experts"},
+                                   {"shared_mlp.up_proj.weight", "shared experts"},
+                                   {"experts.16.up_proj.weight", "more than 16 experts"},
+                                   {"experts.3.up_proj.bias", "biases"}}) {
+    const std::string message = with(name, ones);
+    EXPECT_NE(
+        message.find("tensor '" + block + name + "' is there: config.json says nothing of " + what),
+        std::string::npos)
+        << name << ": " << message;
+  }
+  for (const char* name : {"experts.3.up_proj.bias", "experts.3.down_proj.bias"}) {
+    EXPECT_EQ(with(name, zeros), "") << name;  // as GPTQ's first writers left them
+  }
+  EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
+}
+
+TEST_F(Damaged, ARouterInALayerThatIsToHaveNone) {
+  copy("qwen3_moe");
+  edit("config.json", [](nlohmann::json& json) { json["mlp_only_layers"] = {1}; });
+  EXPECT_NE(open_error().find("tensor 'model.layers.1.mlp.gate.weight' is there: config.json says "
+                              "that layer 1 has no experts (dense MLP)"),
+            std::string::npos)
       << open_error();
+}
+
+// A text model that says no type of its own, under a whole model that does.
+TEST_F(Damaged, TextModelsByTheTypeOfTheWhole) {
+  copy("unlimited_ocr");
+  edit("config.json", [](nlohmann::json& json) {
+    nlohmann::json whole = {{"model_type", "unlimited-ocr"}};
+    for (const char* key : {"text_config", "language_config"}) {
+      if (json.contains(key)) json = nlohmann::json(json[key]);
+    }
+    json.erase("model_type");
+    whole["language_config"] = json;
+    json = whole;
+  });
+  EXPECT_EQ(open_error(), "");
+  edit("config.json", [](nlohmann::json& json) { json["model_type"] = "deepseek_vl_v2"; });
+  EXPECT_EQ(Checkpoint::open(folder_.path()).family(), "deepseek_v2");
 }
 
 TEST_F(Damaged, TensorsOfAnotherDtypeAreRefused) {

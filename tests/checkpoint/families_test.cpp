@@ -70,7 +70,7 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"inkling_published", "gate_activation", "\"softmax\"", "gate_activation is \"softmax\""},
       {"inkling_published", "norm_after_topk", "false", "norm_after_topk is false"},
       {"ernie_vl_published", "moe_num_experts", "[64]", "moe_num_experts is [64]"},
-      {"gpt_oss_120b", "swiglu_limit", "10.0", "swiglu_limit is 10.0"},
+      {"gpt_oss_120b", "swiglu_limit", "-1.0", "swiglu_limit is -1.0"},
       {"gpt_oss_120b", "experts_per_token", "8", "must be equal"},
       {"minimax_m2", "scoring_func", "\"softmax\"", "scoring_func is \"softmax\""},
       {"minimax_m2", "use_routing_bias", "false", "use_routing_bias is false"},

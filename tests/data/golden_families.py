@@ -247,7 +247,7 @@ family("aria", "AriaForConditionalGeneration", "AriaConfig",
        lm(moe_num_experts=12, moe_topk=3, intermediate_size=20,
           moe_num_shared_experts=2, model_type="aria_text"),
        tiny(num_hidden_layers=1, moe_num_experts=64, moe_topk=6, intermediate_size=8),
-       nest=("text_config",), one_naming=True, only="language_model",
+       nest=("text_config",), only="language_model",
        root=dict(vision_config=dict(model_type="idefics3_vision", hidden_size=32,
                                     num_hidden_layers=1, num_attention_heads=4)))
 family("cohere2_moe", "Cohere2MoeForCausalLM", "Cohere2MoeConfig",
@@ -444,6 +444,14 @@ family("beam", "BeamForCausalLM", "BeamConfig",
           head_dim=12),
        tiny(num_hidden_layers=1, mlp_layer_types=["sparse"], num_experts=256,
             num_experts_per_tok=8, n_group=8, topk_group=4, moe_intermediate_size=8))
+family("sarvam_moe", "Glm4MoeForCausalLM", "SarvamMoEConfig",
+       lm(2, first_k_dense_replace=1, n_group=3, topk_group=2, head_dim=12, **V3),
+       tiny(num_hidden_layers=1, first_k_dense_replace=0, n_routed_experts=128,
+            num_experts_per_tok=6, n_group=1, topk_group=1, moe_intermediate_size=8))
+family("sarvam_mla", "DeepseekV3ForCausalLM", "SarvamMLAConfig",
+       lm(2, first_k_dense_replace=1, **V3, **MLA),
+       tiny(num_hidden_layers=1, first_k_dense_replace=0, n_routed_experts=128,
+            num_experts_per_tok=8, moe_intermediate_size=8))
 family("dots3_note", "Dots3NoteForCausalLM", "Dots3NoteTextConfig",
        {**lm(2, n_routed_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
              intermediate_size=64, n_shared_experts=2, shared_experts_intermediate_size=12,

@@ -116,8 +116,7 @@ TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
     EXPECT_NE(at, std::string::npos) << from;
     text.replace(at, from.size(), to);
     write_file(folder / "config.json", text);
-    const Checkpoint checkpoint = Checkpoint::open(folder.path());
-    return error_of([&] { decoder_spec(checkpoint); });
+    return error_of([&] { decoder_spec(Checkpoint::open(folder.path())); });
   };
   EXPECT_NE(with("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"").find("yarn"),
             std::string::npos);

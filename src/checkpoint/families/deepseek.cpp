@@ -160,6 +160,16 @@ Plan glm4_moe(Config& c) {
   return plan;
 }
 
+// Published by other names of some fields and of the bias.
+Plan sarvam(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5});
+  plan.names.selection_bias = {{"mlp.gate.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
+  c.expect("moe_router_enable_expert_bias", {true});
+  c.expect("score_function", {"sigmoid"});
+  layers_from(plan, c, 1);
+  return plan;
+}
+
 Plan glm4_moe_lite(Config& c) {
   Plan plan = v3(c, {.scale = 1.8});
   layers_from(plan, c, 1);
@@ -173,6 +183,7 @@ Plan glm_moe_dsa(Config& c) {
 }
 
 Plan glm5_next(Config& c) {
+  c.expect("hidden_act", {"silu"});  // any other is of the shared experts only
   Plan plan = v3(c, {.scale = 2.5});
   clamp(plan.spec.experts.activation, c);
   plan.spec.shared.activation = plan.spec.experts.activation;
@@ -308,8 +319,9 @@ Plan bailing(Config& c, bool sigmoid) {
   c.expect("score_function", {"sigmoid", "softmax"});
   // It is multiplied by their number, as moe_intermediate_size is.
   c.expect("moe_shared_expert_intermediate_size", {plan.spec.experts.intermediate});
-  c.expect_false({"scale_router_input", "use_nGPT", "up_proj_norm"});
+  c.expect_false({"scale_router_input", "use_nGPT", "up_proj_norm", "multi_gate"});
   c.ignore({"router_dtype", "use_expert_bias"});
+  c.expect("moe_router_enable_shared_expert", {true});
   layers_from(plan, c, 0);
   return plan;
 }

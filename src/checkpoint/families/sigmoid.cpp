@@ -20,9 +20,9 @@ Plan hy_v3(Config& c) {
   Plan plan = start(c, {.intermediate = {"moe_intermediate_size", "expert_hidden_dim"}});
   route_sigmoid_bias(plan, true, 1e-20, scale_of(c, "router_scaling_factor", 2.826));
   add_shared_count(plan, c, {"num_shared_experts"}, 1, "mlp.shared_mlp");
-  if (plan.spec.shared.intermediate > 0) {
-    plan.names.shared.push_back(each_expert("mlp.shared_experts"));
-  }
+  // 0 makes transformers build one as wide as a dense layer's MLP.
+  if (plan.spec.shared.intermediate == 0) c.refuse("num_shared_experts", "1 or more");
+  plan.names.shared.push_back(each_expert("mlp.shared_experts"));
   c.expect("moe_router_use_sigmoid", {true});
   c.expect("moe_router_enable_expert_bias", {true});
   c.expect("route_norm", {true});

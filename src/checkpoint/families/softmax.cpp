@@ -125,7 +125,8 @@ Plan olmoe(Config& c) {
 
 Plan hunyuan_v1_moe(Config& c) {
   const std::int64_t layers = c.integer({"num_hidden_layers"}, 1, max_layers);
-  const auto experts = c.integer_per_layer({"num_experts"}, layers, 1, max_experts);
+  const auto experts =
+      c.integer_per_layer({"num_experts", "num_local_experts"}, layers, 1, max_experts);
   const auto top_k =
       c.integer_per_layer({"moe_topk", "num_experts_per_tok"}, layers, 1, max_choices);
   for (std::size_t i = 0; i < static_cast<std::size_t>(layers); ++i) {
@@ -199,6 +200,7 @@ void ernie_vl_names(Plan& plan) {
                                {.name = "mlp.moe_statics.e_score_correction_bias", .row = 0}};
   plan.names.experts = {merged_experts("mlp.text_moe.experts"), each_expert("mlp.experts.{}")};
   plan.beside = "the experts of vision tokens";
+  plan.names.others_beside = true;
 }
 
 }  // namespace
@@ -287,9 +289,12 @@ Plan dbrx(Config& c) {
   const std::int64_t experts = f.integer({"moe_num_experts"}, 1, max_experts);
   const std::int64_t top_k = f.integer({"moe_top_k"}, 1, max_choices);
   const std::int64_t intermediate = f.integer({"ffn_hidden_size"}, 1, max_width);
-  Plan plan = start(
-      c, {.top_k = {"moe_top_k"}, .hidden = {"d_model"}, .layers = {"n_layers"}, .act_field = ""},
-      experts, top_k, intermediate);
+  Plan plan = start(c,
+                    {.top_k = {"moe_top_k"},
+                     .hidden = {"d_model", "hidden_size"},
+                     .layers = {"n_layers", "num_hidden_layers"},
+                     .act_field = ""},
+                    experts, top_k, intermediate);
   if (const nlohmann::json* act = f.object("ffn_act_fn")) {
     Config a(f.where() + ".ffn_act_fn", *act);
     plan.spec.experts.activation = activation_by_name(a, "name", a.text_or({"name"}, "silu"));

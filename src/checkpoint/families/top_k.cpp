@@ -16,10 +16,10 @@ Plan oai(Config& c, bool interleaved) {
   LayerSpec& spec = plan.spec;
   route_top_k_softmax(plan);
   spec.route.router_bias = true;
-  // Constants of the model's code: a config that says otherwise is another model.
-  c.expect("swiglu_limit", {7, 7.0});
-  c.expect("swiglu_alpha", {1.702});
-  spec.experts.activation = {.alpha = 1.702f, .limit = 7, .up_offset = 1};
+  spec.experts.activation = {
+      .alpha = static_cast<float>(c.number_or({"swiglu_alpha"}, 1.702, -1e30, 1e30)),
+      .limit = static_cast<float>(c.number_or({"swiglu_limit"}, 7, 1e-6, 1e30)),
+      .up_offset = 1};
   spec.experts.gate_up_bias = true;
   spec.experts.down_bias = true;
   TensorNames& names = plan.names;
@@ -94,8 +94,9 @@ Plan aria(Config& c) {
   c.expect("moe_intermediate_size", {plan.spec.experts.intermediate});
   c.ignore({"moe_z_loss_coeff", "moe_aux_loss_coeff"});
   plan.names.router = {{"mlp.router.weight"}};
-  plan.names.experts = {merged_experts("mlp.experts", "fc1.weight", "fc2.weight")};
-  plan.names.experts[0].inner = ExpertNames::Inner::first;
+  plan.names.experts = {merged_experts("mlp.experts", "fc1.weight", "fc2.weight"),
+                        merged_experts("mlp.experts")};
+  for (ExpertNames& names : plan.names.experts) names.inner = ExpertNames::Inner::first;
   return plan;
 }
 
