@@ -142,6 +142,12 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   if (!fs::is_directory(parent, ignored)) {
     fail(Status::io, "convert: {} is no folder", parent.string());
   }
+  for (fs::path above = fs::weakly_canonical(parent, ignored); above.has_relative_path();
+       above = above.parent_path()) {
+    if (fs::equivalent(above, in_, ignored)) {
+      fail(Status::invalid_argument, "convert: {} lies in {}: name a folder outside it", out_, in_);
+    }
+  }
   if (options_.spec.prune && options_.spec.pruning.method != PruneMethod::magnitude &&
       options_.calibrate.empty()) {
     fail(Status::invalid_argument,
@@ -200,11 +206,9 @@ Json Conversion::settings() const {
 std::vector<PlannedTensor> Conversion::plan(const SourceFile& file) const {
   std::vector<PlannedTensor> planned;
   for (const std::string& name : file.tensors) {
-    const Tensor tensor = checkpoint_.tensor(name);
-    std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
-    if (!converts(name) && !decodes(name)) {
-      planned.push_back({name, tensor.dtype, std::move(shape)});
-    }
+    if (converts(name) || decodes(name)) continue;
+    const TensorStore& store = CheckpointAccess::store(checkpoint_);
+    planned.push_back({name, store.flat(name).dtype, store.shape(name)});
   }
   for (const PackedModule& module : file.modules) {
     planned.push_back({module.module + ".weight", decoded(), {module.n, module.k}});
@@ -404,7 +408,7 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
   ShardWriter writer(folder.file(file.name), plan(file));
   for (const std::string& name : file.tensors) {
     if (converts(name) || decodes(name)) continue;
-    const Tensor tensor = checkpoint_.tensor(name);
+    const Tensor tensor = CheckpointAccess::store(checkpoint_).flat(name);
     writer.write(name, tensor.data, static_cast<std::size_t>(tensor.bytes()));
   }
   for (const PackedModule& module : file.modules) write_module(writer, module);
@@ -477,7 +481,8 @@ std::string Conversion::config_text() const {
     for (const SourceFile& file : files_) {
       for (const std::string& name : file.tensors) {
         if (converts(name) || decodes(name) || !name.ends_with(ending) ||
-            checkpoint_.tensor(name).rank != 2 || name.find("embed") != std::string::npos) {
+            CheckpointAccess::store(checkpoint_).shape(name).size() != 2 ||
+            name.find("embed") != std::string::npos) {
           continue;
         }
         others.push_back(name.substr(0, name.size() - ending.size()));

@@ -10,6 +10,11 @@
 
 namespace shunt {
 
+bool has_divisor(float scale) {
+  const float divisor = 1 / scale;
+  return std::isfinite(divisor) && 1 / divisor == scale;
+}
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -31,13 +36,6 @@ Bytes padded_rows(const Tensor& tensor, std::int64_t row, std::int64_t padded) {
                 static_cast<std::size_t>(row));
   }
   return result;
-}
-
-// Whether a scale that multiplies is the reciprocal of an f32: of its own, then, for no other comes
-// nearer.
-bool has_divisor(float scale) {
-  const float divisor = 1 / scale;
-  return std::isfinite(divisor) && 1 / divisor == scale;
 }
 
 // Nibble n % 8 of word [n / 8, group]; 8 where the matrix has none of its own.
@@ -193,11 +191,13 @@ std::vector<DialectTensor> dialect_tensors(const Dialect& dialect, const PackedM
 
 Json dialect_config(const Dialect& dialect, const std::vector<std::string>& ignore) {
   const FormatSpec format = resolved(dialect.format);
-  const Json token = {{"num_bits", 8},
-                      {"type", "float"},
-                      {"symmetric", true},
-                      {"strategy", "token"},
-                      {"dynamic", true}};
+  const auto rows = [](const char* strategy) -> Json {
+    return {{"num_bits", 8},
+            {"type", "float"},
+            {"symmetric", true},
+            {"strategy", strategy},
+            {"dynamic", true}};
+  };
   switch (format.format) {
     case Format::fp8_block:
       return {{"quant_method", "fp8"},
@@ -206,18 +206,18 @@ Json dialect_config(const Dialect& dialect, const std::vector<std::string>& igno
               {"weight_block_size", {128, 128}},
               {"modules_to_not_convert", ignore}};
     case Format::fp8_tensor:
-      return compressed_tensors("float-quantized", group_of(8, "float", "tensor", nullptr, token),
-                                ignore);
+      return compressed_tensors("float-quantized",
+                                group_of(8, "float", "tensor", nullptr, rows("tensor")), ignore);
     case Format::fp8_channel:
-      return compressed_tensors("float-quantized", group_of(8, "float", "channel", nullptr, token),
-                                ignore);
+      return compressed_tensors("float-quantized",
+                                group_of(8, "float", "channel", nullptr, rows("token")), ignore);
     case Format::mxfp8: {
       Json group = group_of(8, "float", "group", 32);
       group["weights"]["scale_dtype"] = "torch.uint8";
       return compressed_tensors("mxfp8-quantized", group, ignore);
     }
     case Format::int8: {
-      Json activations = token;
+      Json activations = rows("token");
       activations["type"] = "int";
       return compressed_tensors("int-quantized",
                                 group_of(8, "int", "channel", nullptr, activations), ignore);

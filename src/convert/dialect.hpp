@@ -31,6 +31,10 @@
 
 namespace shunt {
 
+// Whether a global scale that multiplies is the reciprocal of an f32: of its own, then, for no
+// other comes nearer.
+bool has_divisor(float scale);
+
 // One tensor of a packed matrix, beside "<expert>.<projection>.".
 struct DialectTensor {
   PlannedTensor plan;               // its name is the last part: "weight_scale"

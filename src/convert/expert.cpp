@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "convert/dialect.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/workspace.hpp"
@@ -85,6 +86,24 @@ void pack_rounded(const PruneRounding& rounding, ConvertedMatrix& matrix) {
           static_cast<std::uint8_t>(code(i + (place & 3)) | code(i + (place >> 2 & 3)) << 4);
     }
   }
+}
+
+// The scales of a matrix that has them for blocks of 16 already, where what is left of it can keep
+// them and lose nothing; else none. In pairs, two blocks share one.
+PruneRounding kept_scales(const ConversionSpec& spec, const PackedMatrix& matrix) {
+  const Format to = spec.format.format, from = matrix.format.format;
+  if (!has_blocks_of_16(to) || !has_blocks_of_16(from)) return {};
+  if (spec.prune && spec.pruning.pattern == PrunePattern::pairs) return {};
+  if (to == Format::nvfp4 && !has_divisor(matrix.global_scale)) return {};  // as it is written
+  constexpr std::uint8_t least = 1, largest = 0x7e;                         // 0: a block of zeros
+  const auto* const scales = matrix.scales.as<const std::uint8_t>();
+  PruneRounding kept{.global = matrix.global_scale};
+  kept.scales.assign(scales, scales + matrix.scales.elements());
+  for (std::uint8_t& scale : kept.scales) {
+    if (scale > largest) return {};  // negative, or none
+    scale = std::max(scale, least);
+  }
+  return kept;
 }
 
 // A copy of what `keeps` names, as a matrix of exactly that format.
@@ -270,6 +289,7 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
 
   std::array<std::vector<float>, expert_matrices> before;
   std::array<PruneRounding, expert_matrices> roundings;
+  std::array<const PackedMatrix*, expert_matrices> packed_before{};
   const bool rounds = spec.prune && spec.pruning.method == PruneMethod::obs &&
                       has_blocks_of_16(resolved(spec.format).format);
   // What is pruned makes others larger: there is room for twice the largest.
@@ -292,6 +312,7 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
       matrix.values = before[i];
       check_finite(matrix.view());
     });
+    if (index < packed.size()) packed_before[i] = &packed[index];
     if (index < packed.size() && keeps(spec, packed[index])) {
       matrix.packed = copied(packed[index], resolved(spec.format), matrix.memory);
     }
@@ -333,6 +354,11 @@ ConvertedExpert convert_expert(const Context& context, const ConversionSpec& spe
   }
   const auto round_matrix = [&](ExpertMatrix which, float global_amax) {
     const auto i = static_cast<std::size_t>(which);
+    // Values that obs has not moved.
+    if (roundings[i].scales.empty() && packed_before[i] != nullptr) {
+      PruneRounding kept = kept_scales(spec, *packed_before[i]);
+      if (!kept.scales.empty()) roundings[i] = std::move(kept);
+    }
     in_matrix(expert, which,
               [&] { round_to(spec, global_amax, before[i], roundings[i], matrix_of(which)); });
   };

@@ -27,7 +27,7 @@ std::vector<Extent> extents_of(const Checkpoint& checkpoint) {
   std::vector<Extent> extents;
   const TensorStore& store = CheckpointAccess::store(checkpoint);
   for (const std::string& name : store.names()) {
-    const Tensor tensor = store.get(name);
+    const Tensor tensor = store.flat(name);
     const char* begin = tensor.as<const char>();
     if (tensor.bytes() > 0) extents.push_back({begin, begin + tensor.bytes(), name});
   }
@@ -161,6 +161,7 @@ class PackedExperts {
 // The sizes of a packed linear layer by its tensors; none: it is plain.
 std::optional<PackedModule> packed_module(const TensorStore& store, const QuantisedConfig& config,
                                           const std::string& name) {
+  if (store.shape(name).size() > max_rank) return std::nullopt;  // a convolution's
   const Tensor t = store.get(name);
   const auto module = [&](std::string_view part) {
     return name.substr(0, name.size() - part.size());

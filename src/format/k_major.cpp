@@ -54,8 +54,8 @@ PackedMatrix from_k_major(const KMajorSparse& matrix, Workspace memory) {
   const auto* const meta = matrix.meta.as<const std::uint8_t>();
   for (std::int64_t i = 0; i < matrix.meta.elements(); ++i) {
     const int byte = meta[i];
-    if ((byte & 3) >= (byte >> 2 & 3) || (byte >> 4 & 3) >= byte >> 6) {
-      fail(Status::invalid_argument, "from_k_major: meta[{}, {}] is {:#04x}: positions must ascend",
+    if ((byte & 3) == (byte >> 2 & 3) || (byte >> 4 & 3) == byte >> 6) {
+      fail(Status::invalid_argument, "from_k_major: meta[{}, {}] is {:#04x}: positions must differ",
            i / n, i % n, byte);
     }
   }
@@ -72,6 +72,20 @@ PackedMatrix from_k_major(const KMajorSparse& matrix, Workspace memory) {
   transpose(matrix.comp, packed.values);
   transpose(matrix.scale, packed.scales);
   transpose(matrix.meta, packed.positions);
+  auto* const values = packed.values.as<std::uint8_t>();
+  auto* const positions = packed.positions.as<std::uint8_t>();
+  for (std::int64_t i = 0; i < packed.positions.elements(); ++i) {
+    for (int four = 0; four < 2; ++four) {
+      const int two = positions[i] >> (4 * four) & 15, low = two & 3, high = two >> 2;
+      if (low < high) continue;
+      // The same weights, ascending: the two change places, and so do their values.
+      const int turned = high | low << 2;
+      positions[i] =
+          static_cast<std::uint8_t>((positions[i] & (0xf0 >> (4 * four))) | turned << (4 * four));
+      std::uint8_t& value = values[2 * i + four];
+      value = static_cast<std::uint8_t>(value >> 4 | value << 4);
+    }
+  }
   return packed;
 }
 

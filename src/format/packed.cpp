@@ -218,6 +218,17 @@ void check_packed(const std::string& name, const PackedMatrix& matrix, Device de
       }
     }
   }
+  if (matrix.positions && device.type == DeviceType::cpu) {
+    const auto* const places = matrix.positions.as<const std::uint8_t>();
+    for (std::int64_t i = 0; i < matrix.positions.elements(); ++i) {
+      const int byte = places[i];
+      if ((byte & 3) < (byte >> 2 & 3) && (byte >> 4 & 3) < byte >> 6) continue;
+      const std::int64_t columns = matrix.positions.shape[1];
+      fail(Status::invalid_argument,
+           "{}.positions[{}, {}] is {:#04x}: bits 1:0 must be below 3:2, and 5:4 below 7:6", name,
+           i / columns, i % columns, byte);
+    }
+  }
   const bool global = find_rules(matrix.format.format)->global_scale != nullptr;
   if (global ? !std::isfinite(matrix.global_scale) : matrix.global_scale != 1) {
     fail(Status::invalid_argument, "{}.global_scale is {}: must be {}", name, matrix.global_scale,

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "convert/cases.hpp"
@@ -78,6 +79,42 @@ TEST(Convert, CopiesEverythingElse) {
       EXPECT_EQ(bytes_of(before.get(name)), bytes_of(after.get(name))) << name;
     }
   }
+}
+
+// A vision tower's convolution has more dimensions than a matrix of ours can.
+TEST(Convert, CopiesTensorsOfAnyRank) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/config.json", in + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(golden("qwen3_moe") + "/model.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) tensors.emplace_back(name, file.get(name));
+  const std::string patches = "model.visual.patch_embed.proj.weight";
+  std::vector<float> values(48);
+  std::iota(values.begin(), values.end(), 0.0F);
+  tensors.emplace_back(patches, view(values.data(), {2, 3, 2, 4}));
+  write_safetensors(in + "/model.safetensors", tensors);
+  // The same bytes in five dimensions, which a Tensor has not.
+  const std::string bytes = read_file(in + "/model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  std::string header = bytes.substr(8, length);
+  const std::size_t at = header.find("[2,3,2,4]");
+  ASSERT_NE(at, std::string::npos);
+  header.replace(at, 9, "[1,2,3,2,4]");
+  while (header.size() % 8 != 0) header += ' ';
+  const std::uint64_t longer = header.size();
+  write_file(in + "/model.safetensors", std::string(reinterpret_cast<const char*>(&longer), 8) +
+                                            header + bytes.substr(8 + length));
+  EXPECT_EQ(SafetensorsFile::open(in + "/model.safetensors").shape(patches),
+            (std::vector<std::int64_t>{1, 2, 3, 2, 4}));
+  convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  const SafetensorsFile after = SafetensorsFile::open(out + "/model.safetensors");
+  EXPECT_EQ(after.shape(patches), (std::vector<std::int64_t>{1, 2, 3, 2, 4}));
+  const Tensor flat = after.flat(patches);
+  ASSERT_EQ(flat.elements(), 48);
+  EXPECT_EQ(std::vector<float>(flat.as<float>(), flat.as<float>() + 48), values);
 }
 
 TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {

@@ -317,6 +317,41 @@ TEST(ConvertPacked, GlobalScalesAreKeptWhetherTheyHaveADivisorOrNot) {
   }
 }
 
+// What is left of NVFP4's codes keeps its scales: nothing is rounded anew, dense or sparse.
+TEST(ConvertPacked, PrunedNvfp4KeepsItsCodes) {
+  for (const char* name : {"nvfp4_compressed", "nvfp4_modelopt"}) {
+    const std::string in = quantised + "/" + name;
+    const std::vector<std::vector<float>> before = all_values(Checkpoint::open(in));
+    const TemporaryFolder folder;
+    for (const char* format : {"sparse_nvfp4", "nvfp4"}) {
+      SCOPED_TRACE(std::string(name) + " to " + format);
+      const std::string out = folder / (std::string(name) + format);
+      convert_checkpoint(cpu(), in, out, to(format, true));
+      const std::vector<std::vector<float>> now = all_values(Checkpoint::open(out));
+      ASSERT_EQ(now.size(), before.size());
+      std::size_t left = 0, moved = 0;
+      for (std::size_t m = 0; m < now.size(); ++m) {
+        for (std::size_t i = 0; i < now[m].size(); ++i) {
+          if (now[m][i] == 0) continue;
+          ++left;
+          moved += now[m][i] != before[m][i] ? 1 : 0;
+        }
+      }
+      EXPECT_GT(left, 0U);
+      // ModelOpt's global scales need not have a divisor, which compressed-tensors writes.
+      if (format == std::string("sparse_nvfp4") || name == std::string("nvfp4_compressed")) {
+        EXPECT_EQ(moved, 0U) << "of " << left;
+      }
+      if (format != std::string("sparse_nvfp4")) continue;
+      // And back: dense codes of the same scales.
+      const std::string again = folder / (std::string(name) + "_again");
+      convert_checkpoint(cpu(), out, again, to("nvfp4"));
+      const auto dense = all_values(Checkpoint::open(again));
+      if (name == std::string("nvfp4_compressed")) EXPECT_EQ(dense, now);
+    }
+  }
+}
+
 // Whatever the target, what is no number is refused by its place, and nothing is left.
 TEST(ConvertPacked, WhatIsNotFiniteIsRefused) {
   const std::string module = "model.layers.0.mlp.experts.1.";

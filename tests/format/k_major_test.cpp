@@ -34,6 +34,21 @@ TEST(KMajor, WrittenAsTheWordsSayAndReadBack) {
   std::vector<float> again(values.size());
   unpack(back, view(again.data(), {n, k}));
   EXPECT_EQ(again, values);
+
+  // The same weights with every second group's two in the other order.
+  for (std::size_t i = 0; i < out.meta.size(); ++i) {
+    const int two = out.meta[i] >> 4;
+    out.meta[i] = static_cast<std::uint8_t>((out.meta[i] & 15) | (two >> 2 | (two & 3) << 2) << 4);
+    const std::size_t row = i / static_cast<std::size_t>(n),
+                      column = i % static_cast<std::size_t>(n);
+    std::uint8_t& value = out.comp[(2 * row + 1) * static_cast<std::size_t>(n) + column];
+    value = static_cast<std::uint8_t>(value >> 4 | value << 4);
+  }
+  const PackedMatrix turned =
+      from_k_major(out.views, {reinterpret_cast<void*>(aligned), memory.size() * 8 - 64});
+  check_packed("turned", turned, Device{});
+  unpack(turned, view(again.data(), {n, k}));
+  EXPECT_EQ(again, values);
 }
 
 TEST(KMajor, RefusesWhatDoesNotFit) {
@@ -48,7 +63,7 @@ TEST(KMajor, RefusesWhatDoesNotFit) {
     }
     return "(none)";
   };
-  EXPECT_NE(message().find("meta[0, 0] is 0x00: positions must ascend"), std::string::npos);
+  EXPECT_NE(message().find("meta[0, 0] is 0x00: positions must differ"), std::string::npos);
   for (std::uint8_t& byte : m.meta) byte = 0x44;
   EXPECT_EQ(message(), "(none)");
   m.views.scale.shape[0] = 1;
