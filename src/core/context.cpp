@@ -45,17 +45,30 @@ struct Context::Impl {
   cuda_engine::Gpu gpu{};
 };
 
-Device Context::device() const { return impl_->device; }
-int Context::threads() const { return impl_->pool.threads(); }
-cpu_engine::Pool& Context::pool() const { return impl_->pool; }
-const cuda_engine::Gpu& Context::gpu() const { return impl_->gpu; }
+namespace {
+
+// What a Context refers to, unless it was made by nobody or has been moved from.
+template <class Impl>
+Impl& there(const std::shared_ptr<Impl>& impl) {
+  if (impl == nullptr) {
+    fail(Status::invalid_argument, "context: is empty: must come from cpu() or cuda()");
+  }
+  return *impl;
+}
+
+}  // namespace
+
+Device Context::device() const { return there(impl_).device; }
+int Context::threads() const { return there(impl_).pool.threads(); }
+cpu_engine::Pool& Context::pool() const { return there(impl_).pool; }
+const cuda_engine::Gpu& Context::gpu() const { return there(impl_).gpu; }
 
 void Context::synchronize() const {
-  if (impl_->device.type == DeviceType::cuda) cuda_engine::synchronize(impl_->gpu);
+  if (there(impl_).device.type == DeviceType::cuda) cuda_engine::synchronize(impl_->gpu);
 }
 
 void Context::copy(void* to, const void* from, std::size_t bytes) const {
-  if (impl_->device.type == DeviceType::cuda) {
+  if (there(impl_).device.type == DeviceType::cuda) {
     cuda_engine::copy(impl_->gpu, to, from, bytes);
   } else if (bytes > 0) {
     std::memcpy(to, from, bytes);
@@ -65,7 +78,7 @@ void Context::copy(void* to, const void* from, std::size_t bytes) const {
 Buffer Context::allocate(std::size_t bytes) const {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  if (impl_->device.type == DeviceType::cuda) {
+  if (there(impl_).device.type == DeviceType::cuda) {
     buffer.data_ = cuda_engine::allocate(impl_->gpu, bytes);
     buffer.bytes_ = bytes;
     buffer.device_ = impl_->device;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -40,7 +41,13 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
 
 }  // namespace
 
-double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+// Neither way asks the locale what a decimal point is.
+double shortest(float value) {
+  const std::string text = fmt::format("{}", value);
+  double result = 0;
+  std::from_chars(text.data(), text.data() + text.size(), result);
+  return result;
+}
 
 SpecWriter& SpecWriter::add_json(std::string_view key, std::string_view json) {
   fields_ += fmt::format("{}\"{}\":{}", fields_.empty() ? "" : ",", key, json);

@@ -103,12 +103,25 @@ bool Tensor::contiguous() const {
   return true;
 }
 
+namespace {
+
+// From a tensor's first row to row i.
+std::int64_t whole_bytes(const Tensor& tensor, std::int64_t i) {
+  const std::int64_t at = i * tensor.strides[0] * bits(tensor.dtype);
+  if (at % 8 != 0) {
+    fail(Status::invalid_argument, "tensor {}: row {} begins within a byte", tensor.describe(), i);
+  }
+  return at / 8;
+}
+
+}  // namespace
+
 Tensor Tensor::operator[](std::int64_t i) const {
   if (rank == 0 || i < 0 || i >= shape[0]) {
     fail(Status::invalid_argument, "tensor {}: index {} is out of range", describe(), i);
   }
   Tensor result = *this;
-  result.data = static_cast<char*>(data) + i * strides[0] * bits(dtype) / 8;
+  result.data = static_cast<char*>(data) + whole_bytes(*this, i);
   result.rank = rank - 1;
   for (std::size_t d = 0; d + 1 < max_rank; ++d) {
     result.shape[d] = shape[d + 1];
@@ -123,7 +136,7 @@ Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
          end);
   }
   Tensor result = *this;
-  result.data = static_cast<char*>(data) + begin * strides[0] * bits(dtype) / 8;
+  result.data = static_cast<char*>(data) + whole_bytes(*this, begin);
   result.shape[0] = end - begin;
   return result;
 }

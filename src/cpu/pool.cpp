@@ -3,7 +3,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include <system_error>
+#include <csignal>
+#include <exception>
 #include <utility>
 
 #include "core/check.hpp"
@@ -28,6 +29,22 @@ namespace cpu_engine {
 
 namespace {
 
+// Threads that are started meanwhile take no signals: handlers are for the caller's own threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -51,8 +68,9 @@ Pool::Pool(int threads, Isa isa)
   }
   workers_.reserve(static_cast<std::size_t>(threads - 1));
   try {
+    const SignalsBlocked blocked;
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // no thread, or no memory for one
     stop();
     fail(Status::out_of_memory, "threads: only {} of {} could be started: {}", workers_.size() + 1,
          threads, error.what());

@@ -50,7 +50,7 @@ struct PruneRounding {
 // wanda: M. Sun et al., A Simple and Effective Pruning Approach for Large Language Models.
 // obs: E. Frantar, D. Alistarh, SparseGPT. With H = X^T X + damping, columns go from left to right;
 // at the first of a group the two of least w_k^2 / [H_F^-1]_kk are chosen in each row, F being the
-// columns from here on, and when column k is zeroed all w_F -= w_k [H_F^-1]_k,F / [H_F^-1]_kk. In
+// columns from k on, and when column k is zeroed all w_F -= w_k [H_F^-1]_k,F / [H_F^-1]_kk. In
 // pairs, that of least w_P^T ([H_F^-1]_PP)^-1 w_P is chosen, F from the pair P on.
 // Everything in double; the same for any number of threads. With `rounding` (obs alone; elsewhere
 // its scales stay empty) what stays is rounded when its column is reached, and w_k in the formula

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <csignal>
+#include <thread>
 #include <vector>
 
 #include "shunt/context.hpp"
@@ -66,6 +68,30 @@ TEST(Context, RefusesThreadCountsByName) {
       EXPECT_NE(std::string(error.what()).find(std::to_string(threads)), std::string::npos);
     }
   }
+}
+
+TEST(Context, AnEmptyOneSaysSo) {
+  const Context empty;
+  EXPECT_THROW(empty.device(), Error);
+  EXPECT_THROW(empty.threads(), Error);
+  EXPECT_THROW(empty.allocate(1), Error);
+  EXPECT_THROW(empty.synchronize(), Error);
+}
+
+// A caller's handlers run on its own threads.
+TEST(Context, ThreadsOfThePoolTakeNoSignals) {
+  const Context context = cpu({.threads = 3});
+  std::atomic<int> open{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  context.pool().run([&](int) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    if (std::this_thread::get_id() != caller && sigismember(&blocked, SIGTERM) == 0) ++open;
+  });
+  EXPECT_EQ(open, 0);
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_EQ(sigismember(&blocked, SIGTERM), 0);
 }
 
 TEST(Context, AllocatesZeroedAlignedMemory) {

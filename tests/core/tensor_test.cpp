@@ -28,6 +28,14 @@ TEST(Tensor, ViewsAreRowMajor) {
   EXPECT_TRUE(view(data.data(), {0, 4}));
 }
 
+TEST(Tensor, RowsBeginAtWholeBytes) {
+  const std::array<std::uint8_t, 5> bytes{};
+  const Tensor odd = view(static_cast<const void*>(bytes.data()), DType::f4_e2m1, {3, 3});
+  EXPECT_EQ(odd[2].as<std::uint8_t>(), bytes.data() + 3);
+  EXPECT_THROW(odd[1], Error);
+  EXPECT_THROW(odd.rows(1, 3), Error);
+}
+
 TEST(Tensor, SizesAreChecked) {
   const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
   EXPECT_THROW(view(nullptr, DType::f32, {huge, 2}), Error);

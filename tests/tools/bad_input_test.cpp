@@ -192,6 +192,57 @@ TEST(BadOutput, PlacesThatCannotBeWritten) {
 }
 
 // A limit on the size of files stands for a full disk: writes fail half way.
+// What is read must not be written over, by whatever name.
+TEST(BadOutput, WhatIsReadStays) {
+  const Folder folder;
+  const std::string model = folder.copy_of(tiny_moe), weights = model + "/model.safetensors";
+  const std::string link = folder.path("link.safetensors");
+  fs::create_symlink(weights, link);
+  const std::string before = read_text(weights);
+  for (const std::string& output :
+       {weights, link,
+        model + "/../" + fs::path(model).filename().string() + "/model.safetensors"}) {
+    expect_failure(
+        run_on(model, {"--input", recorded, "--input-name", "layers.0.input", "--output", output}),
+        2, "shunt run", "must be no file that the model's folder has");
+  }
+  EXPECT_EQ(read_text(weights), before);
+  const std::string input = folder.path("input.safetensors"), both = folder.path("both");
+  fs::copy_file(recorded, input);
+  expect_failure(
+      run_on(model, {"--input", input, "--input-name", "layers.0.input", "--output", input}), 2,
+      "shunt run", "must be another file than --input's");
+  expect_failure(run_on(model, {"--input", input, "--input-name", "layers.0.input", "--output",
+                                both, "--json", both}),
+                 2, "shunt run", "must be another file than --json's");
+  expect_failure(shunt({"convert", "--to", "nvfp4", model, model + "/inside"}), 1, "shunt convert",
+                 "name a folder outside it");
+  expect_failure(run_on(""), 1, "shunt run", "folder is ''");
+}
+
+TEST(BadModel, WeightsThatAreNoNumbers) {
+  const Folder folder;
+  const std::string model = folder.copy_of(tiny_moe), output = folder.path("out.safetensors");
+  const SafetensorsFile file = SafetensorsFile::open(tiny_moe + "/model.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  const std::string name = "model.layers.0.mlp.experts.1.up_proj.weight";
+  const Tensor sound = file.get(name);
+  std::vector<char> broken(sound.as<char>(), sound.as<char>() + sound.bytes());
+  std::fill(broken.begin(), broken.begin() + 4, static_cast<char>(0xff));
+  for (const std::string& each : file.names()) {
+    Tensor tensor = file.get(each);
+    if (each == name) tensor.data = broken.data();
+    tensors.emplace_back(each, tensor);
+  }
+  write_safetensors(model + "/model.safetensors", tensors);
+  expect_failure(run_on(model, {"--input", recorded, "--input-name", "layers.0.input", "--layer",
+                                "0", "--output", output}),
+                 1, "shunt run", "weights are not finite");
+  EXPECT_FALSE(fs::exists(output));
+  expect_failure(shunt({"eval", model, "--tokens", "600"}), 1, "shunt eval",
+                 "weights are not finite");
+}
+
 TEST(BadOutput, AFullDiskLeavesNothing) {
   const Folder folder;
   const std::string output = folder.path("y");

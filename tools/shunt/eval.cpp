@@ -325,6 +325,10 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
   row.score = bits_per_byte(
       model, text, windows_, [&](std::int64_t scored) { progress_.show(row.name, scored, size); },
       hook);
+  if (!std::isfinite(row.score.bits)) {
+    throw Error(Status::bad_file, fmt::format("{}: {} has {} bits: weights are not finite",
+                                              options_.model, row.name, row.score.bits));
+  }
   const std::int64_t computed =
       std::min(size, windows_.context) + std::max<std::int64_t>(0, windows - 1) * windows_.context;
   row.moe_us_per_token = model.moe_seconds() * 1e6 / static_cast<double>(computed);
@@ -481,6 +485,12 @@ int Evaluation::run() {
   if (options_.speed && on_gpu()) {
     throw UsageError("--speed: times layers on the CPU only; shunt bench layer does on a GPU");
   }
+  check_apart("--record", options_.record, options_.model,
+              {{"--calibrate", options_.calibrate},
+               {"--text", options_.text},
+               {"--json", options_.json.file}});
+  check_apart("--json", options_.json.file, options_.model,
+              {{"--calibrate", options_.calibrate}, {"--text", options_.text}});
   if (!options_.json.file.empty()) check_writable(options_.json.file);
   if (!options_.record.empty()) check_writable(options_.record);
   const std::string bytes = read();

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -98,6 +99,7 @@ int main_of(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   int code = shunt::tool::exit_failed;
+  (void)std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no more is an error to be told
   try {
     code = shunt::tool::main_of(argc, argv);
   } catch (const std::exception& error) {

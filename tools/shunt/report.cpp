@@ -94,6 +94,27 @@ void check_writable(const std::string& path) {
   ::unlink(probe.c_str());
 }
 
+void check_apart(const std::string& option, const std::string& path, const std::string& model,
+                 const std::vector<std::pair<std::string, std::string>>& others) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  const auto same = [&](const std::string& other) {
+    return fs::equivalent(path, other, ignored) ||
+           fs::weakly_canonical(path, ignored) == fs::weakly_canonical(other, ignored);
+  };
+  for (const auto& [name, other] : others) {
+    if (other.empty() || !same(other) || in_place(path)) continue;
+    throw UsageError(fmt::format("{} is {}: must be another file than {}'s", option, path, name));
+  }
+  if (model.empty() || !fs::is_regular_file(path, ignored)) return;
+  for (const auto& entry : fs::directory_iterator(model, ignored)) {
+    if (!fs::equivalent(path, entry.path(), ignored)) continue;
+    throw UsageError(
+        fmt::format("{} is {}: must be no file that the model's folder has", option, path));
+  }
+}
+
 std::string fell_back_text(std::int64_t fell_back, std::int64_t experts) {
   return fmt::format("{} of {} experts by magnitude: too few hidden states are routed to them",
                      fell_back, experts);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "machine.hpp"
@@ -29,6 +30,10 @@ Json report_json(const Json& machine, const Json& ceilings, const std::vector<Ro
 void write_file(const std::string& path, const std::string& text);
 // Throws Error{io} when a file cannot be made there, before hours of work for it.
 void check_writable(const std::string& path);
+// Throws UsageError where what `option` writes is a file that is read, or written by another one:
+// those in `model` (or none), and `others`, by option.
+void check_apart(const std::string& option, const std::string& path, const std::string& model,
+                 const std::vector<std::pair<std::string, std::string>>& others);
 // How many experts were pruned by magnitude instead: what convert and eval say of it.
 std::string fell_back_text(std::int64_t fell_back, std::int64_t experts);
 // To where the option says.

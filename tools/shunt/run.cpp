@@ -215,6 +215,16 @@ int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Con
   Pass pass(context, spec, hidden, ids);
   report.layers.push_back(run_layer(layer, context, pass, index, report.timed));
   explain(options, layer, index, hidden.shape[0]);
+  if (!options.allow_nonfinite) {
+    const std::string found = first_nonfinite(pass.output());
+    if (!found.empty()) {
+      throw Error(
+          Status::bad_file,
+          fmt::format("layer {}: output has {}: weights are not finite, or numbers too large "
+                      "(--allow-nonfinite computes them all the same)",
+                      index, found));
+    }
+  }
   if (!options.output.empty()) {
     write_safetensors(
         options.output,
@@ -298,6 +308,9 @@ int run(const RunOptions& options) {
     throw Error(Status::bad_file,
                 fmt::format("'{}' has no MoE layer: {}", options.model, checkpoint.summary()));
   }
+  check_apart("--output", options.output, options.model,
+              {{"--input", options.input}, {"--json", options.json.file}});
+  check_apart("--json", options.json.file, options.model, {{"--input", options.input}});
   if (!options.json.file.empty()) check_writable(options.json.file);
   return options.input.empty() ? run_recorded(options, checkpoint, context)
                                : run_given(options, checkpoint, context);
