@@ -411,8 +411,9 @@ class Leftovers {
       if (!any_shared) {
         for (const char* word : {"shared_expert", "share_expert", "shared_mlp"}) {
           const std::size_t at = rest.find(word);
-          // "shared_mlp" beside the block is not the block's.
-          if (at != std::string_view::npos && at > 0) refuse(name, "shared experts");
+          // A "shared_mlp" beside the block is not the block's.
+          const bool beside = at == 0 && rest.starts_with("shared_mlp");
+          if (at != std::string_view::npos && !beside) refuse(name, "shared experts");
         }
       }
       if (!others_beside_ && (of(routers_, rest) || is_gate(rest))) refuse(name, "it");

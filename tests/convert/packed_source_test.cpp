@@ -347,7 +347,9 @@ TEST(ConvertPacked, PrunedNvfp4KeepsItsCodes) {
       const std::string again = folder / (std::string(name) + "_again");
       convert_checkpoint(cpu(), out, again, to("nvfp4"));
       const auto dense = all_values(Checkpoint::open(again));
-      if (name == std::string("nvfp4_compressed")) EXPECT_EQ(dense, now);
+      if (name == std::string("nvfp4_compressed")) {
+        EXPECT_EQ(dense, now);
+      }
     }
   }
 }
