@@ -3,6 +3,7 @@
 #include <array>
 
 #include "checkpoint/access.hpp"
+#include "checkpoint/leftovers.hpp"
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/model.hpp"
 #include "checkpoint/read_weights.hpp"
@@ -87,18 +88,12 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     impl->prefix = prefix.tensors;
     module_prefix = prefix.modules;
   }
-  for (int i = 0; i < count && impl->first_moe >= 0; ++i) {
-    if (impl->model.moe(i) || plan.names.others_beside) continue;
-    for (const Source& source : plan.names.router) {
-      const std::string name = layer_name(impl->prefix, plan.names, i) + source.name;
-      if (!impl->store.contains(name)) continue;
-      fail(Status::bad_file,
-           "{}: tensor '{}' is there: config.json says that layer {} has no experts ({})",
-           impl->store.file_of(name), name, i, plan.layers[static_cast<std::size_t>(i)].note);
-    }
-  }
   for (int i = 0; i < count; ++i) {
     const LayerKind& kind = plan.layers[static_cast<std::size_t>(i)];
+    if (!kind.moe && impl->first_moe >= 0) {
+      check_no_router(impl->store, plan.names, i, kind.note,
+                      layer_name(impl->prefix, plan.names, i));
+    }
     impl->layers.push_back(
         {.index = i,
          .moe = kind.moe,

@@ -1,0 +1,148 @@
+#include "checkpoint/leftovers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/strict_json.hpp"
+#include "core/check.hpp"
+#include "core/convert.hpp"
+
+namespace shunt {
+
+namespace {
+
+class Leftovers {
+ public:
+  Leftovers(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
+            const std::string& prefix)
+      : store_(store), spec_(spec), prefix_(prefix), others_beside_(names.others_beside) {
+    for (const auto* sources :
+         {&names.router, &names.router_bias, &names.selection_bias, &names.per_expert_scale,
+          &names.hash_table, &names.shared_gate, &names.output_bias, &names.router_norm}) {
+      for (const Source& source : *sources) known_.insert(source.name);
+    }
+    for (const Source& source : names.router) {
+      const std::string module = source.name.substr(0, source.name.rfind('.') + 1);
+      routers_.insert(module);
+      const std::size_t root = module.find('.') + 1;
+      if (root < module.size()) roots_.insert(module.substr(0, root));
+    }
+    std::vector<ExpertNames> routed = names.experts;
+    routed.insert(routed.end(), names.slots.begin(), names.slots.end());
+    routed.push_back(single_experts(names));
+    for (const ExpertNames& each : routed) add_folder(each.up, experts_);
+    for (const ExpertNames& each : names.shared) add_folder(each.up, shared_);
+  }
+
+  void check() const {
+    const bool any_shared = spec_.shared.intermediate > 0 || spec_.route.shared.count > 0;
+    const bool biased = spec_.experts.gate_up_bias || spec_.experts.down_bias;
+    const bool shared_biased = spec_.shared.gate_up_bias || spec_.shared.down_bias;
+    const std::int64_t most = spec_.experts.experts + spec_.zero_experts;
+    for (const std::string& name : store_.names_from(prefix_)) {
+      const std::string_view rest = std::string_view(name).substr(prefix_.size());
+      if (known_.contains(rest)) continue;
+      if (!any_shared) {
+        for (const char* word : {"shared_expert", "share_expert", "shared_mlp"}) {
+          const std::size_t at = rest.find(word);
+          // A "shared_mlp" beside the block is not the block's.
+          const bool beside = at == 0 && rest.starts_with("shared_mlp");
+          if (at != std::string_view::npos && !beside) refuse(name, "shared experts");
+        }
+      }
+      if (!others_beside_ && (of(routers_, rest) || is_gate(rest))) refuse(name, "it");
+      if (const auto folder = of(experts_, rest)) {
+        const std::int64_t number = leading_number(rest.substr(folder->size()));
+        if (number >= most && !others_beside_)
+          refuse(name, fmt::format("more than {} experts", most));
+        if (!biased && is_bias(rest) && !is_zero(name)) refuse(name, "biases");
+      } else if (!shared_biased && of(shared_, rest) && is_bias(rest) && !is_zero(name)) {
+        refuse(name, "biases");
+      }
+    }
+  }
+
+ private:
+  using Set = std::set<std::string, std::less<>>;
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
+    fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of {}",
+         store_.file_of(name), clean(name), what);
+  }
+  // "mlp.experts." of "mlp.experts.{}.up_proj.weight"; "mlp.shared_experts." of its up_proj's.
+  static void add_folder(const std::string& name, Set& to) {
+    const std::size_t number = name.find("{}");
+    const std::size_t end = number != std::string::npos ? number
+                            : name.ends_with(".weight") ? name.rfind('.', name.size() - 8) + 1
+                                                        : name.rfind('.') + 1;
+    if (name.find("expert") < end) to.insert(name.substr(0, end));
+  }
+  static std::optional<std::string_view> of(const Set& folders, std::string_view name) {
+    for (const std::string& folder : folders) {
+      if (name.starts_with(folder)) return std::string_view(folder);
+    }
+    return std::nullopt;
+  }
+  // "mlp.image_gate.weight": beside the router, for other tokens or other experts.
+  bool is_gate(std::string_view name) const {
+    const auto root = of(roots_, name);
+    if (!root || !name.ends_with(".weight")) return false;
+    const std::string_view module = name.substr(root->size(), name.size() - root->size() - 7);
+    return module.find('.') == std::string_view::npos &&
+           (module.ends_with("_gate") || module.ends_with("_router"));
+  }
+  static bool is_bias(std::string_view name) {
+    return name.ends_with(".bias") || name.ends_with("_bias");
+  }
+  static std::int64_t leading_number(std::string_view text) {
+    std::int64_t number = -1;
+    for (const char c : text) {
+      if (c < '0' || c > '9') return c == '.' ? number : -1;
+      number = std::min<std::int64_t>(std::max<std::int64_t>(number, 0) * 10 + (c - '0'), 1 << 30);
+    }
+    return -1;
+  }
+  // Older writers of GPTQ's form put zeros where a model has no bias.
+  bool is_zero(const std::string& name) const {
+    const Tensor tensor = store_.get(name);
+    if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
+      return false;
+    }
+    for (std::int64_t i = 0; i < tensor.elements(); ++i) {
+      if (load_f32(tensor.data, tensor.dtype, i) != 0) return false;
+    }
+    return true;
+  }
+
+  const TensorStore& store_;
+  const LayerSpec& spec_;
+  const std::string& prefix_;
+  bool others_beside_;
+  Set known_, routers_, roots_, experts_, shared_;
+};
+
+}  // namespace
+
+void check_leftovers(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
+                     const std::string& prefix) {
+  Leftovers(store, names, spec, prefix).check();
+}
+
+void check_no_router(const TensorStore& store, const TensorNames& names, int layer,
+                     const std::string& note, const std::string& prefix) {
+  if (names.others_beside) return;
+  for (const Source& source : names.router) {
+    const std::string name = prefix + source.name;
+    if (!store.contains(name)) continue;
+    fail(Status::bad_file,
+         "{}: tensor '{}' is there: config.json says that layer {} has no experts ({})",
+         store.file_of(name), name, layer, note);
+  }
+}
+
+}  // namespace shunt
