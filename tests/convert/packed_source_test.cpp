@@ -33,18 +33,6 @@ ConversionOptions to(const std::string& format, bool prune = false) {
   return options;
 }
 
-// Every matrix of layer 0: gate, up, down of each expert.
-std::vector<std::vector<float>> all_values(const Checkpoint& checkpoint) {
-  const ExpertWeights w = checkpoint.weights(0).experts;
-  std::vector<std::vector<float>> result;
-  for (std::size_t e = 0; e < std::max(w.up.size(), w.packed_up.size()); ++e) {
-    result.push_back(values_of(w.gate, w.packed_gate, e));
-    result.push_back(values_of(w.up, w.packed_up, e));
-    result.push_back(values_of(w.down, w.packed_down, e));
-  }
-  return result;
-}
-
 double error_of_weights(const std::vector<float>& got, const std::vector<float>& wanted) {
   WeightError sum;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -314,43 +302,6 @@ TEST(ConvertPacked, GlobalScalesAreKeptWhetherTheyHaveADivisorOrNot) {
               divides ? "compressed-tensors" : "modelopt");
     EXPECT_EQ(file.contains(experts + "0.up_proj.weight_global_scale"), divides);
     EXPECT_EQ(file.contains(experts + "0.up_proj.weight_scale_2"), !divides);
-  }
-}
-
-// What is left of NVFP4's codes keeps its scales: nothing is rounded anew, dense or sparse.
-TEST(ConvertPacked, PrunedNvfp4KeepsItsCodes) {
-  for (const char* name : {"nvfp4_compressed", "nvfp4_modelopt"}) {
-    const std::string in = quantised + "/" + name;
-    const std::vector<std::vector<float>> before = all_values(Checkpoint::open(in));
-    const TemporaryFolder folder;
-    for (const char* format : {"sparse_nvfp4", "nvfp4"}) {
-      SCOPED_TRACE(std::string(name) + " to " + format);
-      const std::string out = folder / (std::string(name) + format);
-      convert_checkpoint(cpu(), in, out, to(format, true));
-      const std::vector<std::vector<float>> now = all_values(Checkpoint::open(out));
-      ASSERT_EQ(now.size(), before.size());
-      std::size_t left = 0, moved = 0;
-      for (std::size_t m = 0; m < now.size(); ++m) {
-        for (std::size_t i = 0; i < now[m].size(); ++i) {
-          if (now[m][i] == 0) continue;
-          ++left;
-          moved += now[m][i] != before[m][i] ? 1 : 0;
-        }
-      }
-      EXPECT_GT(left, 0U);
-      // ModelOpt's global scales need not have a divisor, which compressed-tensors writes.
-      if (format == std::string("sparse_nvfp4") || name == std::string("nvfp4_compressed")) {
-        EXPECT_EQ(moved, 0U) << "of " << left;
-      }
-      if (format != std::string("sparse_nvfp4")) continue;
-      // And back: dense codes of the same scales.
-      const std::string again = folder / (std::string(name) + "_again");
-      convert_checkpoint(cpu(), out, again, to("nvfp4"));
-      const auto dense = all_values(Checkpoint::open(again));
-      if (name == std::string("nvfp4_compressed")) {
-        EXPECT_EQ(dense, now);
-      }
-    }
   }
 }
 

@@ -79,6 +79,36 @@ TEST(Convert, SparseFormatKeepsWhatPruningKept) {
   }
 }
 
+// What is left of NVFP4's codes keeps its scales: nothing is rounded anew, dense or sparse, nor on
+// the way back. (Dense, compressed-tensors' alone: it writes a divisor, which ModelOpt's global
+// scales need not have.)
+TEST(Convert, PrunedNvfp4KeepsItsCodes) {
+  const std::string quantised = SHUNT_SOURCE_DIR "/tests/data/quantised/";
+  for (const auto& [source, format] : {std::pair("nvfp4_compressed", "sparse_nvfp4"),
+                                       {"nvfp4_compressed", "nvfp4"},
+                                       {"nvfp4_modelopt", "sparse_nvfp4"}}) {
+    SCOPED_TRACE(std::string(source) + " to " + format);
+    const TemporaryFolder folder;
+    const auto before = all_values(Checkpoint::open(quantised + source));
+    convert_checkpoint(cpu(), quantised + source, folder / "out",
+                       pruned(format, PruneMethod::magnitude));
+    const auto now = all_values(Checkpoint::open(folder / "out"));
+    ASSERT_EQ(now.size(), before.size());
+    std::size_t left = 0;
+    for (std::size_t m = 0; m < now.size(); ++m) {
+      for (std::size_t i = 0; i < now[m].size(); ++i) {
+        if (now[m][i] == 0) continue;
+        ++left;
+        ASSERT_EQ(now[m][i], before[m][i]) << "matrix " << m << ", weight " << i;
+      }
+    }
+    EXPECT_GT(left, 0U);
+    if (source == std::string("nvfp4_modelopt") || format == std::string("nvfp4")) continue;
+    convert_checkpoint(cpu(), folder / "out", folder / "again", to("nvfp4"));
+    EXPECT_EQ(all_values(Checkpoint::open(folder / "again")), now);
+  }
+}
+
 // In pairs: what Blackwell's sparse tensor cores take, whichever method chose.
 TEST(Convert, PairsAreAlignedAndShareAScale) {
   for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {

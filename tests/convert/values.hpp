@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/convert.hpp"
+#include "shunt/checkpoint.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt::test {
@@ -31,6 +32,18 @@ inline std::vector<float> values_of(const PackedMatrix& m) {
 inline std::vector<float> values_of(const std::vector<Tensor>& plain,
                                     const std::vector<PackedMatrix>& packed, std::size_t e) {
   return packed.empty() ? values_of(plain[e]) : values_of(packed[e]);
+}
+
+// Every matrix of layer 0: gate, up, down of each expert.
+inline std::vector<std::vector<float>> all_values(const Checkpoint& checkpoint) {
+  const ExpertWeights w = checkpoint.weights(0).experts;
+  std::vector<std::vector<float>> result;
+  for (std::size_t e = 0; e < std::max(w.up.size(), w.packed_up.size()); ++e) {
+    result.push_back(values_of(w.gate, w.packed_gate, e));
+    result.push_back(values_of(w.up, w.packed_up, e));
+    result.push_back(values_of(w.down, w.packed_down, e));
+  }
+  return result;
 }
 
 }  // namespace shunt::test
