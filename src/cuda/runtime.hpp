@@ -26,7 +26,7 @@ struct Gpu {
   int index = 0;
   void* stream = nullptr;         // cudaStream_t
   bool dependent_launch = false;  // kernels may start before their predecessor has ended
-  int compute = 0;                // 90 for 9.0
+  int compute = 0;                // 90 for 9.0; 80 where its code was built for an older GPU
   int multiprocessors = 0;
   int shared_bytes = 0;     // that a block may ask for
   int largest_cluster = 1;  // blocks that any cluster may have; 1 before Hopper

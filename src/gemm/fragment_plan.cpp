@@ -33,14 +33,14 @@ constexpr double share_us = 1.5, cluster_us = 3;
 constexpr double few_look_up_clocks = 165, eight_look_up_clocks = 45;
 constexpr double middle_look_up_clocks = 320, one_loop_look_up = 0.05;
 constexpr double many_look_up_clocks = 350;
-// Of tiles that any GPU runs, of few and of many rows: a step, what a token takes of it, and a
-// tile's end with the next one's beginning, on a multiprocessor whose blocks are all at work; and
-// what dense3's numbers take more of a step.
+// Of tiles that any GPU runs, of few and of many rows: a step, what a token takes of it, a tile's
+// end with the next one's beginning, by the tokens that it has room for and by those that it has,
+// on a multiprocessor whose blocks are all at work; and what dense3's numbers take more of a step
+// (docs/notes/cuda-layer.md, "Packed weights on other GPUs").
 struct PortableClocks {
-  double step, token, end, end_token;
+  double step, token, end_room, end_token, look_up;
 };
-constexpr PortableClocks portable_few{500, 12, 300, 45}, portable_many{850, 9.8, 3500, 25};
-constexpr double portable_look_up_clocks = 240, portable_look_up_end = 500;
+constexpr PortableClocks portable_few{500, 12, 19, 45, 300}, portable_many{850, 9.8, 70, 25, 0};
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;
@@ -132,10 +132,10 @@ struct Model : PackedModel {
     const double turns = std::max(1.0, tiles / gpu.multiprocessors);
     const double width = many ? tokens : width_of_tile(tokens, tokens / 2.0, tokens / 2.0);
     const PortableClocks& clocks = many ? portable_many : portable_few;
-    const double step = (clocks.step + looked_up(portable_look_up_clocks) + clocks.token * width) *
-                        (sizes.sparse ? 0.8 : 1);
-    const double end = many && sizes.looked_up ? portable_look_up_end : clocks.end;
-    const double each = static_cast<double>(steps) * step + end + clocks.end_token * mean / down;
+    const double step =
+        (clocks.step + looked_up(clocks.look_up) + clocks.token * width) * (sizes.sparse ? 0.8 : 1);
+    const double each = static_cast<double>(steps) * step + clocks.end_room * tokens +
+                        clocks.end_token * mean / down;
     plan.us = few_launch_us + both(memory_us(down), turns * us(each));
     const int stage = static_cast<int>(tile_bytes()) + tokens * 256,
               book = sizes.looked_up ? 64 * 1024 : 0;

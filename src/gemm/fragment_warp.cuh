@@ -1,4 +1,5 @@
-// What the kernels for few rows of packed weights share: a warp's sums of a step, by mma.sync.
+// What the kernels of packed weights by mma.sync share, Hopper's for few rows and any GPU's: a
+// warp's sums of a step.
 #pragma once
 
 #include "cuda/hopper.cuh"

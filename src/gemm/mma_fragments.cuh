@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(S::threads, mma_fragment_blocks(S::tokens))
         stage = stage + 1 == S::stages ? 0 : stage + 1;
       }
     };
-    // Of tiles of few rows, half of them where there are no more. In large ones the two loops would
-    // be fetched anew by turns, which costs more than it saves.
+    // Of tiles of few rows, half of them where there are no more; in large ones that gained
+    // nothing.
     if constexpr (S::few) {
       at.end - at.row <= S::tokens / 2 ? multiply.template operator()<S::tokens / 16>()
                                        : multiply.template operator()<S::tokens / 8>();

@@ -553,6 +553,31 @@ TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
   EXPECT_EQ(plan_fragments(sizes(4, 0, 64, 64), h200).kernel, PackedPlan::none);
 }
 
+// What docs/notes/cuda-layer.md ("Packed weights on other GPUs") says of Qwen3-30B-A3B's layers.
+TEST(FragmentPlan, OtherGpusTakeLargeTilesWhereTheyWereFaster) {
+  GpuFigures other = h200;
+  other.compute = 0;
+  const auto tiles = [&](std::int64_t tokens, bool looked_up) {
+    PackedSizes gate_up = sizes(128, 8 * tokens, 1536, 2048),
+                down = sizes(128, 8 * tokens, 2048, 768);
+    for (PackedSizes* s : {&gate_up, &down}) s->bits = looked_up ? 3.25 : 4.5;
+    gate_up.looked_up = down.looked_up = looked_up;
+    return std::pair(plan_fragments(gate_up, other).tile_tokens,
+                     plan_fragments(down, other).tile_tokens);
+  };
+  for (const std::int64_t tokens : {1, 16, 64, 128, 256, 512}) {
+    EXPECT_EQ(tiles(tokens, false), std::pair(16, 16)) << tokens;
+  }
+  for (const std::int64_t tokens : {768, 1024, 4096}) {
+    EXPECT_EQ(tiles(tokens, false), std::pair(64, 64)) << tokens;
+  }
+  EXPECT_EQ(tiles(128, true), std::pair(16, 16));
+  EXPECT_EQ(tiles(256, true).first, 32);
+  for (const std::int64_t tokens : {512, 1024}) {
+    EXPECT_EQ(tiles(tokens, true), std::pair(32, 32)) << tokens;
+  }
+}
+
 // A100, L40, RTX 4090, B200: tiles of few rows for few, of many for many, and blocks that they have
 // room for.
 TEST(FragmentPlan, OtherGpusHaveTilesThatFitThem) {
