@@ -47,9 +47,8 @@ std::size_t shuffle_workspace_bytes(const Context& context, const ShuffleSpec& s
 //   counts        [L + 1] i32, dense, optional: rows of each of the L = end - first experts, then
 //                 of all of them
 // tokens and rows do not overlap; zero_fill must be false, and some expert be moved. Throws Error
-// for bad shapes, a workspace too small, and (CPU) a
-// negative count or more rows than there is room for; a GPU takes a negative count as 0 and leaves
-// out rows that have no room.
+// for bad shapes, a workspace too small, and (CPU) a negative count or more rows than there is room
+// for; a GPU takes a negative count as 0 and leaves out rows that have no room.
 void combine_shuffling(const Context& context, const ShuffleSpec& spec, Tensor tokens,
                        Tensor token_counts, Tensor rows, Tensor counts, Workspace workspace);
 // The inverse: from rows in expert order to tokens in rank order, the form of the next all-to-all.

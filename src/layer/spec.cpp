@@ -141,6 +141,12 @@ Support check_norm(const char* name, const NormSpec& norm) {
   return {};
 }
 
+std::string describe_routing(const LayerSpec& spec) {
+  if (!spec.routed_outside) return describe(spec.route);
+  return fmt::format("{} ids a token from outside{}", spec.route.top_k,
+                     spec.route.weight_on_input ? ", weights on the input" : "");
+}
+
 }  // namespace
 
 std::string to_json(const LayerSpec& spec) {
@@ -188,12 +194,6 @@ LayerSpec layer_spec_from_json(const std::string& text) {
   if (const auto norm = reader.object("expert_norm")) spec.expert_norm = read_norm(*norm);
   reader.finish();
   return spec;
-}
-
-std::string describe_routing(const LayerSpec& spec) {
-  if (!spec.routed_outside) return describe(spec.route);
-  return fmt::format("{} ids a token from outside{}", spec.route.top_k,
-                     spec.route.weight_on_input ? ", weights on the input" : "");
 }
 
 std::string describe(const LayerSpec& spec) {

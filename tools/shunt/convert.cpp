@@ -139,6 +139,7 @@ Json json_of(const ConvertOptions& options, const ConversionOptions& parsed,
 
 int convert(const ConvertOptions& options) {
   const ConversionOptions parsed = parse(options);
+  check_apart("--json", options.json.file, options.in, {{"--calibrate", options.calibrate}});
   if (!options.json.file.empty()) check_writable(options.json.file);
   const Context context = cpu({.threads = options.threads});
   Progress progress;
