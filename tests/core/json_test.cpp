@@ -1,10 +1,13 @@
 #include "core/json.hpp"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
+#include <clocale>
 #include <optional>
 #include <string>
 
+#include "checkpoint/temporary.hpp"
 #include "shunt/error.hpp"
 
 namespace shunt {
@@ -103,6 +106,25 @@ TEST(SpecReader, GivesPartsAsText) {
   EXPECT_FALSE(list.has("name"));
   EXPECT_EQ(list.take_text("name"), std::nullopt);
   EXPECT_THROW(list.finish(), Error);
+}
+
+// A caller's locale may write decimal commas.
+TEST(SpecWriter, AsksNoLocale) {
+  const test::TemporaryFolder folder;
+  const std::string name = "de_DE.UTF-8";
+  const std::string made = "localedef -i de_DE -f UTF-8 '" + folder / name + "' >/dev/null 2>&1";
+  const int code = std::system(made.c_str());
+  ::setenv("LOCPATH", folder.path().c_str(), 1);
+  const bool set = code == 0 && std::setlocale(LC_ALL, name.c_str()) != nullptr;
+  ::unsetenv("LOCPATH");
+  if (!set) GTEST_SKIP() << "localedef makes no German locale here";
+  const double number = shortest(2.5F);
+  const std::string text = SpecWriter().add("scale", shortest(30.25F)).text();
+  const bool comma = *std::localeconv()->decimal_point == ',';
+  std::setlocale(LC_ALL, "C");
+  EXPECT_TRUE(comma);
+  EXPECT_EQ(number, 2.5);
+  EXPECT_EQ(text, "{\"scale\":30.25}");
 }
 
 TEST(SpecWriter, KeepsOrderAndTypes) {
