@@ -1,9 +1,9 @@
 #include "core/json.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <clocale>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
