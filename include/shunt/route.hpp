@@ -1,12 +1,12 @@
 // route: which experts a token goes to, and with what weights.
 //
-//   l = x W^T + b_router            logits [T, E], f32 sums
+//   l = logit_scale x W^T + b_router    logits [T, E], f32 sums
 //   l = cap * tanh(l / cap)         soft cap
 //   p = score(l)                    softmax over E, sigmoid, sqrt(softplus), or l itself
 //   q = p + b_selection             what selection compares; nothing else uses it
 //   groups: rank each group of E/count consecutive experts by the max or the sum of the two best q
 //           in it, keep the best `keep`; q of the others is -inf
-//   ids = the k best q, best first, ties to the lower id
+//   ids = the k best q, best first, ties to the lower id; at most `limit` of a group
 //   w = p[ids]                      unbiased, or score(l[ids]) when the score comes after the top-k
 //   w = w / (sum w + eps)           renormalise; 0 where that divides by 0
 //   w = w * scale * per_expert_scale[ids]
@@ -62,6 +62,7 @@ struct Groups {
   int count = 1;  // groups of experts / count consecutive experts; must divide experts
   int keep = 1;   // groups that stay eligible
   GroupRank rank_by = GroupRank::max;
+  int limit = 0;  // experts of one group that are chosen at most; 0: any number
   bool operator==(const Groups&) const = default;
 };
 
@@ -76,6 +77,7 @@ struct RouteSpec {
   int top_k = 0;    // k, 1 .. min(64, E)
   Score score = Score::softmax;
   ScoreStage score_stage = ScoreStage::before_top_k;
+  float logit_scale = 1;        // logits *= logit_scale, before the bias; > 0
   bool router_bias = false;     // logits += router_bias [E]
   float soft_cap = 0;           // 0: none; else > 0
   bool selection_bias = false;  // q = p + selection_bias [E]

@@ -24,12 +24,15 @@ RouteSpec to_spec(const Call& call, const shunt_route_spec* spec) {
       .top_k = s.top_k,
       .score = call.choice("spec.score", s.score, Score::sparsemixer),
       .score_stage = call.choice("spec.score_stage", s.score_stage, ScoreStage::after_top_k),
+      // 0: of callers who fill the fields in one by one.
+      .logit_scale = s.logit_scale == 0 ? 1 : s.logit_scale,
       .router_bias = call.flag("spec.router_bias", s.router_bias),
       .soft_cap = s.soft_cap,
       .selection_bias = call.flag("spec.selection_bias", s.selection_bias),
       .groups = {.count = s.group_count,
                  .keep = s.group_keep,
-                 .rank_by = call.choice("spec.group_rank", s.group_rank, GroupRank::sum_of_top_2)},
+                 .rank_by = call.choice("spec.group_rank", s.group_rank, GroupRank::sum_of_top_2),
+                 .limit = s.group_limit},
       .renormalize = call.flag("spec.renormalize", s.renormalize),
       .renormalize_epsilon = s.renormalize_epsilon,
       .epsilon_rule = call.choice("spec.epsilon_rule", s.epsilon_rule, EpsilonRule::floor),
@@ -68,6 +71,15 @@ GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec) {
           .quantise = call.choice("spec.quantise", s.quantise, Quantise::block_128),
           .scale_upper_bound = s.scale_upper_bound,
           .power_of_two_scales = call.flag("spec.power_of_two_scales", s.power_of_two_scales)};
+}
+
+QuantiseSpec to_spec(const Call& call, const shunt_quantise_spec* spec) {
+  const shunt_quantise_spec defaults = SHUNT_QUANTISE_SPEC_INIT;
+  const shunt_quantise_spec s = call.read("quantise", spec, defaults);
+  call.reserved("quantise.reserved", s.reserved);
+  return {.quantise = call.choice("quantise.quantise", s.quantise, Quantise::block_128),
+          .scale_upper_bound = s.scale_upper_bound,
+          .power_of_two_scales = call.flag("quantise.power_of_two_scales", s.power_of_two_scales)};
 }
 
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {

@@ -8,6 +8,7 @@ namespace shunt::capi {
 RouteSpec to_spec(const Call& call, const shunt_route_spec* spec);
 OrderSpec to_spec(const Call& call, const shunt_order_spec* spec);
 GatherSpec to_spec(const Call& call, const shunt_gather_spec* spec);
+QuantiseSpec to_spec(const Call& call, const shunt_quantise_spec* spec);
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec);
 ActivationSpec to_spec(const Call& call, const shunt_activation_spec* spec);
 CombineSpec to_spec(const Call& call, const shunt_combine_spec* spec);

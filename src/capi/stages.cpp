@@ -253,6 +253,23 @@ shunt_status shunt_activate(const shunt_context* context, const shunt_activation
   });
 }
 
+shunt_status shunt_activate_quantised(const shunt_context* context,
+                                      const shunt_activation_spec* spec,
+                                      const shunt_quantise_spec* quantise, const shunt_tensor* gate,
+                                      const shunt_tensor* up, const shunt_tensor* out,
+                                      const shunt_tensor* scales, const shunt_tensor* rows) {
+  return run(__func__, [&](const Call& call) {
+    const shunt::Context& on = call.not_null("context", context).context;
+    const auto rule = to_spec(call, spec);
+    const auto rounding = to_spec(call, quantise);
+    const Tensor g = call.tensor("gate", gate);
+    const Tensor u = call.tensor("up", up);
+    const Tensor h = call.tensor("out", out);
+    const Tensor s = call.tensor("scales", scales);
+    shunt::activate(on, rule, rounding, g, u, h, s, call.tensor("rows", rows));
+  });
+}
+
 shunt_status shunt_combine_supports(const shunt_context* context, const shunt_combine_spec* spec) {
   return run_supports(__func__, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;

@@ -93,7 +93,8 @@ RouteReference route_reference(const RouteSpec& spec, const RouteReferenceInputs
 
   Values l = in.logits;
   for (std::size_t c = 0; c < l.size(); ++c) {
-    l[c] = clean(spec.router_bias ? l[c] + in.router_bias[c] : l[c]);
+    const double scaled = static_cast<double>(spec.logit_scale) * l[c];
+    l[c] = clean(spec.router_bias ? scaled + in.router_bias[c] : scaled);
     if (cap > 0) l[c] = cap * std::tanh(l[c] / cap);
   }
   out.logits = l;
@@ -124,6 +125,15 @@ RouteReference route_reference(const RouteSpec& spec, const RouteReferenceInputs
   }
   out.compared = q;
   out.ids = spec.hashed ? in.hashed : top(q, spec.top_k);
+  if (spec.groups.limit > 0) {
+    out.ids.clear();
+    std::vector<int> taken(static_cast<std::size_t>(spec.groups.count));
+    for (const int id : top(q, spec.experts)) {
+      const int group = id / (spec.experts / spec.groups.count);
+      const bool open = taken[static_cast<std::size_t>(group)]++ < spec.groups.limit;
+      if (open && out.ids.size() < static_cast<std::size_t>(spec.top_k)) out.ids.push_back(id);
+    }
+  }
 
   Values w = gathered(p, out.ids);
   if (!before) w = scored(spec.score, w);

@@ -30,7 +30,8 @@ void choose_selection(const RouteCall& call, DeviceRoute& r) {
       rule.scores_rank && (rule.weigh == Weigh::sigmoid || rule.weigh == Weigh::softmax_of_all);
   r.approximation = about ? 4e-7F : 0;
   r.keys_are_exact = call.hidden == 0 && call.in.logits.dtype != DType::f32 &&
-                     !call.spec.router_bias && !call.spec.selection_bias && rule.soft_cap == 0;
+                     !call.spec.router_bias && !call.spec.selection_bias && rule.soft_cap == 0 &&
+                     rule.logit_scale == 1;
 }
 
 }  // namespace
@@ -81,16 +82,16 @@ FastPlan fast_plan(const DeviceRoute& r, bool many, bool gate) {
   const Rule& rule = r.rule;
   const bool biased = r.selection_bias.data != nullptr;
   const bool shares = biased && rule.weigh == Weigh::softmax_of_all;
-  const bool rule_fits = r.quick && !r.hashed && rule.soft_cap == 0 && rule.shared_count == 0 &&
-                         rule.top_k <= 16 && rule.experts <= 1024 && r.dense.data == nullptr &&
-                         r.logits_out.data == nullptr &&
+  const bool rule_fits = r.quick && !r.hashed && rule.logit_scale == 1 && rule.soft_cap == 0 &&
+                         rule.shared_count == 0 && rule.top_k <= 16 && rule.experts <= 1024 &&
+                         r.dense.data == nullptr && r.logits_out.data == nullptr &&
                          (!biased || r.selection_bias.form == Form::f32) &&
                          (!shares || (gate && rule.scores_rank && rule.groups <= 1));
   if (!rule_fits) return {};
   FastPlan plan{.best = rule.top_k <= 8 ? 8 : 16, .scored = biased, .shares = shares};
   while (32 * plan.blocks < rule.experts) plan.blocks *= 2;
   if (rule.groups > 1) {
-    if (!biased || rule.groups != 8 || rule.group_size != 32) return {};
+    if (rule.group_limit > 0 || !biased || rule.groups != 8 || rule.group_size != 32) return {};
     plan.in_groups = true;
   }
   const int most = many ? 32 / plan.blocks : 1;  // tokens of a warp whose experts registers hold
@@ -101,9 +102,9 @@ FastPlan fast_plan(const DeviceRoute& r, bool many, bool gate) {
 
 }  // namespace routing
 
-std::size_t route_cuda_workspace_bytes(const cuda_engine::Gpu&, const RouteSpec& spec,
+std::size_t route_cuda_workspace_bytes(const cuda_engine::Gpu& gpu, const RouteSpec& spec,
                                        std::int64_t tokens, std::int64_t hidden) {
-  return hidden > 0 ? routing::router_workspace_bytes(tokens, spec.columns()) : 0;
+  return hidden > 0 ? routing::router_workspace_bytes(gpu, tokens, spec.columns()) : 0;
 }
 
 void route_cuda(const Context& context, const RouteCall& call, Workspace workspace) {

@@ -54,8 +54,9 @@ __device__ __forceinline__ int expert_of(int lane, int i) {
   return grouped ? lane * N + i : lane + 32 * i;
 }
 
-// Bias, clean, cap.
+// Scale, bias, clean, cap.
 __device__ __forceinline__ float finished(const DeviceRoute& r, float raw, int column) {
+  raw = __fmul_rn(raw, r.rule.logit_scale);
   if (r.router_bias.data != nullptr) raw = raw + element(r.router_bias, column);
   float l = sanitised(raw);
   if (r.rule.soft_cap > 0) l = sanitised(soft_capped(l, r.rule.soft_cap));

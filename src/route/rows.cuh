@@ -95,7 +95,8 @@ __device__ __forceinline__ void route_row(const DeviceRoute& r, const Source& so
     }
     if (!r.hashed) {
       chosen = true;
-      if (!select_quick<N, grouped>(r, l, softmax, lane, ids)) {
+      // Whose group has given its limit, the quick way does not know.
+      if (rule.group_limit > 0 || !select_quick<N, grouped>(r, l, softmax, lane, ids)) {
         select_held<N, grouped>(r, l, softmax, lane, ids);
       }
     }

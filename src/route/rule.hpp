@@ -27,6 +27,7 @@ struct Rule {
   int top_k = 0;
   int shared_count = 0;
   int groups = 1, group_size = 0, keep = 1;
+  int group_limit = 0;  // 0: none
   bool rank_by_two_best = false;
   Weigh weigh = Weigh::softmax_of_all;
   // What is compared is p, not l: it carries a bias, or ranks groups by a sum. (Without a bias the
@@ -39,6 +40,7 @@ struct Rule {
   float factor = 1;           // scale, or 1 where the caller applies it
   float scale = 1;            // for the shared slots
   float shared_constant = 1;  // Shared::constant
+  float logit_scale = 1;
   float soft_cap = 0;
   float twice_jitter = 0;
   const float* router_bias = nullptr;       // [C] or null

@@ -27,11 +27,11 @@ float largest_of(const float* values, std::int64_t size) {
   return best;
 }
 
-// Bias, clean, cap; -inf up to `size`. The shared experts' columns go to `shared`.
+// Scale, bias, clean, cap; -inf up to `size`. The shared experts' columns go to `shared`.
 void finish_logits(const Rule& rule, float* logits, std::int64_t size, float* shared) {
   for (int c = 0; c < rule.columns; ++c) {
-    const float biased = rule.router_bias != nullptr ? logits[c] + rule.router_bias[c] : logits[c];
-    logits[c] = sanitised(biased);
+    const float scaled = logits[c] * rule.logit_scale;
+    logits[c] = sanitised(rule.router_bias != nullptr ? scaled + rule.router_bias[c] : scaled);
   }
   if (rule.soft_cap > 0) {
     for (int c = 0; c < rule.columns; ++c) {
@@ -109,18 +109,28 @@ void drop_groups(const Rule& rule, const float* ranked, std::int64_t* keys) {
 }
 
 // The k best of `size` keys, best first. Two levels: the best key of each block is kept, so that a
-// round looks at the blocks and at one block.
-void take_best(const Scratch& scratch, std::int64_t size, int top_k, std::int32_t* ids) {
+// round looks at the blocks and at one block. A group that has given its limit loses its keys.
+void take_best(const Rule& rule, const Scratch& scratch, std::int64_t size, std::int32_t* ids) {
+  std::int32_t left[max_groups];
+  if (rule.group_limit > 0) {
+    for (int g = 0; g < rule.groups; ++g) left[g] = rule.group_limit;
+  }
   const std::int64_t blocks = size / row_pad;
   for (std::int64_t b = 0; b < blocks; ++b) {
     scratch.best[b] = best_key(scratch.keys + b * row_pad, row_pad);
   }
-  for (int i = 0; i < top_k; ++i) {
+  for (int i = 0; i < rule.top_k; ++i) {
     const std::int32_t id = id_of(best_key(scratch.best, blocks));
     ids[i] = id;
-    scratch.keys[id] = no_key;
-    const std::int64_t block = id / row_pad;
-    scratch.best[block] = best_key(scratch.keys + block * row_pad, row_pad);
+    std::int32_t begin = id, end = id + 1;
+    if (rule.group_limit > 0 && --left[id / rule.group_size] == 0) {
+      begin = id / rule.group_size * rule.group_size;
+      end = begin + rule.group_size;
+    }
+    for (std::int32_t e = begin; e < end; ++e) scratch.keys[e] = no_key;
+    for (std::int64_t block = begin / row_pad; block * row_pad < end; ++block) {
+      scratch.best[block] = best_key(scratch.keys + block * row_pad, row_pad);
+    }
   }
 }
 
@@ -147,7 +157,7 @@ void select_ids(const Rule& rule, const Scratch& scratch, std::int64_t size, std
   for (int e = 0; e < rule.experts; ++e) scratch.keys[e] = key_of(compared[e], e);
   for (std::int64_t e = rule.experts; e < size; ++e) scratch.keys[e] = no_key;
   if (rule.groups > 1) drop_groups(rule, ranking, scratch.keys);
-  take_best(scratch, size, rule.top_k, ids);
+  take_best(rule, scratch, size, ids);
 }
 
 void sparsemixer(const Rule& rule, const Scratch& scratch, std::int64_t size,

@@ -75,8 +75,8 @@ __device__ __noinline__ Slots<std::int32_t> select_exact(const DeviceRoute& r, c
   if (r.rule.scores_rank && r.rule.weigh == Weigh::softmax_of_all) {
     exact.softmax = softmax_of(r, source, lane);
   }
-  const std::uint64_t kept = r.rule.groups > 1 ? kept_groups(exact, lane) : 0;
-  Slots<std::int32_t> ids{{0, 0}};
+  std::uint64_t kept = r.rule.groups > 1 ? kept_groups(exact, lane) : 0;
+  Slots<std::int32_t> ids{{0, 0}}, taken{{0, 0}};  // of each group
   std::int64_t last = INT64_MAX;
   for (int s = 0; s < r.rule.top_k; ++s) {
     std::int64_t best = no_key;
@@ -86,7 +86,14 @@ __device__ __noinline__ Slots<std::int32_t> select_exact(const DeviceRoute& r, c
       if (key < last && key > best) best = key;
     }
     last = warp_max(best);
-    ids.set(lane, s, id_of(last));
+    const std::int32_t id = id_of(last);
+    ids.set(lane, s, id);
+    if (r.rule.group_limit > 0) {
+      const int group = id / r.rule.group_size;
+      const std::int32_t now = taken.get(group) + 1;
+      taken.set(lane, group, now);
+      if (now == r.rule.group_limit) kept &= ~(std::uint64_t{1} << group);
+    }
   }
   return ids;
 }
@@ -213,6 +220,7 @@ __device__ __noinline__ void select_held(const DeviceRoute& r, const float (&l)[
   }
   bool stays = true;
   if constexpr (grouped) keep_groups<N>(r, ranked, 0, lane, stays);
+  int taken = 0;  // of the lane's group
   std::int32_t last = INT32_MAX, last_id = -1;
   for (int s = 0; s < rule.top_k; ++s) {
     std::int32_t best = INT32_MIN, best_id = INT32_MAX;
@@ -229,6 +237,10 @@ __device__ __noinline__ void select_held(const DeviceRoute& r, const float (&l)[
     last = __reduce_max_sync(every_lane, best);
     last_id = __reduce_min_sync(every_lane, best == last ? best_id : INT32_MAX);
     ids.set(lane, s, last_id);
+    if constexpr (grouped) {
+      taken += last_id / rule.group_size == lane / r.lanes_per_group;
+      stays = stays && (rule.group_limit == 0 || taken < rule.group_limit);
+    }
   }
 }
 

@@ -62,7 +62,10 @@ Support legal_fields(const RouteSpec& spec) {
         legal_enum("shared.weight", spec.shared.weight, shared_names),
         legal_int("groups.count", spec.groups.count, 1, std::min(max_groups, spec.experts)),
         legal_int("groups.keep", spec.groups.keep, 1, spec.groups.count),
+        legal_int("groups.limit", spec.groups.limit, 0,
+                  spec.groups.count > 1 ? spec.experts / spec.groups.count : 0),
         legal_int("shared.count", spec.shared.count, 0, max_shared),
+        legal_float("logit_scale", spec.logit_scale, false),
         legal_float("soft_cap", spec.soft_cap, true),
         legal_float("renormalize_epsilon", spec.renormalize_epsilon, true),
         legal_float("scale", spec.scale, false), legal_float("jitter", spec.jitter, true)}) {
@@ -78,10 +81,12 @@ Support legal_together(const RouteSpec& spec) {
     return refuse("RouteSpec.groups.count is {}: must divide experts, {}", groups.count,
                   spec.experts);
   }
-  const int eligible = spec.experts / groups.count * groups.keep;
+  const int of_group = groups.limit > 0 ? groups.limit : spec.experts / groups.count;
+  const int eligible = of_group * groups.keep;
   if (eligible < spec.top_k) {
-    return refuse("RouteSpec.top_k is {}: must be at most {}, the experts in {} of {} groups",
-                  spec.top_k, eligible, groups.keep, groups.count);
+    return refuse("RouteSpec.top_k is {}: must be at most {}, the experts in {} of {} groups{}",
+                  spec.top_k, eligible, groups.keep, groups.count,
+                  groups.limit > 0 ? fmt::format(", {} of each", groups.limit) : std::string());
   }
   if (spec.score == Score::sparsemixer) {
     if (spec.score_stage != ScoreStage::before_top_k) {
@@ -140,6 +145,7 @@ std::string words_of_selection(const RouteSpec& spec) {
   }
   std::string text = fmt::format("best {} of {} experts", spec.top_k, spec.experts);
   if (spec.groups.count > 1) {
+    if (spec.groups.limit > 0) text += fmt::format(", at most {} of a group,", spec.groups.limit);
     text += fmt::format(
         " in the best {} of {} groups by {}", spec.groups.keep, spec.groups.count,
         spec.groups.rank_by == GroupRank::max ? "their maximum" : "the sum of their two best");
@@ -193,6 +199,7 @@ routing::Rule resolve(const RouteSpec& spec) {
   rule.groups = spec.groups.count;
   rule.group_size = spec.experts / spec.groups.count;
   rule.keep = spec.groups.keep;
+  rule.group_limit = spec.groups.limit;
   rule.rank_by_two_best = spec.groups.rank_by == GroupRank::sum_of_top_2;
   switch (spec.score) {
     case Score::none:
@@ -236,13 +243,14 @@ routing::Rule resolve(const RouteSpec& spec) {
   rule.epsilon = spec.renormalize_epsilon;
   rule.factor = spec.scale_in_weights ? spec.scale : 1;
   rule.scale = spec.scale;
+  rule.logit_scale = spec.logit_scale;
   rule.soft_cap = spec.soft_cap;
   rule.twice_jitter = 2 * spec.jitter;
   // Divided by their own sum, shares of all experts are those of the selected: the sum over all of
-  // them cancels. The k best have k / E of it at least, to which less than 2^-25 of it adds
-  // nothing.
-  const bool vanishes =
-      rule.epsilon * static_cast<float>(rule.experts) < 0x1p-26F * static_cast<float>(rule.top_k);
+  // them cancels. The k best have k / E of it at least (of groups: the best of all has 1 / E), to
+  // which less than 2^-25 of it adds nothing.
+  const float least = rule.groups > 1 ? 1 : static_cast<float>(rule.top_k);
+  const bool vanishes = rule.epsilon * static_cast<float>(rule.experts) < 0x1p-26F * least;
   if (rule.weigh == Weigh::softmax_of_all && rule.renormalize && vanishes && !rule.scores_rank &&
       rule.shared_count == 0 && !spec.hashed) {
     rule.weigh = Weigh::softmax_of_selected;
@@ -260,13 +268,15 @@ std::string to_json(const RouteSpec& spec) {
       .add("top_k", spec.top_k)
       .add("score", name_of(spec.score, score_names))
       .add("score_stage", name_of(spec.score_stage, stage_names))
+      .add("logit_scale", shortest(spec.logit_scale))
       .add("router_bias", spec.router_bias)
       .add("soft_cap", shortest(spec.soft_cap))
       .add("selection_bias", spec.selection_bias)
       .add("groups", SpecWriter()
                          .add("count", spec.groups.count)
                          .add("keep", spec.groups.keep)
-                         .add("rank_by", name_of(spec.groups.rank_by, rank_names)))
+                         .add("rank_by", name_of(spec.groups.rank_by, rank_names))
+                         .add("limit", spec.groups.limit))
       .add("renormalize", spec.renormalize)
       .add("renormalize_epsilon", shortest(spec.renormalize_epsilon))
       .add("epsilon_rule", name_of(spec.epsilon_rule, epsilon_names))
@@ -292,6 +302,7 @@ RouteSpec route_spec_from_json(const std::string& text) {
   reader.read("top_k", spec.top_k, 1, max_top_k);
   reader.read("score", spec.score, score_names);
   reader.read("score_stage", spec.score_stage, stage_names);
+  reader.read("logit_scale", spec.logit_scale);
   reader.read("router_bias", spec.router_bias);
   reader.read("soft_cap", spec.soft_cap);
   reader.read("selection_bias", spec.selection_bias);
@@ -299,6 +310,7 @@ RouteSpec route_spec_from_json(const std::string& text) {
     groups->read("count", spec.groups.count, 1, max_groups);
     groups->read("keep", spec.groups.keep, 1, max_groups);
     groups->read("rank_by", spec.groups.rank_by, rank_names);
+    groups->read("limit", spec.groups.limit, 0, max_experts);
     groups->finish();
   }
   reader.read("renormalize", spec.renormalize);
@@ -325,6 +337,7 @@ RouteSpec route_spec_from_json(const std::string& text) {
 
 std::string describe(const RouteSpec& spec) {
   std::string text = "logits";
+  if (spec.logit_scale != 1) text += fmt::format(" times {}", spec.logit_scale);
   if (spec.router_bias) text += " with bias";
   if (spec.soft_cap > 0) text += fmt::format(", capped at {}", spec.soft_cap);
   const bool before = spec.score_stage == ScoreStage::before_top_k && spec.score != Score::none;

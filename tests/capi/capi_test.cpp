@@ -33,8 +33,8 @@ constexpr int members() {
 // A member that is added to a struct of C++ must be added to that of C, and then here.
 TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<CudaOptions>(), 3);
-  EXPECT_EQ(members<RouteSpec>(), 19);
-  EXPECT_EQ(members<Groups>(), 3);
+  EXPECT_EQ(members<RouteSpec>(), 20);
+  EXPECT_EQ(members<Groups>(), 4);
   EXPECT_EQ(members<SharedSlots>(), 2);
   EXPECT_EQ(members<RouteInputs>(), 10);
   EXPECT_EQ(members<RouteOutputs>(), 5);
@@ -43,6 +43,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<OrderOutputs>(), 11);
   EXPECT_EQ(members<GatherSpec>(), 5);
   EXPECT_EQ(members<GatherInputs>(), 5);
+  EXPECT_EQ(members<QuantiseSpec>(), 3);
   EXPECT_EQ(members<PackedMatrix>(), 9);
   EXPECT_EQ(members<PreparedWeights>(), 10);
   EXPECT_EQ(members<GroupedGemmSpec>(), 9);
@@ -88,16 +89,17 @@ TEST(CApi, DefaultsAreThoseOfCpp) {
 
 TEST(CApi, EveryFieldIsWithinReach) {
   const Call call("test");
-  const shunt_route_spec route = {sizeof route, 7, 3,    2, 1, 1, 30,    1, 2, 2, 1, 1,
-                                  0.5F,         1, 2.5F, 0, 1, 1, 0.25F, 2, 3, 1, 1};
+  const shunt_route_spec route = {sizeof route, 7, 3, 2, 1,     1, 30, 1, 2, 2,     1, 1, 0.5F, 1,
+                                  2.5F,         0, 1, 1, 0.25F, 2, 3,  1, 1, 0.75F, 1};
   EXPECT_EQ(to_spec(call, &route), (RouteSpec{7,
                                               3,
                                               Score::sigmoid,
                                               ScoreStage::after_top_k,
+                                              0.75F,
                                               true,
                                               30,
                                               true,
-                                              {2, 2, GroupRank::sum_of_top_2},
+                                              {2, 2, GroupRank::sum_of_top_2, 1},
                                               true,
                                               0.5F,
                                               EpsilonRule::floor,
@@ -109,10 +111,16 @@ TEST(CApi, EveryFieldIsWithinReach) {
                                               {2, SharedWeight::sigmoid_gate},
                                               true,
                                               true}));
+  // 0 of a caller who names no scale.
+  shunt_route_spec unscaled = route;
+  unscaled.logit_scale = 0;
+  EXPECT_EQ(to_spec(call, &unscaled).logit_scale, 1);
   const shunt_order_spec order = {sizeof order, 8, 2, 1, 4, 1, 16, 99, 0};
   EXPECT_EQ(to_spec(call, &order), (OrderSpec{8, 2, 1, 4, true, 16, 99, false}));
   const shunt_gather_spec gather = {sizeof gather, 2, 1, SHUNT_QUANTISE_ROW, 0.5F, 1, 0};
   EXPECT_EQ(to_spec(call, &gather), (GatherSpec{2, true, Quantise::row, 0.5F, true}));
+  const shunt_quantise_spec quantise = {sizeof quantise, SHUNT_QUANTISE_BLOCK_128, 0.5F, 1, 0};
+  EXPECT_EQ(to_spec(call, &quantise), (QuantiseSpec{Quantise::block_128, 0.5F, true}));
   // A caller's whose header has no quantisation.
   shunt_gather_spec older = {16, 2, 1, 77, 77, 77, 77};
   EXPECT_EQ(to_spec(call, &older), (GatherSpec{2, true}));

@@ -632,6 +632,11 @@ static void test_activate(const shunt_context* context) {
   const shunt_tensor u = shunt_view_2d(up, SHUNT_F32, 3, 2);
   const shunt_tensor y = shunt_view_2d(h, SHUNT_F32, 3, 2);
   const shunt_tensor rows = ints(&count, 1);
+  unsigned char quantised[6] = {0x55, 0x55, 0x55, 0x55, 0x55, 0x55};
+  float scales[3] = {77, 77, 77};
+  const shunt_tensor t_quantised = shunt_view_2d(quantised, SHUNT_F8_E4M3, 3, 2);
+  const shunt_tensor t_scales = shunt_view_1d(scales, SHUNT_F32, 3);
+  shunt_quantise_spec quantise = SHUNT_QUANTISE_SPEC_INIT;
   shunt_activation_spec spec = SHUNT_ACTIVATION_SPEC_INIT;
 
   CHECK_OK(shunt_activate_supports(context, &spec));
@@ -643,6 +648,26 @@ static void test_activate(const shunt_context* context) {
   CHECK_FLOATS(h, 9, 4, 1, 0.25, 0, 77.0 * 77);
   CHECK(shunt_activate(context, &spec, &g, &u, &y, NULL) == SHUNT_INVALID_ARGUMENT);
   CHECK(shunt_activate(context, &spec, NULL, NULL, &y, NULL) == SHUNT_INVALID_ARGUMENT);
+
+  /* To fp8: up^2 of rows (3, 2), (1, 0.5), (-1, 77), of whose largest each is 448 (0x7e); of the
+   * first row's 9, 4 is 199.1, which lies nearer to 192 (0x74) than to 208. */
+  quantise.quantise = SHUNT_QUANTISE_ROW;
+  CHECK_OK(shunt_activate_quantised(context, &spec, &quantise, NULL, &u, &t_quantised, &t_scales,
+                                    &rows));
+  CHECK_FLOATS(scales, 9.0F / 448, 1.0F / 448, 77);
+  CHECK(quantised[0] == 0x7e && quantised[1] == 0x74);
+  CHECK(quantised[2] == 0x7e && quantised[3] == 0x6e && quantised[4] == 0x55); /* 112 */
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "scales is missing",
+      shunt_activate_quantised(context, &spec, &quantise, NULL, &u, &t_quantised, NULL, NULL));
+  quantise.quantise = SHUNT_QUANTISE_NONE;
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "quantise is 0 (none)",
+      shunt_activate_quantised(context, &spec, &quantise, NULL, &u, &t_quantised, &t_scales, NULL));
+  quantise.reserved = 7;
+  CHECK_FAILS(
+      SHUNT_INVALID_ARGUMENT, "quantise.reserved is 7",
+      shunt_activate_quantised(context, &spec, &quantise, NULL, &u, &t_quantised, &t_scales, NULL));
   spec.kind = 7;
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec.kind is 7: must be 0 to 6",
               shunt_activate_supports(context, &spec));

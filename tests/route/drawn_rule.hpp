@@ -55,7 +55,12 @@ inline RouteSpec drawn_rule(Draw& draw, int experts) {
     r.selection_bias = false;
     r.groups = {};
   }
-  const int eligible = r.experts / r.groups.count * r.groups.keep;
+  if (draw.one_in(6)) r.logit_scale = draw.any({0.3f, 1.7f});
+  const int of_group = r.experts / r.groups.count;
+  if (r.groups.count > 1 && draw.one_in(3)) {
+    r.groups.limit = static_cast<int>(draw.between(1, of_group));
+  }
+  const int eligible = (r.groups.limit > 0 ? r.groups.limit : of_group) * r.groups.keep;
   r.top_k = static_cast<int>(draw.between(1, std::min(eligible, draw.one_in(6) ? 20 : 8)));
   return r;
 }

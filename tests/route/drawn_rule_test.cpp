@@ -69,8 +69,9 @@ void expect_of_hidden_states(Draw& draw, const RouteSpec& spec, std::int64_t tok
   const Context context = engine();
   const RouteResult got = run(context, spec, in);
   EXPECT_TRUE(run(context, spec, in) == got) << "again";
-  // Logits as selection saw them, with bias and cap: what follows from those.
+  // Logits as selection saw them, with scale, bias and cap: what follows from those.
   RouteCase capped = c;
+  capped.spec.logit_scale = 1;
   capped.spec.router_bias = false;
   capped.spec.soft_cap = 0;
   capped.logits = got.logits;
@@ -86,6 +87,8 @@ void expect_of_hidden_states(Draw& draw, const RouteSpec& spec, std::int64_t tok
         sum += product;
         terms += std::abs(product);
       }
+      sum *= static_cast<double>(spec.logit_scale);
+      terms *= static_cast<double>(spec.logit_scale);
       if (spec.router_bias) sum += static_cast<double>(c.router_bias[at(e)]);
       const auto cap = static_cast<double>(spec.soft_cap);
       if (cap > 0) sum = cap * std::tanh(sum / cap);

@@ -174,10 +174,20 @@ struct Room {
     return by == GroupRank::max ? compared(r) : of_value(r, scores, 2);
   }
 };
+// Whether logits that a router reports would be another's, were they given to the same rule again.
+inline bool finishes_logits(const RouteSpec& spec) {
+  return spec.router_bias || spec.soft_cap > 0 || spec.logit_scale != 1;
+}
+
 inline Room room_of(const RouteCase& c, const RouteReference& r) {
   const auto [low, high] = std::minmax_element(r.logits.begin(), r.logits.end());
   const double magnitude = std::max(std::abs(*low), std::abs(*high));
   Room room;
+  if (c.spec.logit_scale != 1) {  // before a bias that may all but cancel it
+    double before = magnitude;
+    for (const float b : c.router_bias) before += static_cast<double>(std::abs(b));
+    room.logit += 2 * Room::unit * before;
+  }
   if (c.spec.router_bias) room.logit += 2 * Room::unit * magnitude;
   if (c.spec.soft_cap > 0) room.logit += 6 * Room::unit * magnitude;
   // exp and the divisions are off by some units; a rounded exponent multiplies by its error.
@@ -250,6 +260,7 @@ inline bool check_row(const RouteCase& c, const RouteResult& out, std::int64_t t
     }
     // Each id is the best that was left, but for rounding.
     std::vector<double> left = ref.compared;
+    std::vector<int> taken(at(spec.groups.count));
     for (int s = 0; clear && s < spec.top_k; ++s) {
       const auto best = std::max_element(left.begin(), left.end());
       if (ids[s] != best - left.begin()) {
@@ -262,6 +273,10 @@ inline bool check_row(const RouteCase& c, const RouteResult& out, std::int64_t t
         clear = false;
       }
       left[at(ids[s])] = -std::numeric_limits<double>::infinity();
+      const int size = spec.experts / spec.groups.count, group = ids[s] / size;
+      if (++taken[at(group)] == spec.groups.limit) {
+        std::fill_n(left.begin() + group * size, size, -std::numeric_limits<double>::infinity());
+      }
     }
   }
   if (spec.score == Score::sparsemixer && near_threshold(spec, ref)) clear = false;

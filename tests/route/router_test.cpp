@@ -117,7 +117,7 @@ TEST(Router, EveryRule) {
         if (tokens > 1000 && experts > 60) continue;
         SCOPED_TRACE(rule.name);
         // What a router reports is finished: another bias or cap would follow.
-        if (rule.spec.router_bias || rule.spec.soft_cap > 0) continue;
+        if (finishes_logits(rule.spec)) continue;
         const Router router(tokens, rule.spec.columns(), 136, bf16, ++seed);
         RouteCase c = random_case(rule.spec, tokens, seed);
         RouteInputs in = c.extras();
@@ -149,7 +149,7 @@ TEST(Router, FewTokensHaveTheSameBitsByBlocksOfTheirOwn) {
     for (const auto& [experts, groups, keep] :
          {std::array{72, 1, 1}, std::array{128, 1, 1}, std::array{256, 8, 4}}) {
       for (const NamedRule& rule : rules(experts, 8, groups, keep)) {
-        if (rule.spec.router_bias || rule.spec.soft_cap > 0) continue;
+        if (finishes_logits(rule.spec)) continue;
         SCOPED_TRACE(testing::Message() << tokens << " tokens, " << experts << ", " << rule.name);
         const Router router(tokens, rule.spec.columns(), 520, bf16, ++seed);
         RouteCase c = random_case(rule.spec, tokens, seed);

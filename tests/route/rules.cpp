@@ -109,6 +109,20 @@ std::vector<NamedRule> rules(int experts, int top_k, int groups, int keep) {
         .selection_bias = true,
         .groups = by_sum}},
       {"logits as weights", {.experts = e, .top_k = k, .score = Score::none}},
+      {"scaled logits",
+       {.experts = e,
+        .top_k = k,
+        .score_stage = ScoreStage::after_top_k,
+        .logit_scale = 0.37F,
+        .router_bias = true}},
+      {"so many of each group",
+       {.experts = e,
+        .top_k = k,
+        .groups = {.count = groups,
+                   .keep = groups,
+                   .limit = groups > 1 ? (k + groups - 1) / groups : 0},
+        .renormalize = true,
+        .renormalize_epsilon = 0}},
   };
 }
 

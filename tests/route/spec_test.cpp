@@ -34,6 +34,10 @@ TEST(RouteSpec, RefusesByNameValueAndWhatIsLegal) {
             "RouteSpec.groups.keep is 5: must be 1 to 4");
   EXPECT_EQ(reason({.experts = 8, .top_k = 3, .groups = {.count = 8, .keep = 2}}),
             "RouteSpec.top_k is 3: must be at most 2, the experts in 2 of 8 groups");
+  EXPECT_EQ(reason({.experts = 8, .top_k = 3, .groups = {.count = 4, .keep = 2, .limit = 1}}),
+            "RouteSpec.top_k is 3: must be at most 2, the experts in 2 of 4 groups, 1 of each");
+  EXPECT_EQ(reason({.experts = 8, .top_k = 3, .groups = {.limit = 1}}),
+            "RouteSpec.groups.limit is 1: must be 0 to 0");
   EXPECT_EQ(reason({.experts = 128, .top_k = 3, .groups = {.count = 128, .keep = 3}}),
             "RouteSpec.groups.count is 128: must be 1 to 64");
   EXPECT_EQ(reason({.experts = 8, .top_k = 2, .score = static_cast<Score>(9)}),
@@ -41,6 +45,8 @@ TEST(RouteSpec, RefusesByNameValueAndWhatIsLegal) {
             "sparsemixer");
   EXPECT_EQ(reason({.experts = 8, .top_k = 2, .soft_cap = -1}),
             "RouteSpec.soft_cap is -1: must be finite and 0 or above");
+  EXPECT_EQ(reason({.experts = 8, .top_k = 2, .logit_scale = 0}),
+            "RouteSpec.logit_scale is 0: must be finite and above 0");
   EXPECT_EQ(reason({.experts = 8, .top_k = 2, .scale = 0}),
             "RouteSpec.scale is 0: must be finite and above 0");
   EXPECT_EQ(reason({.experts = 8, .top_k = 2, .scale = std::nanf("")}),
@@ -83,8 +89,12 @@ TEST(RouteSpec, JsonThereAndBack) {
       EXPECT_EQ(to_json(route_spec_from_json(json)), json);
     }
   }
-  RouteSpec odd{
-      .experts = 7, .top_k = 3, .soft_cap = 0.1F, .renormalize_epsilon = 1e-37F, .scale = 2.827F};
+  RouteSpec odd{.experts = 7,
+                .top_k = 3,
+                .logit_scale = 0.3F,
+                .soft_cap = 0.1F,
+                .renormalize_epsilon = 1e-37F,
+                .scale = 2.827F};
   EXPECT_TRUE(route_spec_from_json(to_json(odd)) == odd);
   EXPECT_NE(to_json(odd).find("\"scale\":2.827,"), std::string::npos) << to_json(odd);
 }

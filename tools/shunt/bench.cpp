@@ -67,9 +67,9 @@ constexpr Stage stages[] = {
     {"chain", bench_chain},
 };
 constexpr const char* gpu_stages[] = {
-    "route",           "gate",        "order",   "shuffle",
-    "gather",          "gemm",        "combine", "combine_shuffling",
-    "split_shuffling", "scatter_add", "chain",   "layer"};
+    "route",       "gate",     "order",   "shuffle",           "gather",
+    "gemm",        "activate", "combine", "combine_shuffling", "split_shuffling",
+    "scatter_add", "chain",    "layer"};
 
 // `wrapped`: in lines of a help text.
 std::string stage_names(bool wrapped = false) {
@@ -90,6 +90,7 @@ std::string short_rule(const RouteSpec& spec) {
                                            "sparsemixer"};
   std::string rule = scores[static_cast<int>(spec.score)];
   if (spec.score_stage == ScoreStage::after_top_k) rule += " of the top";
+  if (spec.logit_scale != 1) rule += fmt::format(" of {} l", spec.logit_scale);
   if (spec.soft_cap > 0) rule += fmt::format(", cap {}", spec.soft_cap);
   if (spec.selection_bias) rule += " + bias";
   if (spec.router_bias) rule += ", router bias";
@@ -180,8 +181,8 @@ void refuse_ineffective(const BenchOptions& options) {
   };
   refuse_where(format_of(options) != FormatSpec{} && !packs,
                "--format: only gemm and layer take packed weights");
-  refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !packs),
-               "--rows is about gemm and layer of a GPU: --device cuda");
+  refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !(packs || stage == "activate")),
+               "--rows is about activate, gemm and layer of a GPU: --device cuda");
   refuse_where(options.valid > 0 && (!gpu || !layer),
                "--valid is about the layer of a GPU: shunt bench layer --device cuda");
   refuse_where(options.walk != bench::Walk::offsets && (!gpu || !(gemm || all)),
@@ -320,6 +321,7 @@ int run_gpu(const BenchOptions& options) {
     }
   }
   for (auto& shape : wanted.shapes) {
+    if (shape.stage == "activate") shape.rows = options.rows;
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
     shape.format = format_of(options);
     shape.rows = options.rows;
@@ -443,7 +445,7 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
   int ranks = exchanged ? 8 : 0;
   while (ranks > 1 && plan.spec.route.experts % ranks != 0) ranks /= 2;
   for (const auto tokens : plan.tokens) {
-    if (stage == "layer") {
+    if (stage == "layer" || stage == "activate") {
       shapes.push_back({.stage = stage,
                         .route = plan.spec.route,
                         .tokens = tokens,
@@ -537,7 +539,8 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
-  add_rows_option(*command, options->rows, "gemm, layer on a GPU: what rows are rounded to");
+  add_rows_option(*command, options->rows,
+                  "activate, gemm, layer on a GPU: what rows are rounded to");
   command
       ->add_option("--routing", options->routing,
                    "uniform, skewed, zipf or one-hot (default: uniform)")

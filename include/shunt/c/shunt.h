@@ -255,11 +255,14 @@ typedef struct shunt_route_spec {
   int32_t shared_weight; /* SHUNT_SHARED_* */
   int32_t weight_on_input;
   int32_t batch_invariant; /* flag: the same bits whatever the other tokens are */
+  float logit_scale;       /* logits *= logit_scale, before the bias; 0 counts as 1 */
+  int32_t group_limit;     /* experts of one group that are chosen at most; 0: any number */
 } shunt_route_spec;
-#define SHUNT_ROUTE_SPEC_INIT                                                                     \
-  {                                                                                               \
-    sizeof(shunt_route_spec), 0, 0, SHUNT_SCORE_SOFTMAX, SHUNT_BEFORE_TOP_K, 0, 0, 0, 1, 1,       \
-        SHUNT_GROUP_MAX, 0, 1e-20f, SHUNT_EPSILON_ADDED, 1, 1, 0, 0, 0, 0, SHUNT_SHARED_ONE, 0, 0 \
+#define SHUNT_ROUTE_SPEC_INIT                                                                      \
+  {                                                                                                \
+    sizeof(shunt_route_spec), 0, 0, SHUNT_SCORE_SOFTMAX, SHUNT_BEFORE_TOP_K, 0, 0, 0, 1, 1,        \
+        SHUNT_GROUP_MAX, 0, 1e-20f, SHUNT_EPSILON_ADDED, 1, 1, 0, 0, 0, 0, SHUNT_SHARED_ONE, 0, 0, \
+        1, 0                                                                                       \
   }
 
 /* Logits, or hidden and router_weight. C is E, or E + shared_count with SHUNT_SHARED_JOINT. Rows
@@ -656,6 +659,25 @@ SHUNT_API shunt_status shunt_activate(const shunt_context* context,
                                       const shunt_activation_spec* spec, const shunt_tensor* gate,
                                       const shunt_tensor* up, const shunt_tensor* out,
                                       const shunt_tensor* rows);
+
+typedef struct shunt_quantise_spec {
+  uint64_t struct_size;
+  int32_t quantise;        /* SHUNT_QUANTISE_ROW, SHUNT_QUANTISE_BLOCK_128 */
+  float scale_upper_bound; /* of the largest magnitude; 0: none */
+  int32_t power_of_two_scales;
+  int32_t reserved;
+} shunt_quantise_spec;
+#define SHUNT_QUANTISE_SPEC_INIT \
+  { sizeof(shunt_quantise_spec), SHUNT_QUANTISE_NONE, 0, 0, 0 }
+
+/* The same with out f8_e4m3 [R, I], neither gate nor up, and scales f32 [R] or [R, ceil(I / 128)]
+ * with any strides, as shunt_gather_quantised() has them. */
+SHUNT_API shunt_status shunt_activate_quantised(const shunt_context* context,
+                                                const shunt_activation_spec* spec,
+                                                const shunt_quantise_spec* quantise,
+                                                const shunt_tensor* gate, const shunt_tensor* up,
+                                                const shunt_tensor* out, const shunt_tensor* scales,
+                                                const shunt_tensor* rows);
 
 /* ---- combine: expert rows back into tokens; shunt/combine.hpp ---------------------------------
  */
