@@ -240,8 +240,8 @@ def valid_order(offsets, inverse, ids, experts):
 # ---- the cases -----------------------------------------------------------------------------------
 
 def shape_of(row):
-    """The numbers of a case's name: T, E, k, H, R, EP, g (groups), keep, tile."""
-    shape = {key: int(value) for key, value in re.findall(r'\b(EP|[TEkHR])(\d+)\b', row['case'])}
+    """The numbers of a case's name: T, E, k, H, R, I, EP, g (groups), keep, tile."""
+    shape = {key: int(value) for key, value in re.findall(r'\b(EP|[TEkHRI])(\d+)\b', row['case'])}
     if found := re.search(r'\bg(\d+)/(\d+)', row['case']):
         shape['g'], shape['keep'] = int(found[1]), int(found[2])
     if found := re.search(r'tile (\d+)', row['case']):
@@ -481,6 +481,41 @@ def gather_peers(row, n, have):
             yield Peer(f'{name} shuffle_rows', shuffled, check(shuffled))
 
 
+def swiglu_to_fp8(x, block):
+    """SwiGLU of rows of gate and up, in fp8 with a scale for `block` columns."""
+    gate, up = x.float().chunk(2, -1)
+    h = torch.nn.functional.silu(gate) * up
+    parts = h.view(h.shape[0], -1, block)
+    scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    return (parts / scale).to(torch.float8_e4m3fn).view(h.shape), scale.squeeze(-1)
+
+
+def activate_peers(row, n, have):
+    shape, dtype = shape_of(row), DTYPES[row['dtype']]
+    rows, width = shape['R'], shape['I']
+    x = [torch.randn(rows, 2 * width, device='cuda', dtype=dtype) for _ in range(n)]
+    few = min(rows, 512)
+    want = torch.nn.functional.silu(x[0][:few, :width].float()) * x[0][:few, width:].float()
+    block = {'fp8_block': 128, 'fp8_token': width}.get(row['case'].split()[-1])
+    if block is not None and width % block == 0:
+        def rounded(i):
+            return swiglu_to_fp8(x[i], block)
+
+        def check_rounded():
+            values, scales = rounded(0)
+            parts = values[:few].float().view(few, -1, block) * scales[:few, :, None]
+            compare(parts.view(few, width), want, 0.07)
+        yield Peer('torch silu, mul, amax, to', rounded, check_rounded, eager=True,
+                   compiled=(lambda t: swiglu_to_fp8(t, block), lambda i: (x[i],)))
+        return
+
+    def plain(i):
+        return torch.nn.functional.silu(x[i][:, :width]) * x[i][:, width:]
+    yield Peer('torch silu, mul', plain, lambda: compare(plain(0)[:few], want, 2e-2), eager=True,
+               compiled=(lambda t: torch.nn.functional.silu(t[:, :width].float()).mul(t[:, width:]).to(t.dtype),
+                         lambda i: (x[i],)))
+
+
 def combine_peers(row, n, have):
     tokens, pairs, hidden, k, dtype, orders = rows_case(row, n)
     rows = [torch.randn(pairs, hidden, device='cuda', dtype=dtype) for _ in range(n)]
@@ -597,7 +632,7 @@ def scatter_peers(row, n, have):
 
 PEERS = {'combine_shuffling': exchange_peers, 'split_shuffling': exchange_peers, 'scatter_add': scatter_peers,
          'route': route_peers, 'gate': gate_peers, 'order': order_peers, 'shuffle': shuffle_peers, 'gather': gather_peers,
-         'combine': combine_peers}
+         'activate': activate_peers, 'combine': combine_peers}
 
 
 # ---- all of it -----------------------------------------------------------------------------------

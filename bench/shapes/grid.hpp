@@ -21,7 +21,8 @@ enum class RoutingFrom { hidden, logits, ids };
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
                       // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
-                      // chain (route, order, gather, combine), gemm, layer
+                      // chain (route, order, gather, combine), gemm,
+                      // activate, layer
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
@@ -33,8 +34,8 @@ struct StageShape {
   // or so many in each group.
   std::int64_t columns = 0;
   std::int64_t group_rows = 0;
-  std::shared_ptr<const LayerSpec> layer;  // layer
-  // gemm, layer: of the experts, and what their rows are rounded to.
+  std::shared_ptr<const LayerSpec> layer;  // layer, activate
+  // gemm, layer, activate (rows alone): of the experts, and what their rows are rounded to.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
   Walk walk = Walk::offsets;               // gemm

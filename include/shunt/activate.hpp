@@ -6,6 +6,7 @@
 
 #include "shunt/context.hpp"
 #include "shunt/error.hpp"
+#include "shunt/quantise.hpp"
 #include "shunt/tensor.hpp"
 
 namespace shunt {
@@ -52,5 +53,10 @@ Support supports(const ActivationSpec& spec, Device device);
 // are left alone. out may be gate or up.
 void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
               Tensor out, Tensor rows = {});
+// The same with out f8_e4m3 [R, I] and scales f32, [R] for Quantise::row or [R, ceil(I / 128)] for
+// block_128, with any strides: the f32 results are rounded once, as quantise.hpp says. out is
+// neither gate nor up. Throws Error for quantise none too.
+void activate(const Context& context, const ActivationSpec& spec, const QuantiseSpec& quantise,
+              Tensor gate, Tensor up, Tensor out, Tensor scales, Tensor rows = {});
 
 }  // namespace shunt

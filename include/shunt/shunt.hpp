@@ -11,6 +11,7 @@
 #include "shunt/indexed_gemm.hpp"
 #include "shunt/layer.hpp"
 #include "shunt/order.hpp"
+#include "shunt/quantise.hpp"
 #include "shunt/route.hpp"
 #include "shunt/route_and_order.hpp"
 #include "shunt/safetensors.hpp"

@@ -9,6 +9,7 @@
 #include "activate/cpu_engine.hpp"
 #include "activate/cuda_engine.hpp"
 #include "core/check.hpp"
+#include "core/quantise.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/current.hpp"
 
@@ -46,7 +47,9 @@ ActivationRule activation_rule(const ActivationSpec& spec) {
 
 }  // namespace cpu_engine
 
-Support supports(const ActivationSpec& spec, Device device) {
+namespace {
+
+Support legal(const ActivationSpec& spec) {
   const auto kind = static_cast<std::int32_t>(spec.kind);
   if (kind < 0 || kind > static_cast<std::int32_t>(Activation::situ)) {
     return refuse("activation: kind is {}: must be 0 (identity) to 6 (situ)", kind);
@@ -86,50 +89,123 @@ Support supports(const ActivationSpec& spec, Device device) {
     return refuse("activation: linear_beta is {}: must be 0 (none) or 1e-6 to 1e6",
                   spec.linear_beta);
   }
+  return {};
+}
+
+}  // namespace
+
+Support supports(const ActivationSpec& spec, Device device) {
+  if (Support support = legal(spec); !support) return support;
   return cuda_engine::supported_device("activation", device);
 }
 
-void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
-              Tensor out, Tensor rows) {
-  const cuda_engine::Current current(context);
-  require(supports(spec, context.device()), "activate");
+namespace {
+
+// Both forms of activate() but for what is written. Rows to compute; on a GPU all that there are.
+std::int64_t checked_rows(const Context& context, const ActivationSpec& spec, const Tensor& gate,
+                          const Tensor& up, const Tensor& out,
+                          std::initializer_list<DType> out_dtypes, const Tensor& rows) {
   const Device device = context.device();
+  require_legal(legal(spec), "activate");
+  require(supports(spec, device), "activate");
   check_tensor("activate: up", up,
                {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);
   const std::int64_t width = up.shape[1];
-  std::int64_t count = up.shape[0];
+  const std::int64_t count = up.shape[0];
   const TensorRule same{.dtypes = float_dtypes, .shape = {count, width}, .rows_dense = true};
   if (check_given("activate: gate", gate, spec.gated, "the spec's gated")) {
     check_tensor("activate: gate", gate, same, device);
   }
-  check_tensor(
-      "activate: out", out,
-      {.dtypes = float_dtypes, .shape = {count, width}, .rows_dense = true, .written = true},
-      device);
-  if (rows) {
-    check_tensor("activate: rows", rows, {.dtypes = {DType::i32}, .shape = {1}}, device);
-  }
+  check_tensor("activate: out", out,
+               {.dtypes = out_dtypes, .shape = {count, width}, .rows_dense = true, .written = true},
+               device);
+  if (!rows) return count;
+  check_tensor("activate: rows", rows, {.dtypes = {DType::i32}, .shape = {1}}, device);
+  return device.type == DeviceType::cuda
+             ? count
+             : std::clamp<std::int64_t>(*rows.as<std::int32_t>(), 0, count);
+}
 
+using cpu_engine::Form;
+
+// Columns of a row of gate and up, for the kernels.
+struct Operands {
+  const Tensor& gate;
+  const Tensor& up;
+
+  static Form form(const Tensor& t) { return static_cast<Form>(t.dtype); }
+  static char* at(const Tensor& t, std::int64_t row, std::int64_t column) {
+    return t.as<char>() + bytes(t.dtype, row * t.strides[0] + column);
+  }
+  void compute(const cpu_engine::ActivateKernels& kernels, const cpu_engine::ActivationRule& rule,
+               std::int64_t row, std::int64_t column, void* out, Form out_form,
+               std::size_t columns) const {
+    kernels.row(rule, rule.gated ? at(gate, row, column) : nullptr, form(gate), at(up, row, column),
+                form(up), out, out_form, columns);
+  }
+};
+
+// A part worth starting a thread for: some ten microseconds.
+std::int64_t grain_of(std::int64_t width) {
+  return std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width));
+}
+
+}  // namespace
+
+void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
+              Tensor out, Tensor rows) {
+  const cuda_engine::Current current(context);
+  const std::int64_t count = checked_rows(context, spec, gate, up, out, float_dtypes, rows);
   const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
   if constexpr (cuda_engine::built) {
-    if (device.type == DeviceType::cuda) {
+    if (context.device().type == DeviceType::cuda) {
       return cuda_engine::activate(context.gpu(), rule, gate, up, out, rows);
     }
   }
-  if (rows) count = std::clamp<std::int64_t>(*rows.as<std::int32_t>(), 0, count);
-  using cpu_engine::Form;
   cpu_engine::Pool& pool = context.pool();
   const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(pool.isa());
-  const auto row = [](const Tensor& t, std::int64_t r) {
-    return t.as<char>() + bytes(t.dtype, r * t.strides[0]);
-  };
-  const auto form = [](const Tensor& t) { return static_cast<Form>(t.dtype); };
-  // A part worth starting a thread for: some ten microseconds.
-  const std::int64_t grain = std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width));
-  pool.split(count, grain, [&](std::int64_t begin, std::int64_t end) {
+  const Operands operands{gate, up};
+  const auto width = static_cast<std::size_t>(up.shape[1]);
+  pool.split(count, grain_of(up.shape[1]), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      kernels.row(rule, spec.gated ? row(gate, r) : nullptr, form(gate), row(up, r), form(up),
-                  row(out, r), form(out), static_cast<std::size_t>(width));
+      operands.compute(kernels, rule, r, 0, Operands::at(out, r, 0), Operands::form(out), width);
+    }
+  });
+}
+
+void activate(const Context& context, const ActivationSpec& spec, const QuantiseSpec& quantise,
+              Tensor gate, Tensor up, Tensor out, Tensor scales, Tensor rows) {
+  const cuda_engine::Current current(context);
+  if (const Support support = legal(quantise); !support) {
+    fail(Status::invalid_argument, "activate: {}", support.reason);
+  }
+  if (quantise.quantise == Quantise::none) {
+    fail(Status::invalid_argument,
+         "activate: quantise is 0 (none): must be 1 (row) or 2 (block_128) where there are scales");
+  }
+  const std::int64_t count = checked_rows(context, spec, gate, up, out, {DType::f8_e4m3}, rows);
+  const std::int64_t width = up.shape[1];
+  check_given("activate: scales", scales, true, "quantise");
+  check_scales("activate: scales", scales, quantise.quantise, up.shape[0], width, context.device());
+  const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
+  if constexpr (cuda_engine::built) {
+    if (context.device().type == DeviceType::cuda) {
+      return cuda_engine::activate_quantised(context.gpu(), rule, quantise, gate, up, out, scales,
+                                             rows);
+    }
+  }
+  cpu_engine::Pool& pool = context.pool();
+  const cpu_engine::ActivateKernels& kernels = cpu_engine::activate_kernels(pool.isa());
+  const Operands operands{gate, up};
+  pool.split(count, grain_of(width), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      quantise_row(quantise, static_cast<std::size_t>(width),
+                   out.as<std::uint8_t>() + r * out.strides[0],
+                   scales.as<float>() + r * scales.strides[0], scales.strides[1],
+                   [&](std::size_t h, std::size_t columns, float* values) {
+                     operands.compute(kernels, rule, r, static_cast<std::int64_t>(h), values,
+                                      Form::f32, columns);
+                   });
     }
   });
 }

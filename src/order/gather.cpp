@@ -1,5 +1,4 @@
 // gather(): checks of everything it is given, then the engine.
-#include <cmath>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -7,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "core/quantise.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
 #include "order/engine.hpp"
@@ -21,19 +21,7 @@ Support legal(const GatherSpec& spec) {
   if (spec.slots < 1 || spec.slots > 128) {
     return refuse("slots is {}: must be 1 to 128", spec.slots);
   }
-  if (spec.quantise < Quantise::none || spec.quantise > Quantise::block_128) {
-    return refuse("quantise is {}: must be 0 (none), 1 (row) or 2 (block_128)",
-                  static_cast<int>(spec.quantise));
-  }
-  if (!(spec.scale_upper_bound >= 0) || !std::isfinite(spec.scale_upper_bound)) {
-    return refuse("scale_upper_bound is {}: must be 0 for none, or positive and finite",
-                  spec.scale_upper_bound);
-  }
-  if (spec.quantise == Quantise::none && (spec.scale_upper_bound > 0 || spec.power_of_two_scales)) {
-    return refuse("{} is given, but quantise is none: there are no scales",
-                  spec.power_of_two_scales ? "power_of_two_scales" : "scale_upper_bound");
-  }
-  return {};
+  return shunt::legal(spec.rounding());
 }
 
 }  // namespace
@@ -94,12 +82,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                 .written = true},
                device);
   if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
-    if (spec.quantise == Quantise::row) {
-      check_tensor("gather: scales", scales, {.dtypes = {f32}, .shape = {pairs}}, device);
-    } else {
-      check_tensor("gather: scales", scales,
-                   {.dtypes = {f32}, .shape = {pairs, (width + 127) / 128}}, device);
-    }
+    check_scales("gather: scales", scales, spec.quantise, pairs, width, device);
   }
   if (check_given("gather: weights", in.weights, spec.scale_by_weight,
                   "GatherSpec.scale_by_weight")) {

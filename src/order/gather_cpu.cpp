@@ -1,10 +1,8 @@
 // Rows of hidden states in the order of experts, converted on the way. Bound by memory: a token's
 // row is read once for each of its experts, every row is written once.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
-#include "core/convert.hpp"
 #include "core/quantise.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/pool.hpp"
@@ -13,57 +11,6 @@
 namespace shunt {
 
 using cpu_engine::Form;
-
-namespace {
-
-// A row of 128 or fewer values at a time.
-constexpr std::size_t strip = 128;
-
-// One row as fp8. Its values are computed twice: once for their amax, once for themselves.
-struct QuantisedRow {
-  const GatherSpec& spec;
-  cpu_engine::ConvertKernels convert;
-  Form form;
-
-  Fp8Scale scale_of(float amax) const {
-    return fp8_scale(amax, spec.scale_upper_bound, spec.power_of_two_scales);
-  }
-  // scales: of the row, `step` elements apart.
-  void operator()(const char* from, float weight, std::uint8_t* to, float* scales,
-                  std::int64_t step, std::size_t n) const {
-    float values[strip];
-    const auto read = [&](std::size_t h) {
-      const std::size_t count = std::min(strip, n - h);
-      convert.row(from + h * cpu_engine::form_bytes(form), form, weight, values, Form::f32, count);
-      return count;
-    };
-    const auto amax_of = [&](std::size_t count) {
-      float amax = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        const float size = std::abs(values[i]);
-        if (std::isfinite(size)) amax = std::max(amax, size);
-      }
-      return amax;
-    };
-    Fp8Scale scale;
-    if (spec.quantise == Quantise::row) {
-      float amax = 0;
-      for (std::size_t h = 0; h < n; h += strip) amax = std::max(amax, amax_of(read(h)));
-      scale = scale_of(amax);
-      *scales = scale.scale;
-    }
-    for (std::size_t h = 0; h < n; h += strip) {
-      const std::size_t count = read(h);
-      if (spec.quantise == Quantise::block_128) {
-        scale = scale_of(amax_of(count));
-        scales[static_cast<std::int64_t>(h / strip) * step] = scale.scale;
-      }
-      for (std::size_t i = 0; i < count; ++i) to[h + i] = f32_to_e4m3(values[i] * scale.factor);
-    }
-  }
-};
-
-}  // namespace
 
 void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInputs& in,
                 const Tensor& rows, const Tensor& scales, std::int64_t count) {
@@ -76,7 +23,6 @@ void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInpu
   const auto to_form = static_cast<Form>(rows.dtype);
   const bool copies = weights == nullptr && from_form == to_form;
   const auto kernels = cpu_engine::convert_kernels(context.pool().isa());
-  const QuantisedRow quantise{spec, kernels, from_form};
   const auto n = static_cast<std::size_t>(width);
 
   // A thread is worth waking for some 32k elements.
@@ -86,8 +32,13 @@ void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInpu
       const char* from = in.hidden.as<char>() + permutation[r] / spec.slots * from_bytes;
       char* to = rows.as<char>() + r * to_bytes;
       if (spec.quantise != Quantise::none) {
-        quantise(from, weights != nullptr ? weights[r] : 1, reinterpret_cast<std::uint8_t*>(to),
-                 scales.as<float>() + r * scales.strides[0], scales.strides[1], n);
+        quantise_row(spec.rounding(), n, reinterpret_cast<std::uint8_t*>(to),
+                     scales.as<float>() + r * scales.strides[0], scales.strides[1],
+                     [&](std::size_t h, std::size_t width_of_strip, float* values) {
+                       kernels.row(from + h * cpu_engine::form_bytes(from_form), from_form,
+                                   weights != nullptr ? weights[r] : 1, values, Form::f32,
+                                   width_of_strip);
+                     });
       } else if (copies) {
         std::memcpy(to, from, n * cpu_engine::form_bytes(to_form));
       } else {

@@ -15,7 +15,7 @@
 // most) a block has the whole item, and one barrier.
 //
 // Bytes: as gather, with rows of one byte an element and the scales. Predicted: 80 % of a copy.
-#include "cuda/fp8.cuh"
+#include "cuda/fp8_quads.cuh"
 #include "order/gather_cuda.hpp"
 
 namespace shunt {
@@ -24,7 +24,6 @@ namespace {
 
 using namespace cuda_engine;
 
-constexpr int chunk = 128;
 constexpr int kept = 8;  // chunks a warp
 constexpr int warps_of_block = 8;
 
@@ -41,67 +40,13 @@ struct QuantiseCall {
   bool power_of_two, per_row;
 };
 
-// Four elements a lane of the chunk at column h.
-template <Form form, bool aligned>
-struct Quad {
-  Raw<4 * form_bytes(form)> raw;
-
-  __device__ void load(const char* row, std::int64_t h, std::int64_t width, int lane) {
-    if constexpr (aligned) {
-      raw = {};
-      if (h + 4 * lane < width) {
-        raw = load_raw<4 * form_bytes(form)>(row + (h + 4 * lane) * form_bytes(form));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::int64_t at = h + 32 * i + lane;
-        const std::uint32_t word =
-            at < width ? load_raw<form_bytes(form)>(row + at * form_bytes(form)).word[0] : 0;
-        if constexpr (form == Form::f32) {
-          raw.word[i] = word;
-        } else {
-          raw.word[i / 2] = i % 2 == 0 ? word : raw.word[i / 2] | word << 16;
-        }
-      }
-    }
-  }
-  __device__ void values(float weight, float (&x)[4]) const {
-    widen<4, form>(raw, x);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(weight, x[i]);
-  }
-};
-
-__device__ std::uint32_t amax_bits(const float (&x)[4]) {
-  std::uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
-    most = max(most, size < 0x7f800000u ? size : 0);
-  }
-  return most;
-}
-
 // The same chunk of every row that the item is written to.
 template <bool aligned, class Rows>
 __device__ void write(const QuantiseCall& call, const float (&x)[4], float factor, std::int64_t h,
                       int lane, const Rows& for_each_row) {
-  float y[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(x[i], factor);
-  const std::uint32_t low = to_e4m3x2(y[0], y[1]), high = to_e4m3x2(y[2], y[3]);
+  const std::uint32_t word = quad_to_e4m3(x, factor);
   for_each_row([&](std::int64_t row) {
-    char* const line = call.to + row * call.to_row_bytes + h;
-    if constexpr (aligned) {
-      if (h + 4 * lane < call.width) store_raw<4>(line + 4 * lane, {low | high << 16});
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t byte = ((i < 2 ? low : high) >> (8 * (i % 2))) & 0xffu;
-        if (h + 32 * i + lane < call.width) store_raw<1>(line + 32 * i + lane, {byte});
-      }
-    }
+    store_quad<aligned>(call.to + row * call.to_row_bytes, word, h, call.width, lane);
   });
 }
 

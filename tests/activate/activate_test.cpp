@@ -263,18 +263,23 @@ INSTANTIATE_TEST_SUITE_P(All, ActivateOn, testing::ValuesIn(test::all_engines())
 // The GPU computes the formulas of the vector sets, operation by operation.
 TEST(Activate, TheGpuGivesTheBitsOfACpuWithFma) {
   if (!test::on_gpu()) GTEST_SKIP() << "about the CUDA engine";
-  const std::vector<float> gate = interesting_values();
-  const std::vector<float> up(gate.rbegin(), gate.rend());
-  std::vector<float> ours(gate.size()), theirs(gate.size());
-  for (const cpu_engine::Isa isa : test::all_isas()) {
-    if (isa == cpu_engine::Isa::scalar) continue;
-    for (const ActivationSpec& spec : all_forms()) {
-      activate_row({.gpu = true}, spec, gate, up, ours);
-      activate_row({.isa = isa}, spec, gate, up, theirs);
-      for (std::size_t i = 0; i < gate.size(); ++i) {
-        ASSERT_TRUE(ours[i] == theirs[i] || (std::isnan(ours[i]) && std::isnan(theirs[i])))
-            << describe(spec) << " gate " << gate[i] << " up " << up[i] << ": " << ours[i] << ", "
-            << theirs[i];
+  // Rows that are whole vectors, and others.
+  for (const bool whole : {true, false}) {
+    std::vector<float> gate = interesting_values();
+    for (const float x : {infinity, -infinity, nan}) gate.push_back(x);
+    while ((gate.size() % 8 == 0) != whole) gate.push_back(0.75F);
+    const std::vector<float> up(gate.rbegin(), gate.rend());
+    std::vector<float> ours(gate.size()), theirs(gate.size());
+    for (const cpu_engine::Isa isa : test::all_isas()) {
+      if (isa == cpu_engine::Isa::scalar) continue;
+      for (const ActivationSpec& spec : all_forms()) {
+        activate_row({.gpu = true}, spec, gate, up, ours);
+        activate_row({.isa = isa}, spec, gate, up, theirs);
+        for (std::size_t i = 0; i < gate.size(); ++i) {
+          ASSERT_TRUE(ours[i] == theirs[i] || (std::isnan(ours[i]) && std::isnan(theirs[i])))
+              << describe(spec) << " gate " << gate[i] << " up " << up[i] << ": " << ours[i] << ", "
+              << theirs[i];
+        }
       }
     }
   }

@@ -300,6 +300,7 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
   if (shape.stage == "gather" || shape.stage == "combine") {
     return rows_case(context, shape, spread, rotate_bytes);
   }
+  if (shape.stage == "activate") return activate_case(context, shape, rotate_bytes);
   if (shape.stage == "layer") return layer_case(context, shape, spread, rotate_bytes);
   if (shape.stage == "gemm") return gemm_case(context, shape, spread, rotate_bytes);
   if (shape.stage == "chain") return chain_case(context, shape, spread, rotate_bytes);

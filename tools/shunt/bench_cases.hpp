@@ -32,6 +32,9 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
 // The part of it that makes gather and combine.
 StageCase rows_case(const Context& context, const bench::StageShape& shape, Spread spread,
                     std::int64_t rotate_bytes);
+// The part of it that makes activate.
+StageCase activate_case(const Context& context, const bench::StageShape& shape,
+                        std::int64_t rotate_bytes);
 // The part of it that makes whole layers.
 StageCase layer_case(const Context& context, const bench::StageShape& shape, Spread spread,
                      std::int64_t rotate_bytes);

@@ -48,7 +48,7 @@ ConversionOptions parse(const ConvertOptions& options) {
     result.spec.pruning.damping = *options.damping;
   }
   if (options.out.empty()) throw UsageError("OUT: must be the name of a folder");
-  if (!result.spec.prune && (measured || !options.calibrate.empty())) {
+  if (!result.spec.prune && (!options.method.empty() || !options.calibrate.empty())) {
     throw UsageError(fmt::format("{} needs --prune 2:4",
                                  options.calibrate.empty() ? "--method" : "--calibrate"));
   }

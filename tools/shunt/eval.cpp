@@ -473,6 +473,9 @@ int Evaluation::run() {
       }
     }
   }
+  if (inputs_ && std::none_of(specs.begin(), specs.end(), needs_inputs)) {
+    throw UsageError("--calibrate: no --format of wanda or obs looks at it");
+  }
   for (const ConversionSpec& spec : specs) {
     if (needs_inputs(spec) && !inputs_) {
       throw UsageError(fmt::format("--calibrate FILE is needed for {}: --record makes one",
