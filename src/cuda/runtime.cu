@@ -2,6 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -34,7 +39,9 @@ int make_current(int index) {
 
 void restore_current(int before) noexcept {
   int now = 0;
-  if (cudaGetDevice(&now) == cudaSuccess && now != before) cudaSetDevice(before);
+  if (cudaGetDevice(&now) == cudaSuccess && now != before && cudaSetDevice(before) != cudaSuccess) {
+    cudaGetLastError();
+  }
 }
 
 void check_fits(const char* what, const Gpu& gpu, std::size_t bytes) {
@@ -88,6 +95,10 @@ int clusters_at_once(const Gpu& gpu, int size) {
   check(cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              gpu.shared_bytes),
         "cudaFuncSetAttribute");
+  if (size > 8) {
+    check(cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+          "cudaFuncSetAttribute");
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = static_cast<unsigned>(size);
@@ -115,6 +126,37 @@ int compute_capability(int index) {
   return 10 * major + minor;
 }
 
+int multiprocessors(int index) {
+  int count = 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+namespace {
+// The environment variable SHUNT_CUDA_SHARED_BYTES: no block asks for more than so much, so that
+// plans and kernels for GPUs with less can be tried on one with more (101376: 8.6, 8.9 and 12.0).
+int most_shared_bytes() {
+  static const int most = [] {
+    constexpr int least = 99 * 1024;
+    const char* const wanted = std::getenv("SHUNT_CUDA_SHARED_BYTES");
+    if (wanted == nullptr || *wanted == '\0') return std::numeric_limits<int>::max();
+    int value = 0;
+    const char* const end = wanted + std::strlen(wanted);
+    const auto [stop, error] = std::from_chars(wanted, end, value);
+    if (error != std::errc() || stop != end || value < least) {
+      throw Error(Status::invalid_argument, std::string("SHUNT_CUDA_SHARED_BYTES is '") + wanted +
+                                                "': must be " + std::to_string(least) +
+                                                " or more, or not set");
+    }
+    return value;
+  }();
+  return most;
+}
+}  // namespace
+
 int block_shared_bytes(int index) {
   int bytes = 0;
   if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index) !=
@@ -122,7 +164,7 @@ int block_shared_bytes(int index) {
     cudaGetLastError();  // the next call must not see it
     return 0;
   }
-  return bytes;
+  return std::min(bytes, most_shared_bytes());
 }
 
 Gpu open(void* stream, int index, bool dependent_launch) {
@@ -167,18 +209,23 @@ Gpu open(void* stream, int index, bool dependent_launch) {
     if (attributes.ptxVersion < gpu.compute) gpu.compute = 80;
   }
   gpu.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  gpu.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  gpu.shared_bytes =
+      std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), most_shared_bytes());
   // Kilohertz, twice a clock.
   gpu.read_gbps =
       2e-6 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
   gpu.clock_ghz = 1e-6 * attribute(cudaDevAttrClockRate);
   gpu.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   if (gpu.compute >= 90 && attribute(cudaDevAttrClusterLaunch) != 0) gpu.largest_cluster = 8;
-  // A part of a GPU (MIG) may lack groups of 16 multiprocessors.
-  gpu.widest_cluster = gpu.compute == 90 && gpu.multiprocessors >= 100 ? 16 : gpu.largest_cluster;
   gpu.clusters[1] = gpu.multiprocessors;
   for (int size = 2; size <= gpu.largest_cluster; ++size) {
     gpu.clusters[static_cast<std::size_t>(size)] = clusters_at_once(gpu, size);
+  }
+  // A part of a GPU (MIG) may lack groups of 16 multiprocessors, or of 8.
+  while (gpu.clusters[static_cast<std::size_t>(gpu.largest_cluster)] == 0) gpu.largest_cluster /= 2;
+  gpu.widest_cluster = gpu.largest_cluster;
+  if (gpu.compute == 90 && gpu.multiprocessors >= 100 && clusters_at_once(gpu, 16) > 0) {
+    gpu.widest_cluster = 16;
   }
   gpu.tickets = static_cast<std::uint32_t*>(allocate(gpu, ticket_count * sizeof(std::uint32_t)));
   return gpu;
@@ -206,7 +253,7 @@ void release(int index, void* data) noexcept {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess) return;  // the process is ending
   if (before != index) cudaSetDevice(index);
-  cudaFree(data);
+  if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // not for the next call to see
   restore_current(before);
 }
 
@@ -217,6 +264,9 @@ void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes) {
   check(cudaStreamSynchronize(stream_of(gpu)), "copy");
 }
 
-void synchronize(const Gpu& gpu) { check(cudaStreamSynchronize(stream_of(gpu)), "synchronize"); }
+void synchronize(const Gpu& gpu) {
+  const Current current(gpu.index);  // the default streams are the current GPU's
+  check(cudaStreamSynchronize(stream_of(gpu)), "synchronize");
+}
 
 }  // namespace shunt::cuda_engine

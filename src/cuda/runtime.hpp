@@ -56,6 +56,7 @@ Support supported_device(const char* what, Device device);
 
 // 90 for 9.0; 0 where there is no such GPU.
 int compute_capability(int index);
+int multiprocessors(int index);  // 0 where there is no such GPU
 // Shared memory that a block may ask for; 0 where there is no such GPU.
 int block_shared_bytes(int index);
 // Throws Error{unsupported} when there is no such GPU or it is older than compute capability 8.0.

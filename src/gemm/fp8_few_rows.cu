@@ -537,8 +537,9 @@ __global__ void __launch_bounds__(S::threads, S::together)
           if (lane < split) mbarrier_arrive_at(&there, static_cast<unsigned>(lane));
           mbarrier_wait_cluster(&there, turn);
         }
-        const float* const row_scales = reinterpret_cast<const float*>(
-            args.tiles + at.group * args.group_bytes + args.scales_at + at.column * S::rows * 4);
+        const float* const row_scales =
+            reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
+                                           args.scales_at + std::int64_t{at.column} * S::rows * 4);
         const auto sum = [&](int token, int row) {
           const float* const here = sums + token * S::pitch + row;
           float all = *here;

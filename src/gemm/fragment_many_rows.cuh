@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       const int row = 64 * group + 16 * quarter + lane / 4;
       const float* const factors =
           reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
-                                         args.factors_at + column * S::rows * 4) +
+                                         args.factors_at + std::int64_t{column} * S::rows * 4) +
           row;
       const float low = __ldg(factors), high = __ldg(factors + 8);
 #pragma unroll

@@ -94,6 +94,7 @@ void unprepare_in_place(const Context& context, const PreparedWeights& weights, 
     context.copy(scratch.data, at, one);
     unprepare(context, copy, 0, view(at, weights.dtype, {weights.n, weights.k}, context.device()));
   }
+  context.synchronize();  // the last still reads `scratch`
 }
 
 }  // namespace shunt

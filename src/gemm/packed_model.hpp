@@ -39,11 +39,12 @@ struct PackedModel {
            s.k < most && s.group_rows < most / s.groups &&
            (s.rows / 8 + s.groups) < most / ceil_div(s.group_rows, 128);
   }
+  static constexpr int least_multiprocessors = 16;
   // Hopper's, which list the groups.
   static bool fits(const PackedSizes& s, const GpuFigures& gpu) {
     constexpr std::int64_t most_groups = 1024;
     const bool hopper = gpu.compute == 90 && gpu.shared_bytes >= 227 * 1024 &&
-                        gpu.largest_cluster >= 8 && gpu.multiprocessors >= 16;
+                        gpu.largest_cluster >= 8 && gpu.multiprocessors >= least_multiprocessors;
     return hopper && s.groups <= most_groups && countable(s);
   }
 

@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "gemm/fp4_product.hpp"
+#include "gemm/packed_model.hpp"
 #include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
 #include "gemm/weighed.hpp"
@@ -46,7 +47,13 @@ Support packed_support(Device device, const FormatSpec& format, RowFormat rows) 
     return refuse("weights in {} have no kernel on compute capability {}.{}: must be 8.0 or more",
                   to_string(format), compute / 10, compute % 10);
   }
-  if (with_kernels(compute) == 90) return {};
+  if (with_kernels(compute) == 90) {
+    const int count = multiprocessors(device.index);
+    if (count == 0 || count >= PackedModel::least_multiprocessors) return {};
+    return refuse("weights in {} with rows {} need {} multiprocessors or more: GPU {} has {}",
+                  to_string(format), to_string(rows), PackedModel::least_multiprocessors,
+                  device.index, count);
+  }
   return refuse(
       "weights in {} with rows {} have no kernel on compute capability {}.{}: rows must be "
       "as_dtype, or it 9.0, in a build for it and without SHUNT_CUDA_GEMM=portable",

@@ -271,8 +271,24 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     shared_rows = at(s.shared, rows_dtype(), {tokens, spec.hidden});
     if (spec.shared.sigmoid_gate) shared_logits = at(s.shared_logits, f32, {tokens});
   }
+  // Whatever is thrown between the two, a capture is not left with a fork in it.
+  struct Fork {
+    const SideStream* side = nullptr;
+    ~Fork() {
+      if constexpr (cuda_engine::built) {
+        if (side == nullptr) return;
+        try {
+          side->join();
+        } catch (const Error&) {  // the first one is what the caller sees
+        }
+      }
+    }
+  } fork;
   if constexpr (cuda_engine::built) {
-    if (beside) side->fork();
+    if (beside) {
+      side->fork();
+      fork.side = &*side;
+    }
   }
   if (!routed_before) {
     clock(
@@ -450,6 +466,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         });
   }
   if constexpr (cuda_engine::built) {
+    fork.side = nullptr;
     if (beside) side->join();
   }
   const Context& joined = beside ? side->joined() : context;

@@ -32,9 +32,12 @@ SideStream::SideStream(const Context& main)
 
 SideStream::~SideStream() {
   // What is still enqueued ends first: the events and the stream are given back after that.
-  cudaEventDestroy(event(forked_));
-  cudaEventDestroy(event(ended_));
-  cudaStreamDestroy(stream(stream_));
+  const cudaError_t given_back[] = {cudaEventDestroy(event(forked_)),
+                                    cudaEventDestroy(event(ended_)),
+                                    cudaStreamDestroy(stream(stream_))};
+  for (const cudaError_t error : given_back) {
+    if (error != cudaSuccess) cudaGetLastError();  // not for the next call to see
+  }
 }
 
 void SideStream::fork() const {

@@ -230,7 +230,9 @@ __device__ __forceinline__ void fill_padding(const OrderCall& call, const std::i
     const std::int32_t begin = padded[e], end = padded[e + 1];
     const std::int32_t count = count_of(e);
 #pragma unroll 1
-    for (std::int32_t r = begin + count + static_cast<std::int32_t>(lane); r < end; r += 32) {
+    // All below 2^31, which a step may pass.
+    for (auto r = static_cast<std::uint32_t>(begin + count) + lane;
+         r < static_cast<std::uint32_t>(end); r += 32) {
       if (call.sorted_token_ids != nullptr) call.sorted_token_ids[r] = call.sentinel;
       if (call.sorted_weights != nullptr) call.sorted_weights[r] = 0;
     }

@@ -64,8 +64,8 @@ bool few_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tens
   constexpr std::int64_t largest_stride = 1 << 29;
   if (!is_softmax_of_top(r) || logits.dtype != DType::bf16 || experts > 32 ||
       r.valid_tokens != nullptr || r.ids.data == nullptr || r.weights.data == nullptr ||
-      logits.strides[0] > largest_stride || r.ids.stride > largest_stride ||
-      r.weights.stride > largest_stride) {
+      std::abs(logits.strides[0]) > largest_stride || std::abs(r.ids.stride) > largest_stride ||
+      std::abs(r.weights.stride) > largest_stride) {
     return false;
   }
   const bool first = k == 1 && (experts == 8 || experts == 16 || experts == 32) &&

@@ -318,7 +318,9 @@ __device__ __forceinline__ std::uint32_t route_plain(const DeviceRoute& r, const
       below = __funnelshift_l(static_cast<std::uint32_t>(bits_of(difference)), below, 1);
     }
     constexpr std::uint32_t all = most == 32 ? every_lane : (1U << (most & 31)) - 1;
-    mine[i] = there ? ~below & all : 0;
+    // Where fewer than k are numbers above -inf, what lies past E would reach it, too: -inf - -inf
+    // has no sign bit. Such a row is left in any case.
+    mine[i] = there && least > minus_infinity ? ~below & all : 0;
   }
   std::int32_t last = -1;  // the lane's id in slot k - 1
   const auto place = [&](int n) {

@@ -1,15 +1,16 @@
 // Router: hidden states [T, H] times router weights [C, H], then the whole of routing, one launch
 // without logits in memory.
 //
-// A cluster of S blocks takes `rows` tokens (16 or 64) and all columns (up to 512); its blocks
+// A cluster of S blocks takes `rows` tokens (16 or 64) and all columns (up to 512, or 256 on GPUs
+// with less than 140 KB of shared memory a block); its blocks
 // share out H. A block sums its part of H on the tensor cores with all rows x columns sums in
 // registers, puts them into its shared memory, and after one barrier of the cluster each block adds
 // up the S parts of rows / S rows, in the order of the ranks, and routes them, a warp a row
-// (shared_rows.cuh). More than 512 columns: blocks of 512 columns write logits to the workspace,
-// and the gate follows.
+// (shared_rows.cuh). More columns: blocks of as many write logits to the workspace, and the gate
+// follows.
 //
 // 8 warps, over rows x columns: 2 x 4 of 32 x 8 NT (64 rows) or 1 x 8 of 16 x 8 NT (16 rows).
-// Whole: operands of one 16-bit type, 16-byte aligned: cp.async in 3 to 8 stages of 64 along H,
+// Whole: operands of one 16-bit type, 16-byte aligned: cp.async in 2 to 8 stages of 64 along H,
 //   rows of 128 bytes whose 16-byte pieces are swizzled by the row, ldmatrix, mma.sync.
 // Split: any types and alignment: values staged as f32, 32 along H at a time, each split into up to
 //   three bf16 that add up to it; products of pieces down to 2^-24 of the result: f32-grade logits.
@@ -41,6 +42,7 @@ struct Operands {
   int hidden = 0;
   float* logits = nullptr;  // [T, C]: write raw sums there and route nothing; or null
   int parts = 1;            // blocks of a cluster
+  int stages = 2;           // 2 to 8
   bool ordered = false;     // ids are sorted at the end
 };
 
@@ -50,21 +52,30 @@ struct Tile {
   static constexpr int warps_n = warps / warps_m;
   static constexpr int MT = rows / warps_m / 16;  // m16 tiles of a warp
   static constexpr int columns = warps_n * NT * 8;
-  static constexpr int sum_stride = columns + 4;  // f32, of a row of sums
-  static constexpr int whole_stage = (rows + columns) * 64 * 2;
-  // As many as shared memory holds: what is on its way is what a multiprocessor can read a second.
-  static constexpr int stages = 220 * 1024 / whole_stage < 8 ? 220 * 1024 / whole_stage : 8;
-  static constexpr int split_stride = 40;  // f32: 32 along H and a pad
-  static constexpr int split_bytes = (rows + columns) * split_stride * 4;
-  static constexpr int sum_bytes = rows * sum_stride * 4;
-  // Sums added up lie beyond those that other blocks still read.
-  static constexpr int most(int a, int b) { return a > b ? a : b; }
-  static constexpr int bytes(bool split, int parts) {
-    const int loop = split ? split_bytes : stages * whole_stage;
-    const int after = parts == 1 ? sum_bytes : sum_bytes + rows / parts * sum_stride * 4;
-    return most(loop, after);
-  }
+  static constexpr int sum_stride = any_sum_stride(columns);
+  static constexpr int whole_stage = any_stage_bytes(rows, columns);
+  static constexpr int split_stride = any_split_stride;
 };
+
+// Until all but the `pending` last groups of copies are there.
+__device__ __forceinline__ void wait_for_all_but(int pending) {
+  switch (pending) {
+    case 0:
+      return cuda_engine::cp_async_wait<0>();
+    case 1:
+      return cuda_engine::cp_async_wait<1>();
+    case 2:
+      return cuda_engine::cp_async_wait<2>();
+    case 3:
+      return cuda_engine::cp_async_wait<3>();
+    case 4:
+      return cuda_engine::cp_async_wait<4>();
+    case 5:
+      return cuda_engine::cp_async_wait<5>();
+    default:
+      return cuda_engine::cp_async_wait<6>();
+  }
+}
 
 template <int rows, int NT>
 using Sums = float[Tile<rows, NT>::MT][NT][4];
@@ -86,14 +97,16 @@ __device__ __forceinline__ void multiply_whole(const Operands& o, std::int64_t f
   const std::uint32_t base = shared_address(shared);
   const int steps = (end - begin + 63) / 64;
 
-  constexpr int stages = Shape::stages;
+  const int stages = o.stages;
   // A thread fetches the same piece of every 32nd row.
   const int piece = thread & 7, own = thread >> 3;
   const T* const from_x = x + own * o.x_stride + piece * 8;
   const T* const from_w = w + own * o.w_stride + piece * 8;
-  const auto fetch = [&](int step) {
-    const std::uint32_t stage = base + static_cast<std::uint32_t>(step % stages) *
-                                           static_cast<std::uint32_t>(Shape::whole_stage);
+  const auto stage_at = [&](int slot) {
+    return base + static_cast<std::uint32_t>(slot) * static_cast<std::uint32_t>(Shape::whole_stage);
+  };
+  const auto fetch = [&](int step, int slot) {
+    const std::uint32_t stage = stage_at(slot);
     const int h = begin + step * 64;
     const int bytes = min(max(end - h - piece * 8, 0), 8) * 2;
 #pragma unroll
@@ -113,20 +126,22 @@ __device__ __forceinline__ void multiply_whole(const Operands& o, std::int64_t f
                   there ? bytes : 0);
     }
   };
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) {
-    if (s < steps) fetch(s);
+    if (s < steps) fetch(s, s);
     cuda_engine::cp_async_commit();
   }
   const int row_m = warp % Shape::warps_m * Shape::MT * 16;
   const int row_n = rows + warp / Shape::warps_m * NT * 8;
+  int slot = 0, free = stages - 1;
   for (int step = 0; step < steps; ++step) {
-    cuda_engine::cp_async_wait<stages - 2>();
+    wait_for_all_but(stages - 2);
     __syncthreads();  // this stage is there for all, and all have left the one before
-    if (step + stages - 1 < steps) fetch(step + stages - 1);
+    if (step + stages - 1 < steps) fetch(step + stages - 1, free);
     cuda_engine::cp_async_commit();
-    const std::uint32_t stage = base + static_cast<std::uint32_t>(step % stages) *
-                                           static_cast<std::uint32_t>(Shape::whole_stage);
+    const std::uint32_t stage = stage_at(slot);
+    free = slot;
+    slot = slot + 1 == stages ? 0 : slot + 1;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t a[Shape::MT][4];
@@ -348,8 +363,9 @@ void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Oper
   const cuda_engine::Shape shape{
       .grid = {static_cast<unsigned>(tiles) * static_cast<unsigned>(o.parts), column_tiles, 1},
       .block = {threads, 1, 1},
-      .shared = std::max(static_cast<std::size_t>(Shape::bytes(!whole, o.parts)),
-                         o.ordered ? tail.job.plan.shared_bytes() : 0),
+      .shared = std::max(
+          static_cast<std::size_t>(any_bytes(!whole, rows, Shape::columns, o.parts, o.stages)),
+          o.ordered ? tail.job.plan.shared_bytes() : 0),
       .cluster = static_cast<unsigned>(o.parts)};
   const char* what = "route: router";
   if (!whole) {
@@ -362,8 +378,7 @@ void launch_router(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Oper
 }
 
 void launch_tiles(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Operands& o,
-                  const ordering::SortTail& tail, int rows, bool whole) {
-  const int columns = r.rule.columns;
+                  const ordering::SortTail& tail, int rows, int columns, bool whole) {
   if (rows == 64) {
     if (columns <= 64) return launch_router<64, 2>(gpu, r, o, tail, whole);
     if (columns <= 128) return launch_router<64, 4>(gpu, r, o, tail, whole);
@@ -416,7 +431,8 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
                       : boxes ? RouterOperands::boxes
                               : RouterOperands::whole);
   auto* const memory = static_cast<float*>(workspace.data);
-  float* const logits = r.rule.columns > 512 ? memory : nullptr;  // too many for one launch
+  float* logits = r.rule.columns > 512 ? memory : nullptr;  // too many for one launch
+  const DeviceRoute all_rows = r;                           // for a gate of rows in memory
   if (logits == nullptr) fit_shared_rows(r);
   const WholeOperands operands{.x = x.data,
                                .w = w.data,
@@ -434,6 +450,9 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
   if (!done) {
     p = plan(RouterOperands::any);
     o.parts = p.parts;
+    o.stages = p.stages;
+    if (r.rule.columns > p.columns) logits = memory;
+    if (logits != nullptr) r = all_rows;
     o.logits = logits;
     ordering::SortTail tail;
     ordered_too = ordered != nullptr && logits == nullptr;
@@ -444,7 +463,7 @@ bool router_order_cuda(const cuda_engine::Gpu& gpu, const RouteCall& call, Devic
       tail = ordering::sort_tail(gpu, *ordered, tiles == 1 ? parts : 1, threads,
                                  tiles == 1 ? 1 : tiles * parts);
     }
-    launch_tiles(gpu, r, o, tail, p.rows, whole);
+    launch_tiles(gpu, r, o, tail, p.rows, p.columns, whole);
   }
   if (logits != nullptr) {
     gate_cuda(gpu, r, view(logits, DType::f32, {call.tokens, r.rule.columns}));

@@ -23,6 +23,9 @@ int power_of_two(int most) {
   return p;
 }
 
+// Of a block's shared memory, for what router.cu has beside stages and sums: 7 KB.
+constexpr int beside = 7 * 1024;
+
 // The tile that holds so many columns.
 int tile_of(int columns) {
   return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 256 ? 256 : 512;
@@ -149,15 +152,20 @@ RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int column
   const int steps = (hidden + 63) / 64;
   RouterPlan p;
   p.rows = tokens <= 64 || (tokens + 15) / 16 <= gpu.multiprocessors / 2 ? 16 : 64;
-  p.columns = tile_of(columns);
+  p.columns = std::min(tile_of(columns), widest_any_tile(gpu));
+  // As many as shared memory holds: what is on its way is what a multiprocessor can read a second.
+  p.stages = std::min(8, (gpu.shared_bytes - beside) / any_stage_bytes(p.rows, p.columns));
   const std::int64_t tiles = (tokens + p.rows - 1) / p.rows;
   if (fixed) {
     p.parts = power_of_two(std::max(1, std::min({fixed_parts, gpu.widest_cluster, steps})));
     p.ranks = p.parts;
     return p;
   }
+  const auto fits = [&](int parts) {
+    return any_bytes(false, p.rows, p.columns, parts, p.stages) + 1024 <= gpu.shared_bytes;
+  };
   while (p.parts * 2 <= gpu.widest_cluster && p.parts * 2 <= p.rows && p.parts * 2 <= steps &&
-         tiles * p.parts * 2 <= gpu.multiprocessors) {
+         tiles * p.parts * 2 <= gpu.multiprocessors && fits(p.parts * 2)) {
     p.parts *= 2;
   }
   p.ranks = p.parts;
@@ -165,6 +173,12 @@ RouterPlan plan_any(const cuda_engine::Gpu& gpu, std::int64_t tokens, int column
 }
 
 }  // namespace
+
+int widest_any_tile(const cuda_engine::Gpu& gpu) {
+  // Two stages at least, and the sums of 64 rows.
+  const int needed = any_bytes(false, 64, most_columns, 1, 2) + beside;
+  return gpu.shared_bytes >= needed ? most_columns : most_columns / 2;
+}
 
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
                        RouterOperands operands, bool invariant) {
@@ -186,15 +200,18 @@ RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int col
   return plan_any(gpu, tokens, columns, hidden, invariant);
 }
 
-std::size_t router_workspace_bytes(std::int64_t tokens, int columns) {
+std::size_t router_workspace_bytes(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns) {
   if (tokens == 0) return 0;
   const std::size_t row = (static_cast<std::size_t>(columns) + 3) / 4 * 16;
-  if (columns > most_columns) return static_cast<std::size_t>(tokens) * row;
+  const std::size_t logits = static_cast<std::size_t>(tokens) * row;
+  if (columns > most_columns) return logits;
   // few: parts / ranks rows a token, which is 16 up to 4 tokens and 2 after that. many: one a
   // group.
   const auto meeting =
       static_cast<unsigned>(most_groups * std::min<std::int64_t>(tokens, meeting_tokens));
-  return row * std::size_t{std::max({16U * flat_tokens, 2U * few_tokens, meeting})};
+  const std::size_t sums =
+      row * std::size_t{std::max({16U * flat_tokens, 2U * few_tokens, meeting})};
+  return columns > widest_any_tile(gpu) ? std::max(sums, logits) : sums;
 }
 
 }  // namespace shunt::routing

@@ -22,9 +22,10 @@ struct RouterPlan {
   int rows = 64;  // tokens of a block
   // Columns of a block.
   int columns = 64;
-  int parts = 1;  // blocks that share out H
-  int ranks = 1;  // of those, what forms a cluster; the others meet in memory
-  int pair = 1;   // many: tiles of tokens in a cluster, which share what they read of W
+  int parts = 1;   // blocks that share out H
+  int ranks = 1;   // of those, what forms a cluster; the others meet in memory
+  int stages = 0;  // any: of 64 along H that shared memory holds at once
+  int pair = 1;    // many: tiles of tokens in a cluster, which share what they read of W
   // many: tiles of 64 columns, whose sums meet in memory, those of `parts / ranks` clusters, too.
   bool meets = false;
 };
@@ -34,11 +35,27 @@ enum class RouterOperands {
   whole,  // x and W are of one 16-bit type and their rows begin at multiples of 16 bytes
   boxes,  // so that a tensor map can say it: strides of at least H, places below 2^31
 };
+// Shared memory of router.cu's blocks: of a stage, of the sums, and of all.
+constexpr int any_stage_bytes(int rows, int columns) { return (rows + columns) * 64 * 2; }
+constexpr int any_sum_stride(int columns) { return columns + 4; }  // f32, of a row of sums
+constexpr int any_split_stride = 40;                               // f32 of a row, of 32 along H
+constexpr int any_bytes(bool split, int rows, int columns, int parts, int stages) {
+  const int loop =
+      split ? (rows + columns) * any_split_stride * 4 : stages * any_stage_bytes(rows, columns);
+  // Sums added up lie beyond those that other blocks still read.
+  const int added = parts == 1 ? 0 : rows / parts;
+  const int sums = (rows + added) * any_sum_stride(columns) * 4;
+  return loop > sums ? loop : sums;
+}
+// Columns that a block of router.cu can have, and so can route by itself; of more, logits go to
+// memory.
+int widest_any_tile(const cuda_engine::Gpu& gpu);
+
 // `invariant`: kernel and parts, and so the order of a sum, are the same for any T.
 RouterPlan plan_router(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns, int hidden,
                        RouterOperands operands, bool invariant = false);
 
 // Bytes of memory that the kernels need for up to so many tokens, whatever the plan.
-std::size_t router_workspace_bytes(std::int64_t tokens, int columns);
+std::size_t router_workspace_bytes(const cuda_engine::Gpu& gpu, std::int64_t tokens, int columns);
 
 }  // namespace shunt::routing

@@ -32,9 +32,7 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
              const char* from_name, const Tensor& token_counts, const Tensor& to,
              const char* to_name, const Tensor& counts, bool combines, Workspace workspace) {
   const Device device = context.device();
-  if (const Support support = supports(spec, Device{}); !support) {
-    fail(Status::invalid_argument, "{}: {}", what, support.reason);
-  }
+  require_legal(supports(spec, Device{}), what);
   require(supports(spec, device), what);
   const std::string prefix = std::string(what) + ": ";
   const Tensor any{.dtype = from.dtype};
@@ -76,6 +74,7 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
 }  // namespace
 
 std::size_t shuffle_workspace_bytes(const Context& context, const ShuffleSpec& spec) {
+  require_legal(supports(spec, Device{}), "shuffle");
   require(supports(spec, context.device()), "shuffle");
   std::size_t needed = 0;
   carve_segments(spec, {}, needed);

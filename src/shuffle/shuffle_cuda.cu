@@ -417,8 +417,9 @@ void shuffle_cuda(const Context& context, const ShuffleCall& call) {
   const std::int64_t rows = call.from.shape[0];
   const RowsView from(call.from), to(call.to);
   const std::int64_t row_bytes = bytes(call.to.dtype, call.to.shape[1]);
+  constexpr std::int64_t most_few_bytes = 1 << 24;  // spans of 256 vectors, in a grid's y
   if (!spec.padded && rows > 0 && rows <= most_few_rows && row_bytes > 0 &&
-      spec.ranks * spec.experts <= most_few_pairs) {
+      row_bytes < most_few_bytes - 256 && spec.ranks * spec.experts <= most_few_pairs) {
     with_widest_copy(row_bytes, from, to, [&]<int n>() {
       launch_few_pairs<n>(what, on,
                           FewPairs{.token_counts = call.token_counts,

@@ -103,6 +103,37 @@ TEST_F(RouteEdges, PoisonedRowsSelectWhatIsThere) {
   EXPECT_EQ(weights, (std::vector<float>{0.25F, 0.25F}));
 }
 
+// Ids and weights alone, by which a GPU takes its own kernels: nothing is read behind the last
+// row's logits or the router's bias (compute-sanitizer sees it), and the others are as they are
+// alone.
+TEST_F(RouteEdges, APoisonedLastRowIsTheLastThatIsRead) {
+  for (const int experts : {40, 60, 640}) {
+    for (const bool bias : {false, true}) {
+      for (const std::int64_t tokens : {9, 700}) {
+        const RouteSpec spec{.experts = experts,
+                             .top_k = 4,
+                             .score_stage = ScoreStage::after_top_k,
+                             .router_bias = bias};
+        RouteCase c = random_case(spec, tokens, 5);
+        for (const float poison : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
+          float* const last = c.row(tokens - 1);
+          std::fill_n(last, experts, poison);
+          last[1] = 1;  // fewer numbers than choices
+          const RouteResult want = run(cpu({.threads = 1}), c);
+          RouteResult got = want;
+          std::fill(got.ids.begin(), got.ids.end(), -7);
+          std::fill(got.weights.begin(), got.weights.end(), -7.0F);
+          RouteOutputs asked = got.outputs(spec, tokens);
+          asked.dense = asked.logits = asked.replay = {};
+          route_on(context, spec, c.inputs(), asked);
+          EXPECT_EQ(got.ids, want.ids) << experts << " experts, " << tokens << " tokens";
+          EXPECT_EQ(got.weights, want.weights) << experts << " experts, " << tokens << " tokens";
+        }
+      }
+    }
+  }
+}
+
 TEST_F(RouteEdges, PoisonedBiasesAndScalesStayFinite) {
   const RouteSpec spec{.experts = 4,
                        .top_k = 3,

@@ -17,14 +17,27 @@ using routing::RouterPlan;
 cuda_engine::Gpu h200() {
   return {.compute = 90,
           .multiprocessors = 132,
+          .shared_bytes = 232448,
           .largest_cluster = 8,
           .widest_cluster = 16,
           .clusters = {0, 132, 66, 43, 30, 23, 20, 15, 15}};
 }
 cuda_engine::Gpu b200() {
-  return {.compute = 100, .multiprocessors = 148, .largest_cluster = 8, .widest_cluster = 8};
+  return {.compute = 100,
+          .multiprocessors = 148,
+          .shared_bytes = 232448,
+          .largest_cluster = 8,
+          .widest_cluster = 8};
 }
-cuda_engine::Gpu l4() { return {.compute = 89, .multiprocessors = 58}; }
+cuda_engine::Gpu a100() { return {.compute = 80, .multiprocessors = 108, .shared_bytes = 166912}; }
+cuda_engine::Gpu l4() { return {.compute = 89, .multiprocessors = 58, .shared_bytes = 101376}; }
+cuda_engine::Gpu rtx5090() {
+  return {.compute = 120,
+          .multiprocessors = 170,
+          .shared_bytes = 101376,
+          .largest_cluster = 8,
+          .widest_cluster = 8};
+}
 
 TEST(RouterPlan, FewTokensOccupyTheGpu) {
   for (const auto& [tokens, columns, hidden] :
@@ -41,7 +54,7 @@ TEST(RouterPlan, FewTokensOccupyTheGpu) {
 
 // What fixes the order of a sum follows from C and H alone where it must.
 TEST(RouterPlan, BatchInvariantRoutersSumAlikeForAnyNumberOfTokens) {
-  for (const cuda_engine::Gpu& gpu : {h200(), b200(), l4()}) {
+  for (const cuda_engine::Gpu& gpu : {h200(), b200(), a100(), l4(), rtx5090()}) {
     for (const auto operands :
          {RouterOperands::boxes, RouterOperands::whole, RouterOperands::any}) {
       for (const int columns : {8, 64, 128, 256, 512, 600}) {
@@ -122,7 +135,7 @@ TEST(RouterPlan, KeepsItsBounds) {
               EXPECT_LE(p.parts / p.ranks, 16);
               EXPECT_LE(static_cast<std::size_t>(std::int64_t{p.parts / p.ranks} * tokens *
                                                  ((std::int64_t{columns} + 3) / 4 * 16)),
-                        router_workspace_bytes(tokens, columns));
+                        router_workspace_bytes(h200(), tokens, columns));
             } else {
               EXPECT_EQ(p.parts, p.ranks);
             }
@@ -146,7 +159,7 @@ TEST(RouterPlan, KeepsItsBounds) {
             EXPECT_EQ(tiles, 1);  // one ticket a rank
             EXPECT_LE(static_cast<std::size_t>(std::int64_t{groups} * tokens *
                                                ((std::int64_t{columns} + 3) / 4 * 16)),
-                      router_workspace_bytes(tokens, columns));
+                      router_workspace_bytes(h200(), tokens, columns));
           } else {
             EXPECT_LE(tiles, 65535);
           }
@@ -197,12 +210,52 @@ TEST(RouterPlan, BlackwellTakesTheOtherKernelsWhereItsOwnDoesNotFit) {
   EXPECT_EQ(kernel(120, 5000, 256, RouterOperands::boxes), RouterKernel::any);
 }
 
+// Each GPU has its own shared memory, of which 1 KB is for what the kernel has beside.
+TEST(RouterPlan, TheOneKernelFitsEveryGpu) {
+  using routing::any_bytes;
+  for (const cuda_engine::Gpu& gpu : {h200(), b200(), a100(), l4(), rtx5090()}) {
+    const int widest = routing::widest_any_tile(gpu);
+    EXPECT_EQ(widest, gpu.shared_bytes > 150000 ? 512 : 256);
+    for (const bool invariant : {false, true}) {
+      for (const int columns : {1, 8, 64, 65, 128, 160, 256, 257, 384, 512, 513, 4096}) {
+        for (const int hidden : {8, 64, 512, 4096, 7168}) {
+          for (const std::int64_t tokens : {1, 16, 17, 64, 65, 512, 870, 1025, 4096, 100000}) {
+            SCOPED_TRACE(testing::Message()
+                         << gpu.compute << ": " << tokens << " x " << columns << " x " << hidden);
+            const RouterPlan p =
+                plan_router(gpu, tokens, columns, hidden, RouterOperands::any, invariant);
+            ASSERT_EQ(p.kernel, RouterKernel::any);
+            EXPECT_GE(p.stages, 2);
+            EXPECT_LE(p.stages, 8);
+            EXPECT_LE(p.parts, p.rows);
+            EXPECT_EQ(p.columns, std::min(columns <= 64    ? 64
+                                          : columns <= 128 ? 128
+                                          : columns <= 256 ? 256
+                                                           : 512,
+                                          widest));
+            for (const bool split : {false, true}) {
+              EXPECT_LE(any_bytes(split, p.rows, p.columns, p.parts, p.stages) + 1024,
+                        gpu.shared_bytes);
+            }
+            if (columns > p.columns) {  // logits in memory
+              EXPECT_GE(router_workspace_bytes(gpu, tokens, columns),
+                        static_cast<std::size_t>(tokens * columns * 4));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(RouterPlan, WorkspaceOfManyTokensServesFewer) {
-  for (const int columns : {1, 17, 512, 513, 4096}) {
-    std::size_t last = 0;
-    for (const std::int64_t tokens : {0, 1, 4, 5, 64, 65, 100000}) {
-      EXPECT_GE(router_workspace_bytes(tokens, columns), last);
-      last = router_workspace_bytes(tokens, columns);
+  for (const cuda_engine::Gpu& gpu : {h200(), l4()}) {
+    for (const int columns : {1, 17, 256, 257, 512, 513, 4096}) {
+      std::size_t last = 0;
+      for (const std::int64_t tokens : {0, 1, 4, 5, 64, 65, 100000}) {
+        EXPECT_GE(router_workspace_bytes(gpu, tokens, columns), last);
+        last = router_workspace_bytes(gpu, tokens, columns);
+      }
     }
   }
 }
