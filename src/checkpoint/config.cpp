@@ -259,6 +259,23 @@ const nlohmann::json* Config::object(std::string_view name) {
   return value;
 }
 
+std::vector<Config> Config::objects(std::string_view name) {
+  std::vector<Config> all;
+  const nlohmann::json* value = find({name});
+  if (value == nullptr) return all;
+  if (!value->is_array()) {
+    fail(Status::bad_file, "{}: {} is {}: must be a list of objects", where_, name, shown(*value));
+  }
+  for (const nlohmann::json& element : *value) {
+    const std::string where = fmt::format("{}: {}[{}]", where_, name, all.size());
+    if (!element.is_object()) {
+      fail(Status::bad_file, "{} is {}: must be an object", where, shown(element));
+    }
+    all.emplace_back(where, element);
+  }
+  return all;
+}
+
 void Config::expect(std::string_view name, const std::vector<ConfigValue>& legal) {
   const nlohmann::json* value = find({name});
   if (value == nullptr) return;

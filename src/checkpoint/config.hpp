@@ -51,6 +51,8 @@ class Config {
   std::vector<std::int64_t> integer_per_layer(const Names& names, std::int64_t layers,
                                               std::int64_t low, std::int64_t high);
   const nlohmann::json* object(std::string_view name);
+  // A list of objects; none where the field is absent. They are read from this one's memory.
+  std::vector<Config> objects(std::string_view name);
 
   // A field that changes the mathematics and of which only these values are understood.
   void expect(std::string_view name, const std::vector<ConfigValue>& legal);

@@ -42,6 +42,7 @@ struct TensorNames {
   std::vector<Source> router, router_bias, selection_bias, per_expert_scale, hash_table;
   std::vector<ExpertNames> experts;
   bool others_beside = false;       // another block's router and experts are under these names too
+  std::vector<std::string> beside;  // tensors of what runs beside the block
   std::vector<ExpertNames> slots;   // experts of the shared slots: ids behind the routed ones
   std::vector<ExpertNames> shared;  // one MLP
   std::vector<Source> shared_gate, latent_down, latent_up, output_bias;

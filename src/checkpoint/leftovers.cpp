@@ -26,6 +26,7 @@ class Leftovers {
           &names.hash_table, &names.shared_gate, &names.output_bias, &names.router_norm}) {
       for (const Source& source : *sources) known_.insert(source.name);
     }
+    known_.insert(names.beside.begin(), names.beside.end());
     for (const Source& source : names.router) {
       const std::string module = source.name.substr(0, source.name.rfind('.') + 1);
       routers_.insert(module);

@@ -22,6 +22,19 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3> text_mode
      {"unlimited-ocr", "unlimited_ocr_text"},
      {"nemotron_h_omni", "nemotron_h"}}};
 
+// Published without a model_type; their code is found by the class.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> classes = {
+    {{"LongcatFlashForCausalLM", "longcat_flash"},
+     {"LongcatFlashNgramForCausalLM", "longcat_flash_ngram"}}};
+
+// The first of `architectures`, or nothing.
+std::string class_of(const nlohmann::json& root) {
+  const nlohmann::json* const names = child(root, "architectures");
+  const bool named =
+      names != nullptr && names->is_array() && !names->empty() && names->front().is_string();
+  return named ? names->front().get<std::string>() : std::string();
+}
+
 std::string model_type(const std::string& where, const nlohmann::json& object) {
   const nlohmann::json* type = child(object, "model_type");
   if (type == nullptr) return {};
@@ -29,19 +42,6 @@ std::string model_type(const std::string& where, const nlohmann::json& object) {
     fail(Status::bad_file, "{}: model_type is {}: must be a string", where, shown(*type));
   }
   return type->get<std::string>();
-}
-
-// transformers' field and its older name; MLX's is another format.
-void read_quantised_field(const std::string& where, const nlohmann::json& object,
-                          QuantisedConfig& out) {
-  for (const char* field : {"quantization_config", "compression_config"}) {
-    const nlohmann::json* quantised = child(object, field);
-    if (quantised != nullptr) out = read_quantised(fmt::format("{}: {}", where, field), *quantised);
-  }
-  if (const nlohmann::json* mlx = child(object, "quantization")) {
-    fail(Status::unsupported, "{}: quantization is {}: MLX's formats are not read", where,
-         shown(*mlx));
-  }
 }
 
 void read_expert_dtype(const std::string& where, const nlohmann::json& object,
@@ -55,6 +55,22 @@ void read_expert_dtype(const std::string& where, const nlohmann::json& object,
     formats = {Format::fp8_block, Format::fp8_channel, Format::fp8_tensor, Format::mxfp8};
   }
   out.experts.push_back({fmt::format("{}: expert_dtype is {}", where, shown(*dtype)), formats});
+}
+
+// transformers' field and its older name; MLX's is another format.
+void read_quantised_field(const std::string& where, const nlohmann::json& object,
+                          QuantisedConfig& out) {
+  for (const char* field : {"quantization_config", "compression_config"}) {
+    const nlohmann::json* quantised = child(object, field);
+    if (quantised == nullptr) continue;
+    const std::string at = fmt::format("{}: {}", where, field);
+    out = read_quantised(at, *quantised);
+    read_expert_dtype(at, *quantised, out);  // DeepSeek-V4.1 has it there
+  }
+  if (const nlohmann::json* mlx = child(object, "quantization")) {
+    fail(Status::unsupported, "{}: quantization is {}: MLX's formats are not read", where,
+         shown(*mlx));
+  }
 }
 
 const Family* find_family(const std::string& type) {
@@ -100,6 +116,12 @@ Model read_model(const std::string& where, const std::string& text) {
       break;
     }
   }
+  const std::string class_name = class_of(root);
+  if (type.empty()) {
+    for (const auto& [name, of] : classes) {
+      if (class_name == name) type = of;
+    }
+  }
   if (type.empty()) {
     fail(Status::bad_file, "{}: model_type is missing: must name the model's family", path);
   }
@@ -121,10 +143,7 @@ Model read_model(const std::string& where, const std::string& text) {
   config.finish(type);
   read_expert_dtype(path, *object, model.quantised);
 
-  const nlohmann::json* names = child(root, "architectures");
-  const bool named =
-      names != nullptr && names->is_array() && !names->empty() && names->front().is_string();
-  model.name = named ? clean(names->front().get_ref<const std::string&>()) : type;
+  model.name = class_name.empty() ? type : clean(class_name);
   return model;
 }
 

@@ -210,6 +210,23 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
          store_.file_of(name), clean(name), clean(base + ".weight_scale"));
   }
   const Tensor scales = tensor(name);
+  if (config_.blocks_of_32 && m.values.dtype == DType::f8_e4m3) {
+    // A scale for 32 rows is one of each of them.
+    const std::int64_t groups = groups_of(k, 32);
+    if (!exponents(scales.dtype) || !has_shape(scales, {groups_of(n, 32), groups})) {
+      mismatch(name, fmt::format("e8m0 [{}, {}]", groups_of(n, 32), groups));
+    }
+    auto* const to = static_cast<char*>(repacking_.take(static_cast<std::size_t>(n * groups)));
+    const auto* const from = scales.as<const char>();
+    repacking_.later([from, to, n, groups] {
+      for (std::int64_t row = 0; row < n; ++row) {
+        std::memcpy(to + row * groups, from + row / 32 * groups, static_cast<std::size_t>(groups));
+      }
+    });
+    m.format = {Format::mxfp8};
+    m.scales = view(to, DType::f8_e8m0, {n, groups});
+    return m;
+  }
   if (m.values.dtype == DType::i8) {
     m.format = {Format::int8};
     m.scales = floats(name, n);
@@ -270,7 +287,7 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
   if (store_.contains(divides)) {
     const float divisor = number(divides);
     m.global_scale = 1 / divisor;
-    if (!std::isfinite(m.global_scale)) {
+    if (!std::isfinite(m.global_scale) || !std::isfinite(divisor)) {
       fail(Status::bad_file, "{}: tensor '{}' is {}: must be a number that 1 can be divided by",
            store_.file_of(divides), clean(divides), divisor);
     }

@@ -36,9 +36,10 @@ struct QuantisedScheme {
 
 // quantization_config, as far as tensors do not say it themselves, and what they are held to.
 struct QuantisedConfig {
-  std::string method;      // quant_method; empty: none is given
-  bool next_zero = false;  // GPTQ's first format stores a zero point less 1
-  FormatSpec own{};        // of the method shunt
+  std::string method;         // quant_method; empty: none is given
+  bool next_zero = false;     // GPTQ's first format stores a zero point less 1
+  bool blocks_of_32 = false;  // fp8: a scale of 32 rows by 32 columns
+  FormatSpec own{};           // of the method shunt
   std::vector<QuantisedScheme> schemes;
   std::vector<QuantisedClaim> experts;                        // of routed experts alone
   std::map<std::string, std::vector<QuantisedClaim>> layers;  // of ModelOpt's quantized_layers

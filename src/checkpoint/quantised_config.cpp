@@ -222,16 +222,24 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   };
   if (out.method == "fp8") {
     const Json groups_of_32 = Json::array({1, 32});
+    const Json blocks_of_32 = Json::array({32, 32});  // DeepSeek-V4.1
     const Json* const block = f.get("weight_block_size");
+    out.blocks_of_32 = block != nullptr && *block == blocks_of_32;
     if (block != nullptr && *block == groups_of_32) {
       means({Format::mxfp8});
+    } else if (out.blocks_of_32) {
+      means({Format::mxfp8, Format::mxfp4});
     } else {
       means(fp8({Format::mxfp8, Format::mxfp4}));  // MiniMax-M3's, DeepSeek-V4's
     }
     f.expect("fmt", {"e4m3"});
-    f.expect("weight_block_size", {Json::array({128, 128}), groups_of_32});
+    f.expect("weight_block_size", {Json::array({128, 128}), groups_of_32, blocks_of_32});
     f.expect("activation_scheme", {"dynamic", "static"});
-    f.expect("scale_fmt", {"ue8m0", "float"});
+    if (out.blocks_of_32) {
+      f.expect("scale_fmt", {"ue8m0"});
+    } else {
+      f.expect("scale_fmt", {"ue8m0", "float"});
+    }
     transformers_list("ignored_layers");
   } else if (out.method == "mxfp8") {
     means({Format::mxfp8});

@@ -2,10 +2,9 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <vector>
 
 #include "core/check.hpp"
+#include "core/parse_json.hpp"
 
 namespace shunt {
 
@@ -56,21 +55,10 @@ std::string prepare(std::string_view what, std::string_view text) {
 
 nlohmann::json parse_object(std::string_view what, std::string_view text) {
   const std::string prepared = prepare(what, text);
-  std::vector<std::set<std::string>> keys;
   std::string duplicate;
-  const auto watch = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && duplicate.empty()) {
-      const auto& key = value.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) duplicate = key;
-    }
-    return true;
-  };
   nlohmann::json json;
   try {
-    json = nlohmann::json::parse(prepared, watch);
+    json = parse_watching(prepared, duplicate);
   } catch (const nlohmann::json::exception& error) {
     fail(Status::bad_file, "{}: not JSON: {}", what, clean(error.what()));
   }

@@ -123,7 +123,7 @@ TEST(Config, BadFieldsOfAModelAreNamed) {
       {"intermediate_size", "", "intermediate_size is missing"},
       {"model_type", "", "model_type is missing"},
       {"model_type", "3", "model_type is 3"},
-      {"model_type", "\"mixtral2\"", "unknown; known are afmoe"},
+      {"model_type", "\"mixtral2\"", "unknown; known are PanguProMoE afmoe"},
       {"model_type", "\"doge\"", "product keys"},
       {"hidden_act", "\"mish\"", "hidden_act is 'mish'"},
       {"hidden_act", "7", "hidden_act is 7: must be a string"},

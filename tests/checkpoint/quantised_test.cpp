@@ -1,20 +1,11 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <filesystem>
-#include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
 
-#include "checkpoint/golden.hpp"
-#include "checkpoint/temporary.hpp"
+#include "checkpoint/quantised_changed.hpp"
 
 namespace shunt::test {
 namespace {
-
-const std::string folder = SHUNT_SOURCE_DIR "/tests/data/quantised";
 
 struct Case {
   const char* name;
@@ -49,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Dialects, Quantised, testing::ValuesIn(cases),
 
 TEST_P(Quantised, DecodesAsItsOwnPackage) {
   const Case& c = GetParam();
-  const std::string path = folder + "/" + c.name;
+  const std::string path = quantised_folder + "/" + c.name;
   const auto expected = SafetensorsFile::open(path + "/expected.safetensors");
   ExpertWeights experts;
   {
@@ -104,17 +95,6 @@ TEST_P(Quantised, DecodesAsItsOwnPackage) {
   }
 }
 
-// A copy of `name` whose config.json `change` has changed.
-std::string changed(const TemporaryFolder& at, const char* name,
-                    const std::function<void(nlohmann::json&)>& change) {
-  const std::string from = folder + "/" + name;
-  nlohmann::json config = nlohmann::json::parse(read_file(from + "/config.json"));
-  change(config);
-  write_file(at / "config.json", config.dump());
-  write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
-  return at.path();
-}
-
 TEST(QuantisedRefusals, ByName) {
   const struct {
     const char* name;
@@ -152,253 +132,7 @@ TEST(QuantisedRefusals, ByName) {
   }
 }
 
-using Tensors = std::map<std::string, Tensor>;
-using Json = nlohmann::json;
-
-// The same, and `change` has changed its tensors.
-std::string rewritten(const TemporaryFolder& at, const char* name,
-                      const std::function<void(Json&)>& change_config,
-                      const std::function<void(Tensors&)>& change) {
-  changed(at, name, change_config);
-  const SafetensorsFile file = SafetensorsFile::open(folder + "/" + name + "/model.safetensors");
-  Tensors tensors;
-  for (const std::string& tensor : file.names()) tensors.emplace(tensor, file.get(tensor));
-  change(tensors);
-  write_safetensors(at / "model.safetensors", {tensors.begin(), tensors.end()}, {{"format", "pt"}});
-  return at.path();
-}
-
-const std::string gate = "model.layers.0.mlp.experts.0.gate_proj";
-
-// One field of quantization_config (a JSON pointer) set, or with an empty value erased, and all
-// tensors that end so removed. The message, empty where it is read.
-struct Edit {
-  const char* name;
-  const char* field;
-  const char* value;
-  const char* without;
-  std::string message;
-};
-
-void check_edits(const std::vector<Edit>& edits) {
-  for (const Edit& e : edits) {
-    SCOPED_TRACE(fmt::format("{}: {} = {}, without {}", e.name, e.field, e.value, e.without));
-    const TemporaryFolder at;
-    const auto configure = [&](Json& config) {
-      Json& object = config["quantization_config"];
-      if (*e.field == '\0') return;
-      if (*e.value == '\0') {
-        object.erase(e.field + 1);
-      } else {
-        object[Json::json_pointer(e.field)] = Json::parse(e.value);
-      }
-    };
-    rewritten(at, e.name, configure, [&](Tensors& tensors) {
-      std::erase_if(tensors, [&](const auto& item) {
-        return *e.without != '\0' && item.first.ends_with(e.without);
-      });
-    });
-    const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
-    if (e.message.empty()) {
-      EXPECT_EQ(message, std::string());
-    } else {
-      EXPECT_NE(message.find(e.message), std::string::npos) << message;
-      EXPECT_EQ(message.find('\n'), std::string::npos);
-    }
-  }
-}
-
 const char* const weights = "/config_groups/group_0/weights/";
-
-// AutoRound has names of its own for what GPTQ and AWQ say, and packs as they do.
-TEST(AutoRound, ReadsWhatGptqAndAwqDo) {
-  const auto auto_round = [](const Json& packing, const Json& more) {
-    return [packing, more](Json& config) {
-      Json q = {{"quant_method", "auto-round"},
-                {"bits", 4},
-                {"group_size", 32},
-                {"sym", false},
-                {"data_type", "int"}};
-      q.update(packing);
-      q.update(more);
-      config["quantization_config"] = q;
-    };
-  };
-  const Json mixed = {{"autoround_version", "0.9.0"},
-                      {"block_name_to_quantize", "model.visual.blocks, model.layers"},
-                      {"extra_config",
-                       {{".*self_attn.*", {{"bits", 8}, {"group_size", 64}}},
-                        {"model.layers.0.mlp.gate", {{"bits", 16}}},
-                        {".*experts.1.up.*", {{"bits", 16}}},  // names go before expressions
-                        {"model.layers.0.mlp.experts.1.up_proj", {{"bits", 4}}}}}};
-  // Its own packing has zero points as they are; before 0.5 `backend` says which.
-  const Json nested = {{"group_size", 16},
-                       {"to_quant_block_names", Json::array({Json::array({"model.layers.0"})})}};
-  const Json older = {{"group_size", 16}, {"quant_method", "intel/auto-round"}};
-  const struct {
-    const char* name;
-    const char* field;
-    const char* packing;
-    const Json& more;
-  } all[] = {{"gptq", "packing_format", "auto_round:auto_gptq", mixed},
-             {"gptq", "backend", "auto_round:gptq:exllamav2", mixed},
-             {"gptq", "backend", "auto", mixed},
-             {"awq", "packing_format", "auto_round:auto_awq", mixed},
-             {"awq", "backend", "auto_round:awq:gemm", mixed},
-             {"gptq_v2", "packing_format", "auto_round", nested},
-             {"gptq_v2", "packing_format", "auto_round:gptqmodel", nested},
-             {"gptq_v2", "backend", "auto_round:exllamav2", older}};
-  for (const auto& [name, field, said, more] : all) {
-    SCOPED_TRACE(said);
-    const Json packing = {{field, said}};
-    const TemporaryFolder at;
-    const Checkpoint own = Checkpoint::open(folder + "/" + name);
-    const Checkpoint other = Checkpoint::open(changed(at, name, auto_round(packing, more)));
-    const ExpertWeights wanted = own.weights(0).experts, got = other.weights(0).experts;
-    for (std::size_t e = 0; e < 2; ++e) {
-      for (const auto list :
-           {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
-        const PackedMatrix &a = (wanted.*list)[e], &b = (got.*list)[e];
-        EXPECT_EQ(a.format, b.format);
-        std::vector<float> x(static_cast<std::size_t>(a.n * a.k)), y(x.size());
-        unpack(a, view(x.data(), {a.n, a.k}));
-        unpack(b, view(y.data(), {b.n, b.k}));
-        EXPECT_EQ(x, y);
-      }
-    }
-  }
-  const auto refused = [&](const Json& more, const char* words) {
-    const TemporaryFolder at;
-    const std::string message = error_of([&] {
-      Checkpoint::open(
-          changed(at, "gptq", auto_round({{"packing_format", "auto_round:auto_gptq"}}, more)))
-          .weights(0);
-    });
-    EXPECT_NE(message.find(words), std::string::npos) << message;
-  };
-  refused({{"packing_format", "auto_round:marlin"}}, "packing_format is \"auto_round:marlin\"");
-  refused({{"packing_format", nullptr}, {"backend", "marlin"}}, "backend is \"marlin\"");
-  refused({{"rotation_config", {{"block_size", 32}}}}, "rotation_config is {");
-  refused({{"data_type", "mx_fp"}}, "data_type is \"mx_fp\"");
-  refused({{"bits", 2}}, "bits is 2");
-  refused({{"extra_config", {{".*experts.*", {{"bits", 8}}}}}}, "bits is 8");
-  refused({{"extra_config", {{".*experts.*", {{"bits", 16}}}}}}, "extra_config");
-  refused({{"extra_config", {{"model.layers.0.mlp.gate", 7}}}}, "extra_config");
-  refused({{"block_name_to_quantize", 7}}, "block_name_to_quantize");
-  refused({{"sym", nullptr}}, "zero points of");  // symmetric unless it says otherwise
-}
-
-TEST(Quark, ReadsWhatItExports) {
-  const Json mxfp4 = {{"dtype", "fp4"},
-                      {"qscheme", "per_group"},
-                      {"group_size", 32},
-                      {"scale_format", "e8m0"},
-                      {"is_dynamic", false}};
-  const Json channel = {{"dtype", "fp8_e4m3"}, {"qscheme", "per_channel"}, {"ch_axis", 0}};
-  const auto quark = [](const Json& global, const Json& layers, const Json& exclude) {
-    return Json{{"quant_method", "quark"},
-                {"global_quant_config", {{"weight", global}, {"input_tensors", nullptr}}},
-                {"layer_quant_config", layers},
-                {"layer_type_quant_config", Json::object()},
-                {"exclude", exclude},
-                {"export", {{"pack_method", "reorder"}, {"weight_format", "real_quantized"}}}};
-  };
-  // MXFP4 with its names and types; the same numbers as DeepSeek-V4's.
-  const auto rename = [](Tensors& tensors) {
-    Tensors renamed;
-    for (const auto& [name, tensor] : tensors) {
-      Tensor t = tensor;
-      if (t.dtype == DType::i8 || t.dtype == DType::f8_e8m0) t.dtype = DType::u8;
-      const bool scale = name.ends_with(".scale");
-      renamed.emplace(scale ? name.substr(0, name.size() - 5) + "weight_scale" : name, t);
-    }
-    tensors = std::move(renamed);
-  };
-  const auto read = [&](const TemporaryFolder& at, const Json& q) {
-    return Checkpoint::open(rewritten(
-        at, "mxfp4_deepseek_v4", [&](Json& config) { config["quantization_config"] = q; }, rename));
-  };
-  const Checkpoint own = Checkpoint::open(folder + "/mxfp4_deepseek_v4");
-  const ExpertWeights wanted = own.weights(0).experts;
-  const Json shared = {"lm_head", "re:model.layers.*self_attn.*", "*shared_experts*"};
-  for (const Json& q : {quark(mxfp4, Json::object(), shared),
-                        quark(nullptr, {{"*ffn.experts*", {{"weight", mxfp4}}}}, shared),
-                        quark(channel, {{"*experts.*", {{"weight", mxfp4}}}}, shared)}) {
-    const TemporaryFolder at;
-    const Checkpoint other = read(at, q);
-    const ExpertWeights got = other.weights(0).experts;
-    ASSERT_EQ(got.packed_up.size(), wanted.packed_up.size());
-    for (std::size_t e = 0; e < got.packed_up.size(); ++e) {
-      const PackedMatrix &a = wanted.packed_up[e], &b = got.packed_up[e];
-      EXPECT_EQ(b.format.format, Format::mxfp4);
-      std::vector<float> x(static_cast<std::size_t>(a.n * a.k)), y(x.size());
-      unpack(a, view(x.data(), {a.n, a.k}));
-      unpack(b, view(y.data(), {b.n, b.k}));
-      EXPECT_EQ(x, y);
-    }
-  }
-  const TemporaryFolder fp8;
-  EXPECT_EQ(Checkpoint::open(changed(fp8, "fp8_channel",
-                                     [&](Json& config) {
-                                       config["quantization_config"] =
-                                           quark(channel, Json::object(), {"lm_head"});
-                                     }))
-                .weights(0)
-                .experts.packed_up[0]
-                .format.format,
-            Format::fp8_channel);
-  // INT8 with a scale a row, and zero points of 0; any other is not read.
-  const Json integers = {{"dtype", "int8"}, {"qscheme", "per_channel"}, {"symmetric", true}};
-  for (const std::int32_t zero : {0, 1}) {
-    const TemporaryFolder at;
-    std::vector<std::int32_t> zeros(4096, zero);
-    const auto add_zeros = [&](Tensors& tensors) {
-      for (const auto& [name, tensor] : Tensors(tensors)) {
-        if (!name.ends_with(".weight_scale")) continue;
-        tensors[name.substr(0, name.size() - 5) + "zero_point"] =
-            view(zeros.data(), {tensor.shape[0]});
-      }
-    };
-    const std::string message = error_of([&] {
-      const Checkpoint made = Checkpoint::open(rewritten(
-          at, "int8",
-          [&](Json& config) {
-            config["quantization_config"] = quark(integers, Json::object(), {"lm_head"});
-          },
-          add_zeros));
-      EXPECT_EQ(made.weights(0).experts.packed_up[0].format.format, Format::int8);
-    });
-    EXPECT_EQ(message.find("weight_zero_point") != std::string::npos, zero != 0) << message;
-    EXPECT_EQ(message.empty(), zero == 0) << message;
-  }
-  const auto refused = [&](const Json& q, const char* words) {
-    const TemporaryFolder at;
-    const std::string message = error_of([&] { (void)read(at, q).weights(0); });
-    EXPECT_NE(message.find(words), std::string::npos) << message;
-  };
-  refused(quark(channel, Json::object(), shared), "weight is {");
-  refused(quark(nullptr, Json::object(), shared), "nothing has a weight that is packed");
-  refused(quark(mxfp4, Json::object(), {"*experts*"}), "exclude leaves it plain");
-  const auto with = [&](const Json& algorithm) {
-    Json q = quark(mxfp4, Json::object(), shared);
-    q["algo_config"] = Json::array({algorithm});
-    return q;
-  };
-  refused(with({{"name", "rotation"}, {"r1", true}, {"r4", true}}), "r4 is true");
-  refused(with({{"name", "rotation"}, {"online_r1_rotation", true}}), "online_r1_rotation is true");
-  refused(with({{"name", "svdquant"}}), "algo_config is {");
-  const TemporaryFolder fused;
-  EXPECT_EQ(read(fused, with({{"name", "rotation"}, {"r1", true}, {"r4", false}}))
-                .weights(0)
-                .experts.packed_up.size(),
-            wanted.packed_up.size());
-  Json columns = channel;
-  columns["ch_axis"] = 1;
-  refused(quark(mxfp4, {{"*experts*", {{"weight", columns}}}}, shared), "not read for experts");
-  Json fake = quark(mxfp4, Json::object(), shared);
-  fake["export"]["weight_format"] = "fake_quantized";
-  refused(fake, "weight_format is \"fake_quantized\"");
-}
 
 TEST(QuantisedRefusals, WhatTheConfigSaysIsThere) {
   const std::string actorder = std::string(weights) + "actorder";
@@ -576,8 +310,9 @@ TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
   EXPECT_NE(words.find("weight_packed' is i8 [32, 16]: must be i32 [32, 8] or u8 [32, 32]"),
             std::string::npos)
       << words;
-  const Tensor packed = SafetensorsFile::open(folder + "/nvfp4_compressed/model.safetensors")
-                            .get(gate + ".weight_packed");
+  const Tensor packed =
+      SafetensorsFile::open(quantised_folder + "/nvfp4_compressed/model.safetensors")
+          .get(gate + ".weight_packed");
   const std::int64_t n = packed.shape[0], half = packed.shape[1];
   const std::string nibbles = message("nvfp4_compressed", gate + ".weight_packed",
                                       view(codes.data(), DType::f4_e2m1, {n, half}));
@@ -594,7 +329,7 @@ TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
 // What experts of the fixture decode to must be what the changed checkpoint's decode to.
 void expect_same_values(const std::string& changed_folder, const char* name) {
   const Checkpoint here = Checkpoint::open(changed_folder);
-  const Checkpoint fixture = Checkpoint::open(folder + "/" + name);
+  const Checkpoint fixture = Checkpoint::open(quantised_folder + "/" + name);
   const LayerWeights now_all = here.weights(0), then_all = fixture.weights(0);
   const ExpertWeights &now = now_all.experts, &then = then_all.experts;
   ASSERT_EQ(now.packed_down.size(), then.packed_down.size());
@@ -781,7 +516,7 @@ TEST(QuantisedRefusals, WhatIsBesideAnEmptyListOfGroups) {
 
 TEST(QuantisedRefusals, ADivisorThatIsNone) {
   const TemporaryFolder at;
-  const std::string from = folder + "/nvfp4_compressed";
+  const std::string from = quantised_folder + "/nvfp4_compressed";
   const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
   const float zero = 0;
   std::vector<std::pair<std::string, Tensor>> tensors;

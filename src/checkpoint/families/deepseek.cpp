@@ -74,6 +74,14 @@ void refuse_shared(const Plan& plan, const Config& c) {
   c.refuse(c.name_of(FieldNames().shared), "null or 0");
 }
 
+// Of routed and of shared experts, where it is above 0.
+void clamp_where_said(Plan& plan, Config& c) {
+  const double limit = c.number_or({"swiglu_limit"}, 0, -1e30, 1e30);
+  if (limit <= 0) return;
+  plan.spec.experts.activation.limit = static_cast<float>(limit);
+  plan.spec.shared.activation = plan.spec.experts.activation;
+}
+
 void clamp(ActivationSpec& activation, Config& c) {
   activation.limit = static_cast<float>(c.number_or({"swiglu_limit"}, 10, 1e-6, 1e30));
 }
@@ -154,6 +162,27 @@ Plan deepseek_v32(Config& c) {
   return plan;
 }
 
+Plan gigachat3_5(Config& c) {
+  Plan plan = v3(c, {.scale = 2.5, .shared = 2});
+  clamp_where_said(plan, c);
+  c.expect_false({"use_shared_expert_sigmoid"});
+  c.ignore({"nextn_is_sparse"});
+  layers_from(plan, c, 1);
+  return plan;
+}
+
+// openPangu: the bias is asked for, and lies beside the gate.
+Plan pangu(Config& c) {
+  Plan plan = v3(c, {.shared = 0});
+  plan.spec.route.selection_bias = c.flag_or({"router_enable_expert_bias"}, false);
+  plan.names.selection_bias = {{"mlp.e_score_correction_bias"},
+                               {"mlp.gate.e_score_correction_bias"}};
+  if (!c.has("first_k_dense_replace")) c.refuse("first_k_dense_replace", "an integer");
+  layers_from(plan, c, 0);
+  if (c.flag_or({"sandwich_norm"}, false)) plan.beside = "the norms before and behind the block";
+  return plan;
+}
+
 Plan glm4_moe(Config& c) {
   Plan plan = v3(c, {});
   layers_from(plan, c, 1);
@@ -166,6 +195,11 @@ Plan sarvam(Config& c) {
   plan.names.selection_bias = {{"mlp.gate.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
   c.expect("moe_router_enable_expert_bias", {true});
   c.expect("score_function", {"sigmoid"});
+  // It is multiplied by their number, as moe_intermediate_size is.
+  SharedExpertSpec& shared = plan.spec.shared;
+  const std::int64_t each = plan.spec.experts.intermediate, count = shared.intermediate / each;
+  shared.intermediate =
+      count * c.integer_or({"moe_shared_expert_intermediate_size"}, each, 1, max_width);
   layers_from(plan, c, 1);
   return plan;
 }
@@ -287,7 +321,7 @@ namespace {
 
 // inclusionAI's own code: bias by another name, and a width of the shared experts that may be said
 // for itself. transformers, which has Ling 3 alone, saves its own names of some fields.
-Plan bailing(Config& c, bool sigmoid) {
+Plan bailing(Config& c, bool sigmoid, bool biased = true) {
   const FieldNames fields{.basics = {.experts = {"num_experts"},
                                      .top_k = {"num_experts_per_tok", "num_experts_per_token"}},
                           .shared = {"num_shared_experts"},
@@ -301,7 +335,7 @@ Plan bailing(Config& c, bool sigmoid) {
       if (!c.has(name)) c.refuse(name, "a number, with score_function sigmoid");
     }
     plan = v3(c, {.shared = 0}, fields);
-    plan.spec.route.selection_bias = c.flag_or({"moe_router_enable_expert_bias"}, true);
+    plan.spec.route.selection_bias = c.flag_or({"moe_router_enable_expert_bias"}, biased);
     plan.names.selection_bias = {{"mlp.gate.expert_bias"}, {"mlp.gate.e_score_correction_bias"}};
     // Of Ling 3's last layers. Its own code reads them nowhere, but the model was trained so, and
     // vLLM and SGLang compute it.
@@ -336,6 +370,30 @@ Plan bailing_hybrid(Config& c) {
     if (!c.has(name)) c.refuse(name, "an integer");
   }
   return bailing(c, true);
+}
+
+// Its `expert_capacity`, experts that a block of tokens shares, is refused as not understood.
+Plan llada2_moe(Config& c) {
+  for (const char* name : {"score_function", "norm_topk_prob", "first_k_dense_replace"}) {
+    if (!c.has(name)) c.refuse(name, "said");
+  }
+  return bailing(c, true, false);
+}
+
+// Ling 2's rule, but the width of the shared experts is that of all of them.
+Plan param2moe(Config& c) {
+  if (!c.has("num_shared_experts")) c.refuse("num_shared_experts", "an integer");
+  Plan plan = v3(c, {.shared = 0}, {.basics = {.experts = {"num_experts"}}});
+  SharedExpertSpec& shared = plan.spec.shared;
+  if (shared.intermediate > 0) {
+    shared.intermediate =
+        c.integer_or({"moe_shared_expert_intermediate_size"}, shared.intermediate, 1, max_width);
+  }
+  plan.names.selection_bias = {{"mlp.gate.expert_bias"}};
+  c.expect("score_function", {"sigmoid"});
+  c.expect("moe_router_enable_expert_bias", {true});
+  layers_from(plan, c, 1);
+  return plan;
 }
 
 Plan exaone_moe(Config& c) {
@@ -406,7 +464,10 @@ Plan hy_v4(Config& c) {
   return plan;
 }
 
-Plan deepseek_v4(Config& c) {
+namespace {
+
+// `hash_layers`: how many there are unless it is said.
+Plan v4(Config& c, std::int64_t hash_layers) {
   Plan plan = start(c, {.experts = {"n_routed_experts", "num_local_experts"},
                         .intermediate = {"moe_intermediate_size", "intermediate_size"}});
   RouteSpec& route = plan.spec.route;
@@ -434,7 +495,8 @@ Plan deepseek_v4(Config& c) {
     }
     c.ignore({"num_hash_layers", "n_hash_layers"});
   } else {
-    const std::int64_t first = c.integer_or({"num_hash_layers", "n_hash_layers"}, 3, 0, max_layers);
+    const std::int64_t first =
+        c.integer_or({"num_hash_layers", "n_hash_layers"}, hash_layers, 0, max_layers);
     for (std::size_t i = 0; i < hashed.size(); ++i)
       hashed[i] = static_cast<std::int64_t>(i) < first;
   }
@@ -456,6 +518,20 @@ Plan deepseek_v4(Config& c) {
     names.shared.push_back(each_expert(m + ".shared_experts"));
   }
   names.selection_bias = {{"ffn.gate.bias"}, {"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+}  // namespace
+
+Plan deepseek_v4(Config& c) { return v4(c, 3); }
+
+// Image tokens are selected with a bias of their own (gate.bias_vl); text is what is computed.
+Plan deepseek_v41(Config& c) {
+  Plan plan = v4(c, 0);
+  c.expect("gate_temp", {1, 1.0});
+  c.ignore({"dspark_n_routed_experts", "dspark_num_experts_per_tok"});  // of the draft's layers
+  plan.names.beside = {"ffn.gate.bias_vl"};
+  plan.beside = "the selection bias of image tokens";
   return plan;
 }
 

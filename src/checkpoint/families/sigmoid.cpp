@@ -1,5 +1,6 @@
 // Other families that score each expert by itself with a sigmoid.
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "checkpoint/families.hpp"
@@ -153,52 +154,44 @@ Plan laguna(Config& c) {
   return plan;
 }
 
-Plan step3p5(Config& c) {
-  c.expect("hidden_act", {"silu"});
-  // num_local_experts is a default of the class that means nothing here.
-  c.ignore({"num_local_experts", "num_attention_groups"});
-  Plan plan = start(c, {.experts = {"moe_num_experts", "n_routed_experts", "num_experts"},
-                        .top_k = {"moe_top_k", "num_experts_per_tok"}});
-  route_sigmoid_bias(plan, true, 0, scale_of(c, "moe_router_scaling_factor", 1));
-  c.expect("moe_router_activation", {"sigmoid"});
-  c.expect("norm_expert_weight", {true});
-  c.expect("use_moe_router_bias", {true});
-  c.expect("use_moe", {true});
-  c.expect("moe_every_n_layer", {1});
-  c.expect("moe_layer_offset", {0});
-  c.ignore({"need_fp32_gate"});
-  add_shared(plan, c.integer({"share_expert_dim", "share_expert_dims"}, 1, max_width),
-             "share_expert");
-  plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+namespace {
 
-  // "3,4,5", or [3, 4, 5]: the layers with experts.
+// "3,4,5", or [3, 4, 5]: the layers with experts. None where nothing says them.
+std::optional<std::set<std::int64_t>> listed_layers(Config& c, const char* name) {
+  if (!c.has(name)) return std::nullopt;
   std::set<std::int64_t> listed;
-  const bool has_list = c.has("moe_layers_enum");
-  if (has_list && c.is_list("moe_layers_enum")) {
+  if (c.is_list(name)) {
     for (const std::int64_t layer :
-         c.integers({"moe_layers_enum"}, 0, max_layers).value_or(std::vector<std::int64_t>{})) {
+         c.integers({name}, 0, max_layers).value_or(std::vector<std::int64_t>{})) {
       listed.insert(layer);
     }
-  } else if (has_list) {
-    const std::string text = c.text_or({"moe_layers_enum"}, "");
-    std::int64_t number = -1;
-    for (const char digit : text + ",") {
-      if (digit >= '0' && digit <= '9' && number < max_layers) {
-        number = std::max<std::int64_t>(number, 0) * 10 + (digit - '0');
-      } else if (digit == ',') {
-        if (number >= 0) listed.insert(number);
-        number = -1;
-      } else if (digit != ' ') {
-        c.refuse("moe_layers_enum", "layer numbers, separated by commas");
-      }
+    return listed;
+  }
+  std::int64_t number = -1;
+  for (const char digit : c.text_or({name}, "") + ",") {
+    if (digit >= '0' && digit <= '9' && number < max_layers) {
+      number = std::max<std::int64_t>(number, 0) * 10 + (digit - '0');
+    } else if (digit == ',') {
+      if (number >= 0) listed.insert(number);
+      number = -1;
+    } else if (digit != ' ') {
+      c.refuse(name, "layer numbers, separated by commas");
     }
   }
-  layers_by_type(plan, c, [&](int i) { return has_list ? listed.contains(i) : i >= 3; });
+  return listed;
+}
 
-  limits_by_layer(plan, c, "swiglu_limits", "swiglu_limits_shared");
+// Step's models; what is left is their router and which layers have experts.
+Plan step(Config& c) {
+  c.expect("hidden_act", {"silu"});
+  // num_local_experts is a default of the class that means nothing here.
+  c.ignore({"num_local_experts", "num_attention_groups", "need_fp32_gate"});
+  Plan plan = start(c, {.experts = {"moe_num_experts", "n_routed_experts", "num_experts"},
+                        .top_k = {"moe_top_k", "num_experts_per_tok"}});
+  c.expect("moe_every_n_layer", {1});
+  c.expect("moe_layer_offset", {0});
   TensorNames& names = plan.names;
   names.router = {{"moe.gate.weight"}, {"mlp.gate.weight"}};
-  names.selection_bias = {{"moe.router_bias"}, {"mlp.gate.e_score_correction_bias"}};
   names.experts = {{.form = ExpertNames::Form::apart,
                     .gate = "moe.gate_proj.weight",
                     .up = "moe.up_proj.weight",
@@ -207,31 +200,132 @@ Plan step3p5(Config& c) {
   return plan;
 }
 
+void step_shared(Plan& plan, std::int64_t width) {
+  add_shared(plan, width, "share_expert");
+  plan.names.shared.push_back(each_expert("mlp.shared_experts"));
+}
+
+// Sigmoid and bias; limits a layer.
+void step_sigmoid(Plan& plan, Config& c) {
+  route_sigmoid_bias(plan, true, 0, scale_of(c, "moe_router_scaling_factor", 1));
+  c.expect("moe_router_activation", {"sigmoid"});
+  c.expect("norm_expert_weight", {true});
+  limits_by_layer(plan, c, "swiglu_limits", "swiglu_limits_shared");
+  plan.names.selection_bias = {{"moe.router_bias"}, {"mlp.gate.e_score_correction_bias"}};
+}
+
+}  // namespace
+
+Plan step3(Config& c) {
+  Plan plan = step(c);
+  route_softmax(plan, c.flag_or({"norm_expert_weight"}, false));
+  step_shared(plan, c.integer({"share_expert_dim"}, 1, max_width));
+  const auto listed = listed_layers(c, "moe_layers_enum");
+  // Its two classes disagree about what is absent.
+  if (!listed) c.refuse("moe_layers_enum", "a list of layers");
+  layers_by(
+      plan, [&](int i) { return listed->contains(i); }, "dense MLP");
+  return plan;
+}
+
+Plan step3p5(Config& c) {
+  Plan plan = step(c);
+  c.expect("use_moe_router_bias", {true});
+  c.expect("use_moe", {true});
+  step_shared(plan, c.integer({"share_expert_dim", "share_expert_dims"}, 1, max_width));
+  const auto listed = listed_layers(c, "moe_layers_enum");
+  layers_by_type(plan, c, [&](int i) { return listed ? listed->contains(i) : i >= 3; });
+  step_sigmoid(plan, c);
+  return plan;
+}
+
+Plan step5(Config& c) {
+  Plan plan = step(c);
+  const LayerSpec& spec = plan.spec;
+  c.expect("use_moe_router_bias", {true});
+  c.ignore({"use_moe"});  // false by default, and read nowhere
+  step_shared(plan, c.integer_or({"share_expert_dim"}, spec.experts.intermediate * spec.route.top_k,
+                                 1, max_width));
+  const auto listed = listed_layers(c, "moe_layers_enum"),
+             also = listed_layers(c, "moe_layer_list");
+  if (listed && also && *listed != *also) c.refuse("moe_layer_list", "what moe_layers_enum lists");
+  const auto& chosen = listed ? listed : also;
+  layers_by(
+      plan, [&](int i) { return chosen ? chosen->contains(i) : i >= 1; }, "dense MLP");
+  step_sigmoid(plan, c);
+  return plan;
+}
+
+namespace {
+
+// One mixer a layer: M (state space), * (attention), - (MLP), E (experts). False for another word.
+bool add_mixer(std::vector<LayerKind>& kinds, const std::string& word) {
+  if (word == "E" || word == "moe") {
+    kinds.push_back({true, {}});
+  } else if (word == "M" || word == "mamba" || word == "linear_attention") {
+    kinds.push_back({false, "state-space layer"});
+  } else if (word == "*" || word == "attention" || word == "full_attention") {
+    kinds.push_back({false, "attention"});
+  } else if (word == "-" || word == "mlp") {
+    kinds.push_back({false, "dense MLP"});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// What all members have once E, k and I are known.
+void nemotron_block(Plan& plan, Config& c) {
+  LayerSpec& spec = plan.spec;
+  if (!c.has("mlp_hidden_act")) spec.experts.activation = {.kind = Activation::relu2};
+  spec.experts.activation.gated = false;
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, true), 1e-20,
+                     scale_of(c, "routed_scaling_factor", 1));
+  const std::int64_t groups = c.integer_or({"n_group"}, 1, 1, 64);
+  const std::int64_t keep = c.integer_or({"topk_group"}, 1, 1, groups);
+  if (spec.route.experts % groups != 0) c.refuse("n_group", "a divisor of n_routed_experts");
+  if (groups > 1) {
+    spec.route.groups = {.count = static_cast<int>(groups),
+                         .keep = static_cast<int>(keep),
+                         .rank_by = GroupRank::sum_of_top_2};
+  }
+  c.expect("n_shared_experts", {1});
+  add_shared(plan, c.integer({"moe_shared_expert_intermediate_size"}, 1, max_width), "");
+  spec.latent = c.integer_or({"moe_latent_size"}, 0, 0, max_width);
+  if (spec.latent > 0) spec.experts.hidden = spec.latent;
+  c.ignore({"num_hidden_layers", "n_groups", "moe_shared_expert_overlap", "mamba_num_groups"});
+
+  TensorNames& names = plan.names;
+  names = {};
+  names.module = "mixer";
+  names.router = {{"mixer.gate.weight"}};
+  names.selection_bias = {{"mixer.gate.e_score_correction_bias"}};
+  names.experts = {
+      {.up = "mixer.experts.{}.up_proj.weight", .down = "mixer.experts.{}.down_proj.weight"},
+      {.form = ExpertNames::Form::apart,
+       .up = "mixer.experts.up_proj",
+       .down = "mixer.experts.down_proj"}};
+  names.shared = {{.up = "mixer.shared_experts.up_proj.weight",
+                   .down = "mixer.shared_experts.down_proj.weight"}};
+  if (spec.latent > 0) {
+    names.latent_down = {{"mixer.fc1_latent_proj.weight"}};
+    names.latent_up = {{"mixer.fc2_latent_proj.weight"}};
+  }
+}
+
+}  // namespace
+
 Plan nemotron_h(Config& c) {
-  // One mixer a layer: M (state space), * (attention), - (MLP), E (experts).
   std::vector<LayerKind> kinds;
-  const auto add = [&](const std::string& word) {
-    if (word == "E" || word == "moe") {
-      kinds.push_back({true, {}});
-    } else if (word == "M" || word == "mamba" || word == "linear_attention") {
-      kinds.push_back({false, "state-space layer"});
-    } else if (word == "*" || word == "attention" || word == "full_attention") {
-      kinds.push_back({false, "attention"});
-    } else if (word == "-" || word == "mlp") {
-      kinds.push_back({false, "dense MLP"});
-    } else {
-      return false;
-    }
-    return true;
-  };
   if (const auto types = c.texts({"layers_block_type", "layer_types"})) {
     for (const std::string& type : *types) {
-      if (!add(type)) c.refuse("layers_block_type", "a list of mamba, attention, mlp and moe");
+      if (!add_mixer(kinds, type))
+        c.refuse("layers_block_type", "a list of mamba, attention, mlp and moe");
     }
     c.ignore({"hybrid_override_pattern"});
   } else {
     for (const char letter : c.text_or({"hybrid_override_pattern"}, "")) {
-      if (!add(std::string(1, letter))) {
+      if (!add_mixer(kinds, std::string(1, letter))) {
         c.refuse("hybrid_override_pattern", "a string of M, *, - and E");
       }
     }
@@ -254,40 +348,104 @@ Plan nemotron_h(Config& c) {
                         .layers = {},
                         .act_field = "mlp_hidden_act"});
   plan.layers = kinds;
-  LayerSpec& spec = plan.spec;
-  if (!c.has("mlp_hidden_act")) spec.experts.activation = {.kind = Activation::relu2};
-  spec.experts.activation.gated = false;
-  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, true), 1e-20,
-                     scale_of(c, "routed_scaling_factor", 1));
-  const std::int64_t groups = c.integer_or({"n_group"}, 1, 1, 64);
-  const std::int64_t keep = c.integer_or({"topk_group"}, 1, 1, groups);
-  if (spec.route.experts % groups != 0) c.refuse("n_group", "a divisor of n_routed_experts");
-  if (groups > 1) {
-    spec.route.groups = {.count = static_cast<int>(groups),
-                         .keep = static_cast<int>(keep),
-                         .rank_by = GroupRank::sum_of_top_2};
-  }
-  c.expect("n_shared_experts", {1});
-  add_shared(plan, c.integer({"moe_shared_expert_intermediate_size"}, 1, max_width), "");
-  spec.latent = c.integer_or({"moe_latent_size"}, 0, 0, max_width);
-  if (spec.latent > 0) spec.experts.hidden = spec.latent;
+  nemotron_block(plan, c);
+  return plan;
+}
 
-  TensorNames& names = plan.names;
-  names = {};
-  names.module = "mixer";
-  names.router = {{"mixer.gate.weight"}};
-  names.selection_bias = {{"mixer.gate.e_score_correction_bias"}};
-  names.experts = {
-      {.up = "mixer.experts.{}.up_proj.weight", .down = "mixer.experts.{}.down_proj.weight"},
-      {.form = ExpertNames::Form::apart,
-       .up = "mixer.experts.up_proj",
-       .down = "mixer.experts.down_proj"}};
-  names.shared = {{.up = "mixer.shared_experts.up_proj.weight",
-                   .down = "mixer.shared_experts.down_proj.weight"}};
-  if (spec.latent > 0) {
-    names.latent_down = {{"mixer.fc1_latent_proj.weight"}};
-    names.latent_up = {{"mixer.fc2_latent_proj.weight"}};
+// Pruned by search: `block_configs` has an object a layer, whose fields stand for the model's.
+Plan nemotron_h_puzzle(Config& c) {
+  std::vector<Config> blocks = c.objects("block_configs");
+  if (blocks.empty()) c.refuse("block_configs", "a list with an object for each layer");
+  struct Block {
+    std::int64_t experts = 0, top_k = 0, intermediate = 0;
+  };
+  const std::int64_t all = c.integer_or({"n_routed_experts"}, 0, 1, max_experts);
+  std::vector<LayerKind> kinds;
+  std::vector<Block> found(blocks.size());
+  const Block* first = nullptr;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    Config& block = blocks[i];
+    if (!add_mixer(kinds, block.text_or({"block_type"}, ""))) {
+      block.refuse("block_type", "mamba, attention, mlp or moe");
+    }
+    if (!kinds.back().moe) continue;
+    found[i].experts = all > 0 ? block.integer_or({"n_routed_experts"}, all, 1, max_experts)
+                               : block.integer({"n_routed_experts"}, 1, max_experts);
+    found[i].top_k = block.integer({"num_experts_per_tok"}, 1, max_choices);
+    found[i].intermediate = block.integer({"moe_intermediate_size"}, 1, max_width);
+    if (found[i].top_k > found[i].experts) {
+      fail(Status::bad_file, "{}: num_experts_per_tok is {}: must be at most {}, its experts",
+           block.where(), found[i].top_k, found[i].experts);
+    }
+    block.finish("nemotron_h_puzzle");
+    if (first == nullptr) first = &found[i];
   }
+  if (first == nullptr) c.refuse("block_configs", "a list with a moe block");
+  Plan plan =
+      start(c, {.top_k = {"num_experts_per_tok"}, .layers = {}, .act_field = "mlp_hidden_act"},
+            first->experts, first->top_k, first->intermediate);
+  plan.layers = kinds;
+  nemotron_block(plan, c);
+  c.ignore({"mtp_block_configs", "layers_block_type", "mtp_layers_block_type"});
+  plan.per_layer = [found](int layer, LayerSpec& spec) {
+    const Block& here = found[static_cast<std::size_t>(layer)];
+    spec.route.experts = spec.experts.experts = static_cast<int>(here.experts);
+    spec.route.top_k = static_cast<int>(here.top_k);
+    spec.experts.intermediate = here.intermediate;
+  };
+  return plan;
+}
+
+// Yandex' Alice: Qwen3-Next's block with scores and a bias as DeepSeek-V3 has them.
+Plan alice_ai(Config& c) {
+  Plan plan = start(c, {});
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, true), 0, 1);
+  c.expect("router_score_function", {"sigmoid"});
+  c.expect("router_bias_correction", {true});
+  c.ignore({"decoder_sparse_step", "mlp_only_layers"});  // every layer is sparse
+  add_shared(plan, c.integer({"shared_expert_intermediate_size"}, 1, max_width),
+             "mlp.shared_expert");
+  plan.spec.shared.sigmoid_gate = true;
+  plan.names.shared_gate = {{"mlp.shared_expert_gate.weight"}};
+  plan.names.selection_bias = {{"mlp.gate.e_score_correction_bias"}};
+  return plan;
+}
+
+// K2 Horizon, xLLM. The gate's bias is not added to the logits, but selects. Dense members of the
+// family have no experts.
+Plan k2_horizon(Config& c) {
+  // The mixture of value heads in attention.
+  c.ignore({"mova_num_experts", "mova_num_experts_per_tok"});
+  if (c.integer({"num_experts"}, 0, max_experts) == 0) {
+    Plan plan = start(c, {.top_k = {""}}, 1, 1, 1);
+    c.ignore({"num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
+              "mlp_only_layers", "decoder_sparse_step", "moe_gate_bias", "router_score_func",
+              "router_scaling_factor", "norm_topk_prob"});
+    layers_by(
+        plan, [](int) { return false; }, "dense MLP");
+    return plan;
+  }
+  Plan plan = start(c, {.experts = {"num_experts"}});
+  for (const char* name : {"norm_topk_prob", "moe_gate_bias"}) {
+    if (!c.has(name)) c.refuse(name, "true or false");
+  }
+  route_sigmoid_bias(plan, c.flag_or({"norm_topk_prob"}, false), 0,
+                     scale_of(c, "router_scaling_factor", 1));
+  plan.spec.route.selection_bias = c.flag_or({"moe_gate_bias"}, false);
+  const std::string score = c.text_or({"router_score_func"}, "");
+  if (score == "softmax") {
+    plan.spec.route.score = Score::softmax;
+  } else if (score != "sigmoid") {
+    c.refuse("router_score_func", "sigmoid or softmax");
+  }
+  add_shared_count(plan, c, {"num_shared_experts"}, 0, "mlp.shared_experts");
+  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
+  const auto list = c.integers({"mlp_only_layers"}, 0, max_layers);
+  const std::set<std::int64_t> dense =
+      list ? std::set<std::int64_t>(list->begin(), list->end()) : std::set<std::int64_t>();
+  layers_by(
+      plan, [&](int i) { return (i + 1) % step == 0 && !dense.contains(i); }, "dense MLP");
+  plan.names.selection_bias = {{"mlp.gate.bias"}};
   return plan;
 }
 
@@ -297,6 +455,7 @@ Plan flint(Config& c) {
   plan.spec.route.score = Score::sigmoid;
   plan.spec.route.renormalize = c.flag_or({"norm_topk_prob"}, true);
   plan.spec.route.renormalize_epsilon = 0;
+  c.expect("router_score_function", {"sigmoid"});
   add_shared(plan, c.integer_or({"shared_expert_intermediate_size"}, 1024, 1, max_width),
              "mlp.shared_expert");
   const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);

@@ -39,9 +39,24 @@ void qwen_shared(Plan& plan, Config& c) {
   plan.names.shared_gate = {{"mlp.shared_expert_gate.weight"}};
 }
 
+// As many of each group of consecutive experts.
+void of_each_group(Plan& plan, Config& c, const char* name, std::int64_t count) {
+  RouteSpec& route = plan.spec.route;
+  if (count <= 1) return;
+  if (route.experts % count != 0 || route.top_k % count != 0) {
+    fail(Status::bad_file, "{}: {} is {}: must divide the {} experts and the {} that a token has",
+         c.where(), name, count, route.experts, route.top_k);
+  }
+  route.groups = {.count = static_cast<int>(count),
+                  .keep = static_cast<int>(count),
+                  .limit = route.top_k / static_cast<int>(count)};
+}
+
 Plan qwen(Config& c, bool renormalize_absent) {
   Plan plan = start(c, {});
   route_softmax(plan, c.flag_or({"norm_topk_prob"}, renormalize_absent));
+  of_each_group(plan, c, "router_n_groups",
+                c.integer_or({"router_n_groups"}, -1, -1, 64));  // Intern-S1-Pro
   qwen_layers(plan, c);
   return plan;
 }
@@ -73,6 +88,73 @@ Plan qwen2_moe(Config& c) {
 Plan qwen3_moe(Config& c) {
   c.expect("shared_expert_intermediate_size", {0});
   return qwen(c, false);
+}
+
+namespace {
+// SDAR and Intern-S1-Pro: no default of their own.
+void needs_norm_topk_prob(const Config& c) {
+  if (!c.has("norm_topk_prob")) c.refuse("norm_topk_prob", "true or false");
+}
+}  // namespace
+
+Plan sdar_moe(Config& c) {
+  needs_norm_topk_prob(c);
+  return qwen3_moe(c);
+}
+
+Plan rnd1(Config& c) {
+  c.expect("norm_topk_prob", {true});
+  c.expect("shared_expert_intermediate_size", {0});
+  return qwen(c, true);
+}
+
+// Mixture of grouped experts: the best of each of k groups, weighed by p and a scale of its own.
+Plan pangu_pro_moe(Config& c) {
+  Plan plan = start(c, {});
+  route_softmax(plan, false);
+  of_each_group(plan, c, "num_experts_per_tok", plan.spec.route.top_k);
+  c.expect("num_voted_experts", {8});
+  plan.spec.route.per_expert_scale = true;
+  plan.names.per_expert_scale = {{.name = "mlp.router_scale", .row = 0}};
+  add_shared(plan, c.integer({"shared_expert_intermediate_size"}, 1, max_width),
+             "mlp.shared_expert");
+  return plan;
+}
+
+// Never renormalised, whatever norm_topk_prob says.
+Plan llada_moe(Config& c) {
+  Plan plan = start(c, {.intermediate = {"expert_intermediate_size"}});
+  route_softmax(plan, false);
+  c.ignore({"norm_topk_prob", "dense_intermediate_size"});
+  c.expect("moe_router_score_function", {"softmax"});
+  c.expect_false({"moe_router_enable_expert_bias"});
+  c.expect("shared_expert_intermediate_size", {0});
+  c.expect("router_num_group", {0, 1});
+  c.expect("router_topk_group", {0, 1});
+  c.expect("routed_scaling_factor", {1, 1.0});
+  const auto sparse = c.integers({"moe_layer_freq"}, 0, 1);
+  if (sparse && sparse->size() < plan.layers.size()) {
+    c.refuse("moe_layer_freq", "a list with 0 or 1 for each layer");
+  }
+  layers_by(
+      plan, [&](int i) { return !sparse || (*sparse)[static_cast<std::size_t>(i)] == 1; },
+      "dense MLP");
+  return plan;
+}
+
+Plan iquest_q1(Config& c) {
+  c.ignore({"dense_intermediate_size"});
+  Plan plan = start(c, {.intermediate = {"intermediate_size"}});
+  route_softmax(plan, true);
+  c.expect("norm_topk_prob", {true});
+  const auto dense = c.integers({"mlp_only_layers"}, 0, max_layers);
+  const std::set<std::int64_t> listed =
+      dense ? std::set<std::int64_t>(dense->begin(), dense->end()) : std::set<std::int64_t>{0};
+  layers_by(
+      plan, [&](int i) { return !listed.contains(i); }, "dense MLP");
+  plan.names.experts = {merged_experts("mlp.experts", "fc", "proj")};
+  plan.beside = "the scale of the block's output";
+  return plan;
 }
 
 Plan qwen3_next(Config& c) {

@@ -1,0 +1,88 @@
+// Quantised checkpoints of tests/data/quantised with something changed.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/golden.hpp"
+#include "checkpoint/temporary.hpp"
+
+namespace shunt::test {
+
+inline const std::string quantised_folder = SHUNT_SOURCE_DIR "/tests/data/quantised";
+
+using Tensors = std::map<std::string, Tensor>;
+using Json = nlohmann::json;
+
+// A copy of `name` whose config.json `change` has changed.
+inline std::string changed(const TemporaryFolder& at, const char* name,
+                           const std::function<void(nlohmann::json&)>& change) {
+  const std::string from = quantised_folder + "/" + name;
+  nlohmann::json config = nlohmann::json::parse(read_file(from + "/config.json"));
+  change(config);
+  write_file(at / "config.json", config.dump());
+  write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
+  return at.path();
+}
+
+// The same, and `change` has changed its tensors.
+inline std::string rewritten(const TemporaryFolder& at, const char* name,
+                             const std::function<void(Json&)>& change_config,
+                             const std::function<void(Tensors&)>& change) {
+  changed(at, name, change_config);
+  const SafetensorsFile file =
+      SafetensorsFile::open(quantised_folder + "/" + name + "/model.safetensors");
+  Tensors tensors;
+  for (const std::string& tensor : file.names()) tensors.emplace(tensor, file.get(tensor));
+  change(tensors);
+  write_safetensors(at / "model.safetensors", {tensors.begin(), tensors.end()}, {{"format", "pt"}});
+  return at.path();
+}
+
+inline const std::string gate = "model.layers.0.mlp.experts.0.gate_proj";
+
+// One field of quantization_config (a JSON pointer) set, or with an empty value erased, and all
+// tensors that end so removed. The message, empty where it is read.
+struct Edit {
+  const char* name;
+  const char* field;
+  const char* value;
+  const char* without;
+  std::string message;
+};
+
+inline void check_edits(const std::vector<Edit>& edits) {
+  for (const Edit& e : edits) {
+    SCOPED_TRACE(fmt::format("{}: {} = {}, without {}", e.name, e.field, e.value, e.without));
+    const TemporaryFolder at;
+    const auto configure = [&](Json& config) {
+      Json& object = config["quantization_config"];
+      if (*e.field == '\0') return;
+      if (*e.value == '\0') {
+        object.erase(e.field + 1);
+      } else {
+        object[Json::json_pointer(e.field)] = Json::parse(e.value);
+      }
+    };
+    rewritten(at, e.name, configure, [&](Tensors& tensors) {
+      std::erase_if(tensors, [&](const auto& item) {
+        return *e.without != '\0' && item.first.ends_with(e.without);
+      });
+    });
+    const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+    if (e.message.empty()) {
+      EXPECT_EQ(message, std::string());
+    } else {
+      EXPECT_NE(message.find(e.message), std::string::npos) << message;
+      EXPECT_EQ(message.find('\n'), std::string::npos);
+    }
+  }
+}
+
+}  // namespace shunt::test
