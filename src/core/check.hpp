@@ -25,6 +25,8 @@ Support refuse(fmt::format_string<Args...> format, Args&&... args) {
   return Support::no(fmt::format(format, std::forward<Args>(args)...));
 }
 
+// Throws Error{invalid_argument} with the reason when a spec is not `legal` on any engine.
+void require_legal(const Support& legal, std::string_view what);
 // Throws Error{unsupported} with the reason when `support` is a no. `what`: "route".
 void require(const Support& support, std::string_view what);
 

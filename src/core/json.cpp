@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/parse_json.hpp"
 #include "core/shown.hpp"
 
 namespace shunt {
@@ -33,7 +34,10 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
     }
   }
   try {
-    return nlohmann::json::parse(text);
+    std::string twice;
+    nlohmann::json json = parse_watching(text, twice);
+    if (twice.empty()) return json;
+    fail(Status::invalid_argument, "{}: key '{}' stands twice in one object", what, clean(twice));
   } catch (const nlohmann::json::exception& error) {
     fail(Status::invalid_argument, "{}: not JSON: {}", what, clean(error.what()));
   }

@@ -187,6 +187,10 @@ void require(const Support& support, std::string_view what) {
   if (!support) fail(Status::unsupported, "{}: {}", what, support.reason);
 }
 
+void require_legal(const Support& legal, std::string_view what) {
+  if (!legal) fail(Status::invalid_argument, "{}: {}", what, legal.reason);
+}
+
 namespace {
 
 std::string list(std::initializer_list<DType> dtypes) {

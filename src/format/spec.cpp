@@ -85,7 +85,9 @@ FormatSpec format_from_string(const std::string& text) {
       return spec;
     }
     fail(Status::invalid_argument,
-         "format is '{}': only int4 has a group, a multiple of 16: int4:64", text);
+         "format is '{}': only int4 has a group, a multiple of 16 below 2^31, before :ordered, and "
+         "that before :zeros: int4:64:ordered:zeros",
+         text);
   }
   std::string names;
   for (const Row& row : rows) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);

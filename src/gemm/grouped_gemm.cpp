@@ -229,9 +229,20 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
   return cuda_engine::supported_device("grouped_gemm", device);
 }
 
+namespace {
+// Sizes and dtypes are legal where the CPU multiplies such plain weights.
+void require_product(const GroupedGemmSpec& spec, Device device) {
+  GroupedGemmSpec plain = spec;
+  plain.format = {};
+  plain.rows = RowFormat::as_dtype;
+  require_legal(supports(plain, Device{}), "grouped_gemm");
+  require(supports(spec, device), "grouped_gemm");
+}
+}  // namespace
+
 std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
                                          std::int64_t rows) {
-  require(supports(spec, context.device()), "grouped_gemm");
+  require_product(spec, context.device());
   if (rows < 0) fail(Status::invalid_argument, "grouped_gemm: rows is {}: must be >= 0", rows);
   // Sizes that overflow.
   (void)prepared_bytes(context, spec.dtype, spec.format, spec.groups, spec.n, spec.k, false,
@@ -258,7 +269,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                   Tensor out, Workspace workspace) {
   const cuda_engine::Current current(context);
   const Device device = context.device();
-  require(supports(spec, device), "grouped_gemm");
+  require_product(spec, device);
   check_walk(spec, in);
   const RowTensors of(spec, in, out, device);
   check_sizes(spec, in, device);

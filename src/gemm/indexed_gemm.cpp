@@ -75,6 +75,7 @@ Support supports_indexed(const GroupedGemmSpec& spec, Device device) {
 
 std::size_t indexed_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
                                          std::int64_t tokens, int slots) {
+  require_legal(supports_indexed(spec, Device{}), "indexed_gemm");
   require(supports_indexed(spec, context.device()), "indexed_gemm");
   if (tokens < 0)
     fail(Status::invalid_argument, "indexed_gemm: tokens is {}: must be >= 0", tokens);
@@ -86,6 +87,7 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
                   Tensor out, Workspace workspace) {
   const cuda_engine::Current current(context);
   const Device device = context.device();
+  require_legal(supports_indexed(spec, Device{}), "indexed_gemm");
   require(supports_indexed(spec, device), "indexed_gemm");
   check_tensor("indexed_gemm: rows", in.rows,
                {.dtypes = float_dtypes, .shape = {any_size, spec.k}, .rows_dense = true}, device);

@@ -45,11 +45,13 @@ std::int64_t value_bytes(Format f, std::int64_t k) {
 // One matrix's row into column c of a panel; `order`: which k stands at each place, or null.
 class Column {
  public:
+  // `halves`: of the header.
   Column(const PackedPanels& layout, const PackedMatrix& m, std::int64_t row, std::int64_t column,
-         const std::int32_t* order)
+         const std::int32_t* order, bool halves)
       : layout_(layout),
         m_(m),
         order_(order),
+        halves_(halves),
         row_(row),
         column_(column),
         format_(layout.format.format) {}
@@ -96,7 +98,7 @@ class Column {
         if (m_.scales.dtype == DType::f16) {
           half = m_.scales.as<const std::uint16_t>()[row_ * groups + g];
         } else {
-          half = f32_to_bf16(scale);
+          half = halves_ ? f32_to_f16(scale) : f32_to_bf16(scale);
         }
         finite_ = finite_ && std::isfinite(scale);
         std::memcpy(at + 2 * column_, &half, 2);
@@ -166,6 +168,7 @@ class Column {
   const PackedPanels& layout_;
   const PackedMatrix& m_;
   const std::int32_t* order_;
+  bool halves_;
   std::int64_t row_, column_;
   Format format_;
   bool finite_ = true;
@@ -213,6 +216,8 @@ bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
   char* const to = group_data + layout.panels_at() + panel * layout.panel_bytes();
   std::memset(to, 0, static_cast<std::size_t>(layout.panel_bytes()));
   const PanelLayout order = layout.order();
+  PackedHeader header;
+  std::memcpy(&header, group_data, sizeof header);
   bool finite = true;
   for (std::int64_t c = 0; c < panel_columns; ++c) {
     const std::int64_t row = order.row(panel, c);
@@ -220,7 +225,8 @@ bool write_packed_panel(const PackedPanels& layout, const PackedMatrix& gate,
     const bool second = up != nullptr && row >= gate.n;
     const std::int32_t* const k_order =
         layout.format.ordered ? layout.order_of(group_data, second ? 1 : 0) : nullptr;
-    Column one(layout, second ? *up : gate, second ? row - gate.n : row, c, k_order);
+    Column one(layout, second ? *up : gate, second ? row - gate.n : row, c, k_order,
+               header.halves != 0);
     finite = one.write(to) && finite;
   }
   return finite;
@@ -241,8 +247,11 @@ bool can_be_followed(const PackedPanels& layout, const char* group_data) {
 void write_packed_header(const PackedPanels& layout, const PackedMatrix& gate,
                          const PackedMatrix* up, char* group_data) {
   std::memset(group_data, 0, static_cast<std::size_t>(layout.panels_at()));
-  PackedHeader header{.global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
-                      .halves = gate.scales.dtype == DType::f16 ? 1U : 0U};
+  PackedHeader header{
+      .global = {gate.global_scale, (up != nullptr ? *up : gate).global_scale},
+      .halves = gate.scales.dtype == DType::f16 || (up != nullptr && up->scales.dtype == DType::f16)
+                    ? 1U
+                    : 0U};
   for (std::int64_t which = 0; which < layout.orders(); ++which) {
     write_k_order(which == 0 ? gate : *up,
                   reinterpret_cast<std::int32_t*>(group_data + PackedPanels::header_bytes +

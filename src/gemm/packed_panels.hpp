@@ -42,7 +42,7 @@ constexpr int packed_nibble_bit(std::int64_t i) {
 
 struct PackedHeader {
   float global[2] = {1, 1};  // gate's (or the only one) and up's
-  std::uint32_t halves = 0;  // int4: scales are f16, else bf16
+  std::uint32_t halves = 0;  // int4: scales are f16 (one of the pair's were), else bf16
   std::uint32_t apart = 0;   // ordered and paired: up's order is not gate's
 };
 

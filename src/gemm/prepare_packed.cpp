@@ -93,6 +93,23 @@ void check_one_order(const std::string& gate, const std::string& up, const Packe
   fail(Status::unsupported, "{}.group_of is not that of {}: must be the same on a GPU", up, gate);
 }
 
+// The CPU keeps the scales of a pair as one type of 16 bits: f16 where one of the two is.
+void check_scale_types(const std::string& gate, const std::string& up, const PackedMatrix& g,
+                       const PackedMatrix& u) {
+  if (g.format.format != Format::int4 || g.scales.dtype == u.scales.dtype) return;
+  if (g.scales.dtype != DType::f16 && u.scales.dtype != DType::f16) return;  // exact in bf16
+  const bool second = g.scales.dtype == DType::f16;
+  const Tensor& scales = (second ? u : g).scales;
+  for (std::int64_t i = 0; i < scales.elements(); ++i) {
+    const float scale = load_f32(scales.data, scales.dtype, i);
+    if (!std::isfinite(scale) || f16_to_f32(f32_to_f16(scale)) == scale) continue;
+    fail(Status::unsupported,
+         "{}.scales[{}, {}] is {}, {}: must be exact in f16, which {}'s are, or both of one type",
+         second ? up : gate, i / scales.shape[1], i % scales.shape[1], scale,
+         to_string(scales.dtype), second ? gate : up);
+  }
+}
+
 // `most_zero`: of zero points.
 void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMatrix& first,
                   int most_zero) {
@@ -145,6 +162,9 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
     check_matrix(name(g, true), (*up)[g], gate[0], most_zero);
     if (cuda_engine::on_gpu(context) && (gate[g].group_of || (*up)[g].group_of)) {
       check_one_order(name(g, false), name(g, true), gate[g], (*up)[g]);
+    }
+    if (!cuda_engine::on_gpu(context)) {
+      check_scale_types(name(g, false), name(g, true), gate[g], (*up)[g]);
     }
   }
   format = paired ? prepared_format(gate, *up) : prepared_format(gate);
@@ -203,7 +223,9 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
       const std::size_t g = task / panels;
       const auto panel = static_cast<std::int64_t>(task % panels);
       if (!cpu_engine::write_packed_panel(layout, gate[g], other(g), panel, group_at(g))) {
-        bad.store(g);
+        std::size_t first = bad.load();
+        while (g < first && !bad.compare_exchange_weak(first, g)) {
+        }
       }
     });
   });

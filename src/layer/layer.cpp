@@ -31,6 +31,8 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
              const LayerOptions& given)
     : impl_(std::make_unique<Impl>()) {
   const LayerOptions options = with_format(given, weights.experts, context.device());
+  require_legal(supports(spec, {}, Device{}), "layer");
+  require_legal(supports(spec, {.dtype = options.dtype}, Device{}), "layer");
   require(supports(spec, options, context.device()), "layer");
   check_weights(spec, weights, context.device(), options.format);
   impl_->spec = spec;

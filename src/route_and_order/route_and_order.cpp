@@ -61,6 +61,7 @@ Support supports(const RouteSpec& route, const OrderSpec& order, Device device) 
 std::size_t route_and_order_workspace_bytes(const Context& context, const RouteSpec& route,
                                             const OrderSpec& order, std::int64_t tokens,
                                             std::int64_t hidden) {
+  require_legal(supports(route, order, Device{}), "route_and_order");
   require(supports(route, order, context.device()), "route_and_order");
   return layout(context, route, order, tokens, hidden).bytes;
 }
@@ -70,6 +71,7 @@ void route_and_order(const Context& context, const RouteSpec& route, const Route
                      const OrderOutputs& ordered, Workspace workspace, const Tensor& expert_map) {
   const cuda_engine::Current current(context);
   const Device device = context.device();
+  require_legal(supports(route, order, Device{}), "route_and_order");
   require(supports(route, order, device), "route_and_order");
   const auto [tokens, hidden] = route_shape(route, in, device);
   const Layout memory = layout(context, route, order, tokens, hidden);
