@@ -94,6 +94,7 @@ PruneRounding kept_scales(const ConversionSpec& spec, const PackedMatrix& matrix
   const Format to = spec.format.format, from = matrix.format.format;
   if (!has_blocks_of_16(to) || !has_blocks_of_16(from)) return {};
   if (spec.prune && spec.pruning.pattern == PrunePattern::pairs) return {};
+  if (!(matrix.global_scale > 0)) return {};  // codes are sought by magnitudes
   if (to == Format::nvfp4 && !has_divisor(matrix.global_scale)) return {};  // as it is written
   constexpr std::uint8_t least = 1, largest = 0x7e;                         // 0: a block of zeros
   const auto* const scales = matrix.scales.as<const std::uint8_t>();

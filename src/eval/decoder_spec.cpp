@@ -17,10 +17,21 @@ constexpr std::size_t max_config_bytes = 64u << 20;
 constexpr std::int64_t widest = std::int64_t{1} << 24;
 
 // rope_parameters of transformers 5, or rope_theta and rope_scaling as published before.
-float read_rope_theta(Config& config) {
+// What transformers' classes say where a config says nothing (5.24).
+struct Absent {
+  std::int64_t key_heads;
+  double theta, epsilon;
+  std::int64_t positions;
+};
+Absent absent_of(const std::string& family) {
+  if (family == "mixtral") return {8, 1e6, 1e-5, 131072};
+  return {family == "qwen2_moe" ? 16 : 4, 1e4, 1e-6, 32768};
+}
+
+float read_rope_theta(Config& config, double absent) {
   const nlohmann::json* parameters = config.object("rope_parameters");
   if (parameters == nullptr) parameters = config.object("rope_scaling");
-  double theta = config.number_or({"rope_theta"}, 10000.0, 1.0, 1e12);
+  double theta = config.number_or({"rope_theta"}, absent, 1.0, 1e12);
   if (parameters != nullptr) {
     Config rope(config.where() + ": rope_parameters", *parameters);
     theta = rope.number_or({"rope_theta"}, theta, 1.0, 1e12);
@@ -56,17 +67,19 @@ DecoderSpec decoder_spec(const Checkpoint& checkpoint) {
   spec.hidden = config.integer({"hidden_size"}, 1, widest);
   spec.layers = static_cast<int>(checkpoint.layers().size());
   spec.heads = static_cast<int>(config.integer({"num_attention_heads"}, 1, 65536));
-  spec.key_heads =
-      static_cast<int>(config.integer_or({"num_key_value_heads"}, spec.heads, 1, 65536));
+  const Absent absent = absent_of(family);
+  spec.key_heads = static_cast<int>(config.integer_or(
+      {"num_key_value_heads"},
+      config.is_null("num_key_value_heads") ? spec.heads : absent.key_heads, 1, 65536));
   spec.head_dim = config.integer_or({"head_dim"}, spec.hidden / spec.heads, 1, widest);
   if (spec.heads % spec.key_heads != 0) {
     config.refuse("num_key_value_heads", "a divisor of num_attention_heads");
   }
   if (spec.head_dim % 2 != 0) config.refuse("head_dim", "even");
-  spec.epsilon = static_cast<float>(config.number_or({"rms_norm_eps"}, 1e-6, 0.0, 1.0));
-  spec.rope_theta = read_rope_theta(config);
+  spec.epsilon = static_cast<float>(config.number_or({"rms_norm_eps"}, absent.epsilon, 0.0, 1.0));
+  spec.rope_theta = read_rope_theta(config, absent.theta);
   spec.tied = config.flag_or({"tie_word_embeddings"}, false);
-  spec.max_positions = config.integer_or({"max_position_embeddings"}, 4096, 1, widest);
+  spec.max_positions = config.integer_or({"max_position_embeddings"}, absent.positions, 1, widest);
   if (family == "qwen3_moe") {
     spec.head_norm = true;
     spec.qkv_bias = spec.output_bias = config.flag_or({"attention_bias"}, false);

@@ -217,5 +217,99 @@ TEST(Families, TheTableHasEachOnceAndKnowsThemAll) {
   EXPECT_TRUE(std::is_sorted(known.begin(), known.end()));
 }
 
+// Step-3.5's list of layers, as published ("4,5,6"), and as a list of numbers.
+TEST(Families, LayersThatStep35Enumerates) {
+  const auto moe = [](const nlohmann::json& list) {
+    const nlohmann::json json = {
+        {"model_type", "step3p5"}, {"hidden_size", 64},      {"moe_intermediate_size", 32},
+        {"moe_num_experts", 8},    {"moe_top_k", 2},         {"share_expert_dim", 32},
+        {"num_hidden_layers", 12}, {"moe_layers_enum", list}};
+    const Model model = read_model("config.json", json.dump());
+    std::vector<int> layers;
+    for (int i = 0; i < 12; ++i) {
+      if (model.moe(i)) layers.push_back(i);
+    }
+    return layers;
+  };
+  EXPECT_EQ(moe("4,5, 9,11"), (std::vector<int>{4, 5, 9, 11}));
+  EXPECT_EQ(moe("0"), (std::vector<int>{0}));
+  EXPECT_EQ(moe(nlohmann::json{2, 9}), (std::vector<int>{2, 9}));
+  EXPECT_EQ(moe(nullptr), (std::vector<int>{3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_NE(test::error_of([&] { moe("4;5"); }).find("layer numbers, separated by commas"),
+            std::string::npos);
+}
+
+// K-EXAONE says its layers twice.
+TEST(Families, FlagsOfExaonesLayersAgree) {
+  nlohmann::json json = {{"model_type", "exaone_moe"},  {"hidden_size", 64},
+                         {"moe_intermediate_size", 32}, {"num_experts", 8},
+                         {"num_experts_per_tok", 2},    {"num_hidden_layers", 3},
+                         {"first_k_dense_replace", 1},  {"is_moe_layer", {false, true, true}}};
+  const Model model = read_model("config.json", json.dump());
+  EXPECT_TRUE(!model.moe(0) && model.moe(1) && model.moe(2));
+  for (const nlohmann::json& wrong :
+       {nlohmann::json{true, true, true}, nlohmann::json{false, true}, nlohmann::json(true)}) {
+    json["is_moe_layer"] = wrong;
+    EXPECT_NE(test::error_of([&] { read_model("config.json", json.dump()); }).find("is_moe_layer"),
+              std::string::npos)
+        << wrong;
+  }
+}
+
+// Members of families of experts that have none.
+TEST(Families, DenseMembers) {
+  const Model nemotron = read_model(
+      "config.json",
+      R"({"model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": "M-*M",
+          "num_hidden_layers": 4, "mlp_hidden_act": "relu2", "mlp_bias": false})");
+  EXPECT_EQ(nemotron.plan.layers.size(), 4U);
+  const Model granite = read_model(
+      "config.json", R"({"model_type": "granitemoehybrid", "hidden_size": 64, "hidden_act": "silu",
+                         "num_hidden_layers": 3, "num_local_experts": 0, "num_experts_per_tok": 0,
+                         "shared_intermediate_size": 128})");
+  EXPECT_EQ(granite.plan.layers.size(), 3U);
+  for (const Model* model : {&nemotron, &granite}) {
+    for (int i = 0; i < 4; ++i) EXPECT_FALSE(model->moe(i)) << i;
+  }
+}
+
+// Groups of Nemotron-3, which no published one has.
+TEST(Families, GroupsOfNemotron) {
+  nlohmann::json json = nlohmann::json::parse(published("nemotron_3_nano").config);
+  json["n_group"] = 8;
+  json["topk_group"] = 4;
+  const int layer = published("nemotron_3_nano").layer;
+  EXPECT_EQ(layer_spec_from_config(json.dump(), layer).route.groups,
+            (Groups{.count = 8, .keep = 4, .rank_by = GroupRank::sum_of_top_2}));
+  json["n_group"] = 7;
+  json["topk_group"] = 1;
+  EXPECT_NE(test::error_of([&] {
+              layer_spec_from_config(json.dump(), layer);
+            }).find("a divisor of n_routed_experts"),
+            std::string::npos);
+}
+
+// Activations by transformers' names.
+TEST(Families, ActivationsByName) {
+  const struct {
+    const char* name;
+    ActivationSpec spec;
+  } cases[] = {{"silu", {}},
+               {"swish", {}},
+               {"gelu", {.kind = Activation::gelu}},
+               {"gelu_python", {.kind = Activation::gelu}},
+               {"gelu_new", {.kind = Activation::gelu_tanh}},
+               {"gelu_pytorch_tanh", {.kind = Activation::gelu_tanh}},
+               {"gelu_python_tanh", {.kind = Activation::gelu_tanh}},
+               {"quick_gelu", {.alpha = 1.702f}},
+               {"relu", {.kind = Activation::relu}},
+               {"relu2", {.kind = Activation::relu2}}};
+  for (const auto& c : cases) {
+    nlohmann::json json = nlohmann::json::parse(published("mixtral_8x7b").config);
+    json["hidden_act"] = c.name;
+    EXPECT_EQ(layer_spec_from_config(json.dump(), 0).experts.activation, c.spec) << c.name;
+  }
+}
+
 }  // namespace
 }  // namespace shunt

@@ -73,6 +73,21 @@ inline const Form forms[] = {
      [](std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
        return std::int64_t{0};
      }},
+    {"a_number_for_gate_and_one_for_up", Format::fp8_tensor, "_weight_scale", 24, false,
+     [](std::int64_t rows, std::int64_t) {
+       return rows == 48 ? std::vector<std::int64_t>{experts, 2}
+                         : std::vector<std::int64_t>{experts};
+     },
+     [](std::int64_t e, std::int64_t row, std::int64_t, std::int64_t rows, std::int64_t) {
+       return rows == 48 ? 2 * e + row / 24 : e;
+     }},
+    {"blocks_of_gate_and_then_of_up", Format::fp8_block, "_scale_inv", 24, false,
+     [](std::int64_t, std::int64_t k) {
+       return std::vector<std::int64_t>{experts, 2, up(k, 128)};
+     },
+     [](std::int64_t e, std::int64_t row, std::int64_t k, std::int64_t rows, std::int64_t width) {
+       return (e * 2 + row / (rows == 48 ? 24 : 128)) * up(width, 128) + k / 128;
+     }},
     {"channels_transposed", Format::fp8_channel, "_scale", 24, true,
      [](std::int64_t rows, std::int64_t k) {
        // Llama 4 has [E, 1, rows] of one tensor and [E, rows, 1] of the other.

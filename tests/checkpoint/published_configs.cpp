@@ -78,6 +78,21 @@ std::vector<Published> published_configs() {
   v4.score = Score::sqrt_softplus;
   LayerSpec v4_layer = with_activation(layer(4096, 256, 6, 2048, v4, 2048), {.limit = 10}, false);
   v4_layer.shared.activation.limit = 10;
+  LayerSpec v41_layer = with_activation(layer(5120, 384, 6, 2304, v4, 2304), {.limit = 10}, false);
+  v41_layer.shared.activation.limit = 10;
+  RouteSpec grouped = softmax(false, 1, {.count = 8, .keep = 8, .limit = 1});
+  grouped.per_expert_scale = true;
+  const LayerSpec pangu_pro = layer(5120, 64, 8, 1344, grouped, 5376);
+  LayerSpec gigachat =
+      with_activation(layer(1536, 64, 6, 1280, sigmoid_bias(2.5f), 2560), {.limit = 7}, false);
+  gigachat.shared.activation.limit = 7;
+  RouteSpec unbiased = sigmoid_bias(2.5f);
+  unbiased.selection_bias = false;
+  const LayerSpec pangu_ultra = layer(7680, 256, 8, 2048, unbiased, 2048);
+  const ActivationSpec relu2 = {.kind = Activation::relu2, .gated = false};
+  LayerSpec puzzle = with_activation(layer(256, 12, 8, 768, sigmoid_bias(1), 1024), relu2, false);
+  puzzle.shared.activation = relu2;
+  puzzle.latent = puzzle.experts.hidden = 128;
   LayerSpec nemotron = with_activation(layer(2688, 128, 6, 1856, sigmoid_bias(2.5f), 3712),
                                        {.kind = Activation::relu2, .gated = false}, false);
   nemotron.shared.activation = nemotron.experts.activation;
@@ -569,6 +584,114 @@ std::vector<Published> published_configs() {
            "num_experts_per_token": 8, "num_hidden_layers": 42, "num_shared_experts": 1,
            "routed_scaling_factor": 2.5, "topk_group": 4})",
        2, 40, layer(2560, 512, 8, 768, sigmoid_bias(2.5f, v3_groups), 768)},
+      // Of these no published file was at hand: the fields that vLLM's and SGLang's classes read.
+      {"deepseek_v41_flash",
+       R"({"model_type": "deepseek_v41", "image_token_id": 129264, "text_config":
+           {"model_type": "deepseek_v41_text", "hidden_size": 5120, "moe_intermediate_size": 2304,
+            "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": true,
+            "num_experts_per_tok": 6, "num_hidden_layers": 40, "routed_scaling_factor": 1.5,
+            "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0, "topk_method": "noaux_tc",
+            "dspark_n_routed_experts": 128, "dspark_num_experts_per_tok": 3},
+           "quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4",
+            "activation_scheme": "dynamic", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]}})",
+       0, 40, v41_layer},
+      {"longcat_flash_without_model_type",
+       R"({"architectures": ["LongcatFlashForCausalLM"], "expert_ffn_hidden_size": 2048,
+           "hidden_size": 6144, "moe_topk": 12, "n_routed_experts": 512, "num_layers": 28,
+           "routed_scaling_factor": 6.0, "zero_expert_num": 256, "zero_expert_type": "identity"})",
+       0, 28, longcat_layer},
+      {"intern_s1_pro",
+       R"({"model_type": "interns1_pro", "text_config": {"model_type": "interns1_pro_text",
+           "hidden_size": 4096, "moe_intermediate_size": 1536, "norm_topk_prob": true,
+           "num_experts": 512, "num_experts_per_tok": 8, "num_hidden_layers": 94,
+           "router_n_groups": 8}})",
+       0, 94, layer(4096, 512, 8, 1536, softmax(true, 1, {.count = 8, .keep = 8, .limit = 1}))},
+      {"sdar_30b",
+       R"({"model_type": "sdar_moe", "decoder_sparse_step": 1, "hidden_size": 2048,
+           "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true,
+           "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48})",
+       0, 48, layer(2048, 128, 8, 768, softmax(true))},
+      {"pangu_pro_moe",
+       R"({"model_type": "PanguProMoE", "hidden_act": "silu", "hidden_size": 5120,
+           "moe_intermediate_size": 1344, "num_experts": 64, "num_experts_per_tok": 8,
+           "num_hidden_layers": 48, "shared_expert_intermediate_size": 5376})",
+       0, 48, pangu_pro},
+      {"llada_moe",
+       R"({"model_type": "llada_moe", "dense_intermediate_size": 8192,
+           "expert_intermediate_size": 1024, "hidden_size": 2048, "moe_layer_freq": [0, 1, 1],
+           "moe_router_enable_expert_bias": false, "moe_router_score_function": "softmax",
+           "norm_topk_prob": true, "num_experts": 64, "num_experts_per_tok": 8,
+           "num_hidden_layers": 3, "routed_scaling_factor": 1, "router_num_group": null})",
+       1, 2, layer(2048, 64, 8, 1024, softmax(false))},
+      {"llada_2",
+       R"({"model_type": "llada2_moe", "first_k_dense_replace": 1, "hidden_size": 2048,
+           "moe_intermediate_size": 512, "moe_router_enable_expert_bias": true, "n_group": 8,
+           "norm_topk_prob": true, "num_experts": 256, "num_experts_per_tok": 8,
+           "num_hidden_layers": 20, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
+           "score_function": "sigmoid", "topk_group": 4})",
+       1, 19, layer(2048, 256, 8, 512, sigmoid_bias(2.5f, v3_groups), 512)},
+      {"iquest_q1",
+       R"({"model_type": "iquest_q1", "dense_intermediate_size": 12288, "hidden_size": 4096,
+           "intermediate_size": 1536, "num_experts": 256, "num_experts_per_tok": 8,
+           "num_hidden_layers": 4})",
+       1, 3, layer(4096, 256, 8, 1536, softmax(true))},
+      {"param2_17b",
+       R"({"model_type": "param2moe", "first_k_dense_replace": 1, "hidden_size": 2048,
+           "moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 1024,
+           "n_group": 1, "norm_topk_prob": true, "num_experts": 64, "num_experts_per_tok": 6,
+           "num_hidden_layers": 5, "num_shared_experts": 2, "routed_scaling_factor": 2.5,
+           "score_function": "sigmoid", "topk_group": 1})",
+       1, 4, layer(2048, 64, 6, 512, sigmoid_bias(2.5f), 1024)},
+      {"gigachat_35",
+       R"({"model_type": "gigachat3_5", "first_k_dense_replace": 1, "hidden_size": 1536,
+           "moe_intermediate_size": 1280, "n_group": 1, "n_routed_experts": 64,
+           "n_shared_experts": 2, "norm_topk_prob": true, "num_experts_per_tok": 6,
+           "num_hidden_layers": 3, "routed_scaling_factor": 2.5, "swiglu_limit": 7.0,
+           "topk_group": 1, "use_shared_expert_sigmoid": false})",
+       1, 2, gigachat},
+      {"pangu_ultra",
+       R"({"model_type": "pangu_ultra_moe", "first_k_dense_replace": 3, "hidden_size": 7680,
+           "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+           "norm_topk_prob": true, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+           "routed_scaling_factor": 2.5, "sandwich_norm": true})",
+       3, 58, pangu_ultra},
+      {"step_3",
+       R"({"model_type": "step3_vl", "text_config": {"model_type": "step3_text",
+           "hidden_size": 7168, "moe_intermediate_size": 5120, "moe_layers_enum": "4,5,6",
+           "moe_num_experts": 48, "moe_top_k": 3, "num_hidden_layers": 61,
+           "share_expert_dim": 5120}})",
+       4, 3, layer(7168, 48, 3, 5120, softmax(false), 5120)},
+      {"step_5",
+       R"({"model_type": "step5", "hidden_size": 5120, "moe_intermediate_size": 1280,
+           "moe_layer_list": [2, 3], "moe_num_experts": 288, "moe_router_activation": "sigmoid",
+           "moe_router_scaling_factor": 3.0, "moe_top_k": 8, "norm_expert_weight": true,
+           "num_hidden_layers": 4, "use_moe": false, "use_moe_router_bias": true})",
+       2, 2, layer(5120, 288, 8, 1280, sigmoid_bias(3, {}, 0), 10240)},
+      {"nemotron_3_puzzle",
+       R"({"model_type": "nemotron_h_puzzle", "block_configs": [{"block_type": "mamba"},
+           {"block_type": "moe", "moe_intermediate_size": 512, "num_experts_per_tok": 4},
+           {"block_type": "attention"},
+           {"block_type": "moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+            "n_routed_experts": 12}], "hidden_size": 256, "mlp_hidden_act": "relu2",
+           "moe_latent_size": 128, "moe_shared_expert_intermediate_size": 1024,
+           "moe_shared_expert_overlap": true, "mtp_block_configs": [{"block_type": "moe"}],
+           "n_group": 1, "n_groups": 4, "n_routed_experts": 16, "n_shared_experts": 1,
+           "num_hidden_layers": 4})",
+       3, 2, puzzle},
+      {"alice_ai",
+       R"({"model_type": "alice_ai", "hidden_size": 2048, "moe_intermediate_size": 512,
+           "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+           "router_bias_correction": true, "router_score_function": "sigmoid",
+           "shared_expert_intermediate_size": 512})",
+       0, 48, gated(layer(2048, 512, 10, 512, sigmoid_bias(1, {}, 0), 512))},
+      {"k2_horizon",
+       R"({"model_type": "k2_horizon", "decoder_sparse_step": 1, "hidden_size": 4096,
+           "mlp_only_layers": [0], "moe_gate_bias": true, "moe_intermediate_size": 1024,
+           "mova_num_experts": 8, "mova_num_experts_per_tok": 2, "norm_topk_prob": true,
+           "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 3,
+           "num_shared_experts": 1, "router_scaling_factor": 2.5,
+           "router_score_func": "sigmoid"})",
+       1, 2, layer(4096, 128, 8, 1024, sigmoid_bias(2.5f, {}, 0), 1024)},
   };
 }
 

@@ -73,7 +73,7 @@ TEST(FusedRefusals, BlocksThatGateAndUpShare) {
 
 TEST(FusedRefusals, AnotherMethod) {
   const TemporaryFolder folder;
-  const FusedCheckpoint made(forms[7], folder.path());
+  const FusedCheckpoint made(forms[9], folder.path());
   nlohmann::json config = nlohmann::json::parse(read_file(folder / "config.json"));
   config["quantization_config"]["quant_method"] = "fp8";
   write_file(folder / "config.json", config.dump());

@@ -194,5 +194,55 @@ TEST(Quark, ReadsWhatItExports) {
   refused(fake, "weight_format is \"fake_quantized\"");
 }
 
+// fnmatch's [..]: sets of characters, and what is in none of them.
+TEST(Quark, NamesWithSets) {
+  const Json integers = {{"dtype", "int8"}, {"qscheme", "per_channel"}, {"symmetric", true}};
+  const auto message = [&](const char* name) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      const Checkpoint made = Checkpoint::open(changed(at, "int8", [&](Json& config) {
+        config["quantization_config"] = {{"quant_method", "quark"},
+                                         {"global_quant_config", {{"weight", integers}}},
+                                         {"exclude", Json::array({name})}};
+      }));
+      (void)made.weights(0);
+    });
+  };
+  for (const char* of_experts : {"*.experts.[01].up_proj", "*.experts.[!2-9].*",
+                                 "model.layers.[0-9].mlp.experts.?.down_proj"}) {
+    EXPECT_NE(message(of_experts).find("exclude leaves it plain"), std::string::npos) << of_experts;
+  }
+  for (const char* of_others : {"*.experts.[2-9].up_proj", "*.experts.[!01].*", "*.mlp.[g]ate",
+                                "*.experts.[01].up", "*Xexperts.[01].up_proj", "*+[0]*"}) {
+    EXPECT_EQ(message(of_others), "") << of_others;
+  }
+}
+
+// NVFP4 has its codes and its scales apart; e4m3 one scale.
+TEST(Quark, Nvfp4AndFp8OfOneScale) {
+  const Json nvfp4 = {{{"dtype", "fp4"}, {"group_size", 16}}, {{"dtype", "fp8_e4m3"}}};
+  Json other = nvfp4;
+  other[0]["group_size"] = 32;
+  const Json tensor = {{"dtype", "fp8_e4m3"}, {"qscheme", "per_tensor"}};
+  const struct {
+    const char* name;
+    const Json& weight;
+    bool read;
+  } pairs[] = {{"nvfp4_modelopt", nvfp4, true},   {"nvfp4_modelopt", other, false},
+               {"nvfp4_modelopt", tensor, false}, {"fp8_tensor", tensor, true},
+               {"fp8_tensor", nvfp4, false},      {"fp8_channel", tensor, false}};
+  for (const auto& pair : pairs) {
+    const TemporaryFolder at;
+    const std::string message = error_of([&] {
+      const Checkpoint made = Checkpoint::open(changed(at, pair.name, [&](Json& config) {
+        config["quantization_config"] = {{"quant_method", "quark"},
+                                         {"global_quant_config", {{"weight", pair.weight}}}};
+      }));
+      (void)made.weights(0);
+    });
+    EXPECT_EQ(message.empty(), pair.read) << pair.name << " " << pair.weight << ": " << message;
+  }
+}
+
 }  // namespace
 }  // namespace shunt::test

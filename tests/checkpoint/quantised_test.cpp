@@ -1,6 +1,6 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
-#include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "checkpoint/quantised_changed.hpp"
 
@@ -343,6 +343,55 @@ void expect_same_values(const std::string& changed_folder, const char* name) {
   }
 }
 
+// DeepSeek-V4.1's blocks of 32 by 32: a scale of 32 rows is one of each of them.
+TEST(QuantisedForms, BlocksOf32By32AreMxfp8) {
+  std::vector<std::vector<std::uint8_t>> held;
+  const auto with = [&](const TemporaryFolder& at, bool blocks) {
+    return rewritten(
+        at, "mxfp8",
+        [&](Json& config) {
+          Json& q = config["quantization_config"];
+          q["weight_block_size"] = blocks ? Json::array({32, 32}) : Json::array({1, 32});
+          q["scale_fmt"] = "ue8m0";
+        },
+        [&](Tensors& tensors) {
+          for (auto& [name, tensor] : tensors) {
+            if (!name.ends_with("_scale_inv")) continue;
+            const std::int64_t n = tensor.shape[0], groups = tensor.shape[1];
+            auto& bytes = held.emplace_back();
+            for (std::int64_t row = 0; row < n; row += blocks ? 32 : 1) {
+              for (std::int64_t g = 0; g < groups; ++g) {
+                bytes.push_back(static_cast<std::uint8_t>(115 + 3 * (row / 32) + g));
+              }
+            }
+            tensor = view(bytes.data(), DType::u8, {blocks ? n / 32 : n, groups});
+          }
+        });
+  };
+  const TemporaryFolder whole, rows;
+  with(rows, false);
+  const Checkpoint a = Checkpoint::open(with(whole, true)), b = Checkpoint::open(rows.path());
+  const LayerWeights now = a.weights(0), then = b.weights(0);
+  for (std::size_t e = 0; e < 2; ++e) {
+    for (const auto list :
+         {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
+      const PackedMatrix &x = (now.experts.*list)[e], &y = (then.experts.*list)[e];
+      EXPECT_EQ(x.format, (FormatSpec{Format::mxfp8}));
+      std::vector<float> got(static_cast<std::size_t>(x.n * x.k)), wanted(got.size());
+      unpack(x, view(got.data(), {x.n, x.k}));
+      unpack(y, view(wanted.data(), {y.n, y.k}));
+      EXPECT_EQ(got, wanted);
+    }
+  }
+  const TemporaryFolder at;
+  const std::string message = error_of([&] {
+    Checkpoint::open(changed(at, "mxfp8", [](Json& config) {
+      config["quantization_config"]["weight_block_size"] = Json::array({32, 32});
+    })).weights(0);
+  });
+  EXPECT_NE(message.find("e8m0 [1, 2]"), std::string::npos) << message;
+}
+
 // compressed-tensors' nibbles in bytes are those of its words.
 TEST(QuantisedForms, IntegersOfFourBitsInBytes) {
   const TemporaryFolder at;
@@ -515,22 +564,23 @@ TEST(QuantisedRefusals, WhatIsBesideAnEmptyListOfGroups) {
 }
 
 TEST(QuantisedRefusals, ADivisorThatIsNone) {
-  const TemporaryFolder at;
-  const std::string from = quantised_folder + "/nvfp4_compressed";
-  const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
-  const float zero = 0;
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const std::string& name : file.names()) {
-    const bool divisor = name.ends_with("experts.1.up_proj.weight_global_scale");
-    tensors.emplace_back(name, divisor ? view(&zero, {1}) : file.get(name));
+  for (const float none : {0.0F, std::numeric_limits<float>::infinity()}) {
+    const TemporaryFolder at;
+    const std::string message = error_of([&] {
+      Checkpoint::open(rewritten(
+                           at, "nvfp4_compressed", [](Json&) {},
+                           [&](Tensors& tensors) {
+                             tensors["model.layers.0.mlp.experts.1.up_proj.weight_global_scale"] =
+                                 view(&none, {1});
+                           }))
+          .weights(0);
+    });
+    EXPECT_NE(message.find(fmt::format("experts.1.up_proj.weight_global_scale' is {}: must be a "
+                                       "number that 1 can be divided by",
+                                       none)),
+              std::string::npos)
+        << message;
   }
-  write_safetensors(at / "model.safetensors", tensors, {});
-  write_file(at / "config.json", read_file(from + "/config.json"));
-  const std::string message = error_of([&] { Checkpoint::open(at.path()).weights(0); });
-  EXPECT_NE(message.find("experts.1.up_proj.weight_global_scale' is 0: must be a number that 1 can "
-                         "be divided by"),
-            std::string::npos)
-      << message;
 }
 
 TEST(QuantisedRefusals, SizesThatDoNotFit) {
@@ -548,6 +598,89 @@ TEST(QuantisedRefusals, SizesThatDoNotFit) {
                 message.find("asks for") != std::string::npos)
         << message;
   }
+}
+
+// GPTQ may pack some of a block's modules alone: experts that are not named are plain.
+TEST(QuantisedForms, ModulesThatGptqPacks) {
+  const auto message = [](const Json& modules) {
+    const TemporaryFolder at;
+    const std::string from = SHUNT_SOURCE_DIR "/tests/data/goldens/qwen3_moe";
+    Json config = Json::parse(read_file(from + "/config.json"));
+    config["quantization_config"] = {{"quant_method", "gptq"},
+                                     {"bits", 4},
+                                     {"group_size", 32},
+                                     {"modules_in_block_to_quantize", modules}};
+    write_file(at / "config.json", config.dump());
+    write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
+    return error_of([&] {
+      const Checkpoint checkpoint = Checkpoint::open(at.path());
+      (void)checkpoint.weights(checkpoint.first_moe_layer());
+    });
+  };
+  const Json attention = Json::array({"self_attn.q_proj", "self_attn.k_proj"});
+  EXPECT_EQ(message(Json::array({attention, Json::array({"self_attn.o_proj"})})), "");
+  EXPECT_EQ(message(attention), "");
+  EXPECT_NE(message(nullptr).find("are plain"), std::string::npos);
+  EXPECT_NE(message(Json::array({Json::array({7})})).find("modules_in_block_to_quantize is [[7]]"),
+            std::string::npos);
+}
+
+// Of the last word of zero points only the nibbles of rows that are there count.
+TEST(QuantisedForms, ZeroPointsOfRowsThatAreNoMultipleOfEight) {
+  for (const std::uint32_t last : {0x33338888U, 0x33338887U}) {
+    const TemporaryFolder at;
+    std::vector<std::uint32_t> words(64, 0x88888888U);
+    for (int g = 0; g < 2; ++g) words[static_cast<std::size_t>(3 * 2 + g)] = last;
+    const std::vector<std::uint32_t> eights(8, 0x88888888U);
+    const std::vector<std::int64_t> shape = {28, 64};
+    rewritten(
+        at, "int4",
+        [](Json& config) {
+          config["moe_intermediate_size"] = 28;
+          config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = false;
+        },
+        [&](Tensors& tensors) {
+          const Tensors before = tensors;
+          for (const auto& [name, t] : before) {
+            if (name.find("experts.") == std::string::npos) continue;
+            if (name.find("down_proj") != std::string::npos) {
+              if (name.ends_with("weight_shape")) tensors.erase(name);
+              if (name.ends_with(".weight_scale")) {
+                tensors[name.substr(0, name.size() - 5) + "zero_point"] =
+                    view(eights.data(), DType::i32, {8, 1});
+              }
+              continue;
+            }
+            if (name.ends_with("weight_shape")) {
+              tensors[name] = view(shape.data(), {2});
+            } else {
+              tensors[name] = t.rows(0, 28);
+            }
+            if (!name.ends_with(".weight_scale")) continue;
+            tensors[name.substr(0, name.size() - 5) + "zero_point"] =
+                view(words.data(), DType::i32, {4, 2});
+          }
+        });
+    const Checkpoint checkpoint = Checkpoint::open(at.path());
+    const LayerWeights read = checkpoint.weights(0);
+    const PackedMatrix& up = read.experts.packed_up[0];
+    EXPECT_EQ(static_cast<bool>(up.zeros), last != 0x33338888U);
+    if (up.zeros) {
+      EXPECT_EQ(up.zeros.as<const std::uint8_t>()[24 * 2], 7);
+      EXPECT_EQ(up.zeros.as<const std::uint8_t>()[25 * 2], 8);
+    }
+  }
+}
+
+TEST(QuantisedRefusals, WordsThatAreNotRead) {
+  check_edits({
+      {"fp8_block", "/scale_fmt", "\"bf16\"", "", "scale_fmt is \"bf16\""},
+      {"fp8_block", "/activation_scheme", "\"none\"", "", "activation_scheme is \"none\""},
+      {"awq", "/w_bit", "8", "", "w_bit is 8"},
+      {"nvfp4_compressed", "/quantization_status", "\"initialized\"", "",
+       "quantization_status is \"initialized\""},
+      {"gptq", "/is_marlin_format", "true", "", "is_marlin_format is true"},
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "convert/cases.hpp"
+#include "convert/journal.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -195,6 +196,59 @@ TEST(Convert, LeavesFoldersOfOthersAlone) {
             }).find("no interrupted conversion"),
             std::string::npos);
   EXPECT_EQ(read_file(folder / "out.partial/mine"), "x");
+}
+
+// What makes other weights is another conversion: hidden states, damping, and the source itself.
+TEST(Convert, AnInterruptedConversionOfOtherInputsIsNotGoneOnWith) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out", states = folder / "states";
+  split_model(golden("qwen3_moe"), in);
+  fs::copy_file(golden("qwen3_moe") + "/golden.safetensors", states);
+  ConversionOptions options = to("bf16");
+  options.spec.prune = true;
+  options.spec.pruning.method = PruneMethod::obs;
+  options.calibrate = states;
+  const ConversionProgress stop = [](const std::string& file, std::int64_t, std::int64_t) {
+    if (file.find("00002-of") != std::string::npos) throw Error(Status::io, "no space");
+  };
+  const auto go_on = [&](const ConversionOptions& with) {
+    return error_of([&] { convert_checkpoint(cpu(), in, out, with, stop); });
+  };
+  EXPECT_NE(go_on(options).find("no space"), std::string::npos);
+  ConversionOptions other = options;
+  other.spec.pruning.damping = 0.02;
+  EXPECT_NE(go_on(other).find("other settings"), std::string::npos);
+  const std::string bytes = read_file(states);
+  std::string changed = bytes;
+  changed[changed.size() - 4] = static_cast<char>(changed[changed.size() - 4] ^ 1);
+  write_file(states, changed);
+  EXPECT_NE(go_on(options).find("other settings"), std::string::npos);
+  write_file(states, bytes);
+  EXPECT_NE(go_on(options).find("no space"), std::string::npos);
+}
+
+// The first and the last of 2^20 bytes each, and the size.
+TEST(Journal, FingerprintsSeeBothEnds) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "file";
+  const auto of = [&](const std::string& bytes) {
+    write_file(path, bytes);
+    return fingerprint(path);
+  };
+  constexpr std::size_t end = 1 << 20;
+  for (const std::size_t size : {std::size_t{20}, end, end + end / 2, 3 * end}) {
+    const std::string plain(size, 'a');
+    const std::string before = of(plain);
+    EXPECT_EQ(of(plain), before);
+    EXPECT_NE(of(plain + 'a'), before);
+    for (const std::size_t at :
+         {std::size_t{0}, std::size_t{17}, std::min(end, size) - 1, size - std::min(end, size),
+          size - std::min(end, size) / 2 - 1, size - 1}) {
+      std::string changed = plain;
+      changed[at] = 'b';
+      EXPECT_NE(of(changed), before) << at << " of " << size;
+    }
+  }
 }
 
 }  // namespace

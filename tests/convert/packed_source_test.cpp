@@ -557,5 +557,110 @@ TEST(ConvertPacked, WhatIsPackedBesideTheExpertsBecomesPlain) {
             nan + ": model.layers.0.self_attn.q_proj: weight [1, 1] is nan: must be finite");
 }
 
+// Codes are found by comparing magnitudes with the scale, which has to be positive; with one below
+// 0 every code became the largest, of the other sign.
+TEST(ConvertPacked, AGlobalScaleBelowZeroIsNotKept) {
+  for (const auto& [name, part] : {std::pair("nvfp4_modelopt", "weight_scale_2"),
+                                   {"nvfp4_compressed", "weight_global_scale"}}) {
+    for (const auto& [format, prune] :
+         {std::pair("sparse_nvfp4", false), {"sparse_nvfp4", true}, {"nvfp4", true}}) {
+      SCOPED_TRACE(fmt::format("{} to {}, pruned: {}", name, format, prune));
+      const TemporaryFolder folder;
+      const std::string in = changed(folder, quantised + "/" + name,
+                                     std::string("model.layers.0.mlp.experts.1.up_proj.") + part,
+                                     [](char* bytes, std::size_t) {
+                                       float scale = 0;
+                                       std::memcpy(&scale, bytes, sizeof scale);
+                                       scale = -scale;
+                                       std::memcpy(bytes, &scale, sizeof scale);
+                                     });
+      const auto before = all_values(Checkpoint::open(in));
+      convert_checkpoint(cpu(), in, folder / "out", to(format, prune));
+      const auto now = all_values(Checkpoint::open(folder / "out"));
+      // The others' error is what two of four cost.
+      EXPECT_LT(error_of_weights(now[4], before[4]), 1.2 * error_of_weights(now[1], before[1]));
+    }
+  }
+}
+
+// Attention that is packed as the experts are, in every dialect.
+TEST(ConvertPacked, AttentionOfEveryDialectBecomesPlain) {
+  for (const char* name : {"gptq", "gptq_v2", "awq", "int4", "int4_zeros", "int4_channel", "int8",
+                           "int8_packed", "nvfp4_compressed", "nvfp4_modelopt", "mxfp8"}) {
+    SCOPED_TRACE(name);
+    const TemporaryFolder folder;
+    const std::string in = folder / "in";
+    fs::create_directory(in);
+    fs::copy_file(quantised + "/" + name + "/config.json", in + "/config.json");
+    const SafetensorsFile file =
+        SafetensorsFile::open(quantised + "/" + name + "/model.safetensors");
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    const std::string layer = "model.layers.0.", expert = layer + "mlp.experts.1.";
+    for (const std::string& tensor : file.names()) {
+      tensors.emplace_back(tensor, file.get(tensor));
+      for (const auto& [from, to_name] :
+           {std::pair("up_proj.", "self_attn.q_proj."), {"down_proj.", "self_attn.o_proj."}}) {
+        if (!tensor.starts_with(expert + from)) continue;
+        tensors.emplace_back(layer + to_name + tensor.substr((expert + from).size()),
+                             file.get(tensor));
+      }
+    }
+    write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
+    convert_checkpoint(cpu(), in, folder / "out", to("f32"));
+    const SafetensorsFile made = SafetensorsFile::open(folder / "out/model.safetensors");
+    for (const auto& [attention, wanted] :
+         {std::pair("self_attn.q_proj.weight", "mlp.experts.1.up_proj.weight"),
+          {"self_attn.o_proj.weight", "mlp.experts.1.down_proj.weight"}}) {
+      ASSERT_TRUE(made.contains(layer + attention));
+      EXPECT_EQ(values_of(made.get(layer + attention)), values_of(made.get(layer + wanted)));
+    }
+    for (const std::string& tensor : made.names()) {
+      if (tensor.find("self_attn") != std::string::npos) {
+        EXPECT_TRUE(tensor.ends_with("_proj.weight")) << tensor;
+      }
+    }
+  }
+}
+
+// Block scales below 0, which other writers need not avoid: the same.
+TEST(ConvertPacked, BlockScalesBelowZeroAreNotKept) {
+  const TemporaryFolder folder;
+  const std::string in = changed(folder, quantised + "/nvfp4_modelopt",
+                                 "model.layers.0.mlp.experts.1.up_proj.weight_scale",
+                                 [](char* bytes, std::size_t size) {
+                                   for (std::size_t i = 0; i < size; i += 3) bytes[i] ^= '\x80';
+                                 });
+  const auto before = all_values(Checkpoint::open(in));
+  convert_checkpoint(cpu(), in, folder / "out", to("sparse_nvfp4"));
+  const auto now = all_values(Checkpoint::open(folder / "out"));
+  EXPECT_LT(error_of_weights(now[4], before[4]), 1.2 * error_of_weights(now[1], before[1]));
+}
+
+// gate and up share a global scale: that of the larger, whichever it is.
+TEST(ConvertPacked, TheGlobalScaleIsOfTheLargerOfGateAndUp) {
+  for (const char* larger : {"gate_proj", "up_proj"}) {
+    for (const char* format : {"nvfp4", "sparse_nvfp4", "dense3"}) {
+      SCOPED_TRACE(fmt::format("{} is larger, to {}", larger, format));
+      const TemporaryFolder folder;
+      const std::string in =
+          changed(folder, quantised + "/fp8_tensor",
+                  fmt::format("model.layers.0.mlp.experts.1.{}.weight_scale", larger),
+                  [](char* bytes, std::size_t) {
+                    float scale = 0;
+                    std::memcpy(&scale, bytes, sizeof scale);
+                    scale *= 100;
+                    std::memcpy(bytes, &scale, sizeof scale);
+                  });
+      const auto before = all_values(Checkpoint::open(in));
+      convert_checkpoint(cpu(), in, folder / "out", to(format));
+      const auto now = all_values(Checkpoint::open(folder / "out"));
+      for (const std::size_t m : {3U, 4U}) {  // expert 1's gate and up, beside expert 0's
+        EXPECT_LT(error_of_weights(now[m], before[m]),
+                  1.3 * error_of_weights(now[m - 3], before[m - 3]));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shunt::test

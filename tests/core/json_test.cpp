@@ -152,5 +152,25 @@ TEST(SpecWriter, KeepsOrderAndTypes) {
             R"({"b":{"z":1,"a":2},"a":{"x":false}})");
 }
 
+// The JSON library keeps the last of two.
+TEST(SpecReader, RefusesAKeyThatStandsTwice) {
+  EXPECT_EQ(error_of("{\"deep\": 1, \"deep\": 1}"), "Spec: key 'deep' stands twice in one object");
+  EXPECT_EQ(error_of("{\"a\": {\"b\": 1, \"b\": 2}}"), "Spec: key 'b' stands twice in one object");
+}
+
+// The parser recurses: what nests too deep is refused before it. A quoted bracket is none, nor one
+// behind an escaped quote.
+TEST(SpecReader, BoundsHowDeepItNests) {
+  const auto nested = [](std::size_t depth) {
+    return "{\"deep\": " + std::string(depth - 1, '[') + std::string(depth - 1, ']') + "}";
+  };
+  EXPECT_NE(error_of(nested(64)).find("Spec.deep is unknown"), std::string::npos);
+  EXPECT_EQ(error_of(nested(65)), "Spec: JSON nests deeper than 64");
+  EXPECT_EQ(error_of(nested(1000000)), "Spec: JSON nests deeper than 64");
+  const std::string brackets(100, '[');
+  EXPECT_NE(error_of("{\"" + brackets + "\": 1}").find("is unknown"), std::string::npos);
+  EXPECT_NE(error_of("{\"a\\\"" + brackets + "\": 1}").find("is unknown"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace shunt

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "checkpoint/temporary.hpp"
@@ -179,6 +180,32 @@ TEST(LanguageModel, SlidingWindowEndsWhatAPositionSees) {
   const auto other = logits_of("8", changed);
   EXPECT_TRUE(std::equal(narrow.begin() + 15 * 64, narrow.end(), other.begin() + 15 * 64));
   EXPECT_FALSE(std::equal(narrow.begin() + 14 * 64, narrow.end(), other.begin() + 14 * 64));
+}
+
+// What a config leaves out is what transformers' class says (5.24), of each family its own.
+TEST(LanguageModel, AbsentFieldsAreThoseOfTheFamily) {
+  const struct {
+    const char* family;
+    float theta, epsilon;
+    std::int64_t positions;
+  } cases[] = {{"mixtral", 1e6F, 1e-5F, 131072},
+               {"qwen2_moe", 1e4F, 1e-6F, 32768},
+               {"qwen3_moe", 1e4F, 1e-6F, 32768}};
+  for (const auto& c : cases) {
+    const test::TemporaryFolder at;
+    const std::string from = std::string(SHUNT_SOURCE_DIR "/tests/data/goldens/") + c.family;
+    nlohmann::json config = nlohmann::json::parse(test::read_file(from + "/config.json"));
+    for (const char* field : {"rope_theta", "rope_parameters", "rope_scaling", "rms_norm_eps",
+                              "max_position_embeddings"}) {
+      config.erase(field);
+    }
+    test::write_file(at / "config.json", config.dump());
+    test::write_file(at / "model.safetensors", test::read_file(from + "/model.safetensors"));
+    const DecoderSpec spec = decoder_spec(Checkpoint::open(at.path()));
+    EXPECT_EQ(spec.rope_theta, c.theta) << c.family;
+    EXPECT_EQ(spec.epsilon, c.epsilon) << c.family;
+    EXPECT_EQ(spec.max_positions, c.positions) << c.family;
+  }
 }
 
 }  // namespace

@@ -526,6 +526,54 @@ TEST_P(PackedCpuInt4, ZeroPointsAndHalves) {
   }
 }
 
+// Gate's scales and up's may be of unlike types where one of 16 bits holds both exactly.
+TEST_P(PackedCpuInt4, APairsScalesMayBeOfUnlikeTypes) {
+  const Context context = context_of(std::get<0>(GetParam()), 1);
+  const DType dtype = std::get<1>(GetParam());
+  const std::int64_t n = 20, k = 72;
+  const Packed gate = Packed::of({Format::int4, 32}, normal_values(n * k, 1), n, k),
+               up = Packed::of({Format::int4, 32}, normal_values(n * k, 2), n, k);
+  const auto with = [&](const Packed& p, DType of, float scale, std::vector<std::uint32_t>& held) {
+    held.assign(static_cast<std::size_t>(n * 3), 0);
+    for (std::int64_t i = 0; i < n * 3; ++i) {
+      store_f32(held.data(), of, i, scale * static_cast<float>(1 + i % 7));
+    }
+    PackedMatrix m = p.packed;
+    m.scales = view(held.data(), of, {n, 3});
+    return m;
+  };
+  for (const DType g : {DType::f16, DType::bf16, f32}) {
+    for (const DType u : {DType::f16, DType::bf16, f32}) {
+      std::vector<std::uint32_t> first, second;
+      const PackedMatrix a = with(gate, g, 0.0625F, first), b = with(up, u, 0.25F, second);
+      const FormatSpec format = prepared_format({a}, {b});
+      const Buffer memory =
+          context.allocate(prepared_bytes(context, dtype, format, 1, 2 * n, k, true));
+      const PreparedWeights prepared = prepare_packed_paired(context, dtype, {a}, {b}, memory);
+      const Array back(f32, {2 * n, k});
+      unprepare(context, prepared, 0, back.tensor);
+      for (std::int64_t i = 0; i < 2 * n * k; ++i) {
+        const std::int64_t row = i / k;
+        ASSERT_EQ(back.get(i), static_cast<float>(row < n ? plain_weight(a, row, i % k)
+                                                          : plain_weight(b, row - n, i % k)))
+            << to_string(g) << ", " << to_string(u) << ", row " << row;
+      }
+      if (g == DType::f16 && u != DType::f16) {  // beyond f16
+        const PackedMatrix large = with(up, u, 0x1p20F, second);
+        try {
+          prepare_packed_paired(context, dtype, {a}, {large}, memory);
+          ADD_FAILURE() << "accepted";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.status(), Status::unsupported);
+          EXPECT_NE(std::string(error.what()).find("up[0].scales[0, 0] is 1048576"),
+                    std::string::npos)
+              << error.what();
+        }
+      }
+    }
+  }
+}
+
 // What GPTQ writes for weights without zero points; kept, they would be bytes that say nothing.
 TEST_P(PackedCpuInt4, ZerosOfEightAreNotKept) {
   const Context context = context_of(std::get<0>(GetParam()), 1);

@@ -253,7 +253,7 @@ inline std::vector<NamedSpec> layer_specs() {
                               68, 36, situ);
     s.latent = s.experts.hidden = 40;
     s.latent_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
-    s.shared = {.intermediate = 72, .activation = situ};
+    s.shared = {.intermediate = 72, .activation = situ, .scale = 0.5f};
     specs.push_back({"KimiK3", s});
   }
   {

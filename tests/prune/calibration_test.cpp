@@ -122,5 +122,85 @@ TEST(Calibration, RefusesLayersWhoseExpertsSeeSomethingElse) {
             std::string::npos);
 }
 
+// Biases of gate and up that take turns, as gpt-oss stores them, and hidden states that lie apart.
+TEST(Calibration, OfExpertsWithBiases) {
+  const Checkpoint checkpoint = Checkpoint::open(tiny_moe);
+  const SafetensorsFile file = SafetensorsFile::open(tiny_moe + "/activations.safetensors");
+  LayerSpec spec = checkpoint.spec(1);
+  spec.experts.gate_up_bias = true;
+  LayerWeights weights = checkpoint.weights(1);
+  std::vector<float> both(std::size_t{2} * 128);  // gate's at even places, up's at odd ones
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    both[i] = (i % 2 == 0 ? 0.5F : -2.0F) + 0.01F * static_cast<float>(i);
+  }
+  Tensor gate_bias = view(both.data(), {128}), up_bias = view(both.data() + 1, {128});
+  gate_bias.strides[0] = up_bias.strides[0] = 2;
+  weights.experts.gate_bias.assign(16, gate_bias);
+  weights.experts.up_bias.assign(16, up_bias);
+
+  const Tensor dense = file.get("layers.1.input"), ids = file.get("layers.1.gate_out2");
+  std::vector<float> apart(std::size_t{256} * 300, 1e3F);
+  for (std::int64_t t = 0; t < 256; ++t) {
+    for (std::int64_t k = 0; k < 256; ++k) {
+      apart[static_cast<std::size_t>(t * 300 + k)] = static_cast<float>(at(dense, t, k));
+    }
+  }
+  Tensor hidden = view(apart.data(), {256, 256});
+  hidden.strides[0] = 300;
+  const int expert = 3;
+  const Tensor gate = weights.experts.gate[expert], up = weights.experts.up[expert];
+  const LayerCalibration calibration(cpu(), spec, weights, hidden);
+  const auto inputs = calibration.inputs(expert, gate, up, false);
+  std::vector<double> squares(256), down(128);
+  for (std::int64_t t = 0; t < 256; ++t) {
+    bool routed = false;
+    for (int s = 0; s < 4; ++s) routed |= ids.as<const std::int64_t>()[t * 4 + s] == expert;
+    for (std::int64_t k = 0; k < 256 && routed; ++k) {
+      squares[static_cast<std::size_t>(k)] += at(dense, t, k) * at(dense, t, k);
+    }
+    for (std::size_t i = 0; i < 128 && routed; ++i) {
+      const auto n = static_cast<std::int64_t>(i);
+      const double h = activate_reference(
+          spec.experts.activation, dot(gate, n, dense, t) + static_cast<double>(both[2 * i]),
+          dot(up, n, dense, t) + static_cast<double>(both[2 * i + 1]));
+      down[i] += h * h;
+    }
+  }
+  for (std::size_t k = 0; k < 256; ++k) {
+    EXPECT_NEAR(inputs.gate_up.squares()[k], squares[k], 1e-12 * (1 + squares[k]));
+  }
+  for (std::size_t i = 0; i < 128; ++i) {
+    EXPECT_NEAR(inputs.down.squares()[i], down[i], 1e-5 * (1e-3 + down[i])) << i;
+  }
+}
+
+// Zero-compute experts multiply nothing: their tokens are nobody's.
+TEST(Calibration, ZeroComputeExpertsHaveNoTokens) {
+  const Checkpoint checkpoint = Checkpoint::open(tiny_moe);
+  const SafetensorsFile file = SafetensorsFile::open(tiny_moe + "/activations.safetensors");
+  const LayerCalibration all(cpu(), checkpoint.spec(1), checkpoint.weights(1),
+                             file.get("layers.1.input"));
+  LayerSpec spec = checkpoint.spec(1);
+  spec.zero_experts = 6;
+  spec.experts.experts = 10;
+  const LayerCalibration some(cpu(), spec, checkpoint.weights(1), file.get("layers.1.input"));
+  for (int e = 0; e < 10; ++e) EXPECT_EQ(some.tokens(e), all.tokens(e)) << e;
+  EXPECT_THROW(some.tokens(10), std::out_of_range);
+}
+
+// Each of what stands between hidden states and experts.
+TEST(Calibration, RefusesEachForItself) {
+  const LayerSpec plain = Checkpoint::open(tiny_moe).spec(0);
+  LayerSpec input = plain, router = plain, shared = plain;
+  input.input_norm.enabled = true;
+  router.router_norm.enabled = true;
+  shared.route.shared.count = 1;
+  EXPECT_NE(supports_calibration(input).reason.find("experts' input is normalised"),
+            std::string::npos);
+  EXPECT_NE(supports_calibration(router).reason.find("router's input is normalised"),
+            std::string::npos);
+  EXPECT_NE(supports_calibration(shared).reason.find("shared experts"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace shunt::test

@@ -276,5 +276,19 @@ TEST_F(RouteTensors, WorkspaceAskedFor) {
   EXPECT_THROW(route_workspace_bytes(context, spec, 1, -1), Error);
 }
 
+// resolve() may take the softmax of the selected alone for that of all only where nothing else
+// reads the sum of the selected.
+TEST(RouteSpec, SharesOfAllStayWhereTheirSumIsRead) {
+  RouteSpec spec{.experts = 8,
+                 .top_k = 2,
+                 .score = Score::softmax,
+                 .renormalize = true,
+                 .renormalize_epsilon = 0};
+  EXPECT_EQ(resolve(spec).weigh, routing::Weigh::softmax_of_selected);
+  spec.shared = {.count = 1, .weight = SharedWeight::sum_over_scale};
+  EXPECT_EQ(resolve(spec).weigh, routing::Weigh::softmax_of_all);
+  EXPECT_TRUE(resolve(spec).renormalize);
+}
+
 }  // namespace
 }  // namespace shunt::test
