@@ -21,8 +21,8 @@ struct CheckpointLayer {
 // A folder with config.json and model.safetensors, or model.safetensors.index.json and its shards.
 class Checkpoint {
  public:
-  // Throws Error: unknown family, a field that changes the mathematics and is not understood, a
-  // malformed or missing file; always by name.
+  // Throws Error: unknown family, a field of experts, routing or activation that is not understood,
+  // a malformed or missing file; always by name.
   static Checkpoint open(const std::string& folder);
 
   const std::string& folder() const;

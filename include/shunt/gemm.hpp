@@ -89,7 +89,7 @@ void unprepare_in_place(const Context& context, const PreparedWeights& weights, 
 // whole or not at all.
 void save_prepared(const Context& context, const PreparedWeights& weights, const std::string& path);
 // The file's weights in new memory of the context's device, which `memory` then owns. Throws
-// Error{bad_file} for any other or a damaged file, Error{unsupported} naming the layout where it is
+// Error{bad_file} for another or a truncated file, Error{unsupported} naming the layout where it is
 // not the one that this context's engine reads, Error{io}.
 PreparedWeights load_prepared(const Context& context, const std::string& path, Buffer& memory);
 

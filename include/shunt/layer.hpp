@@ -222,7 +222,7 @@ class Layer {
   // or not at all. On CUDA by way of a copy on the host.
   void save_prepared(const std::string& path) const;
   // That layer again, without preparing anything: the bytes are copied to the device as they are.
-  // Throws Error{bad_file} for any other or a damaged file, Error{unsupported} naming the layout
+  // Throws Error{bad_file} for another or a truncated file, Error{unsupported} naming the layout
   // where the context's engine reads another one, Error{io}.
   static Layer load_prepared(const std::string& path, const Context& context);
   // Writes the matrices that options().in_place had overwritten back as they were. Nothing but the

@@ -128,7 +128,11 @@ Support check_outside(const LayerSpec& spec) {
 }
 
 Support check_norm(const char* name, const NormSpec& norm) {
-  if (!norm.enabled) return {};
+  if (!norm.enabled) {
+    if (norm == NormSpec{.epsilon = norm.epsilon}) return {};
+    return refuse("LayerSpec.{}.enabled is false: must be true with a {}", name,
+                  norm.weight || norm.weight_first ? "weight" : "multiplier");
+  }
   if (!(norm.epsilon >= 0) || !std::isfinite(norm.epsilon)) {
     return refuse("LayerSpec.{}.epsilon is {}: must be finite, 0 or above", name, norm.epsilon);
   }
@@ -350,6 +354,16 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
   }
   if (!spec.route.scale_in_weights) {
     return refuse("LayerSpec.route.scale_in_weights is false: a layer applies the scale itself");
+  }
+  const SharedExpertSpec& shared = spec.shared;
+  if (shared.intermediate == 0 &&
+      (shared.sigmoid_gate || shared.gate_up_bias || shared.down_bias || shared.scale != 1)) {
+    return refuse("LayerSpec.shared.{}: must be {} where intermediate is 0, no shared expert",
+                  shared.sigmoid_gate   ? "sigmoid_gate is true"
+                  : shared.gate_up_bias ? "gate_up_bias is true"
+                  : shared.down_bias    ? "down_bias is true"
+                                        : fmt::format("scale is {}", shared.scale),
+                  shared.sigmoid_gate || shared.gate_up_bias || shared.down_bias ? "false" : "1");
   }
   if (!std::isfinite(spec.shared.scale)) {
     return refuse("LayerSpec.shared.scale is {}: must be finite", spec.shared.scale);

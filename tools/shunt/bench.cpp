@@ -407,6 +407,8 @@ int run_bench(BenchOptions options) {
     machine["used_by_others"] = watch.others();
     Json json = report_json(machine, ceilings_json(ceilings, plan.dtype), rows);
     json["model"] = plan.title;
+    json["dtype"] = to_string(plan.dtype);
+    json["format"] = to_string(plan.format);
     json["routing"] = to_string(plan.spread);
     json["rotate_bytes"] = plan.rotate_bytes;
     json["spec"] = Json::parse(to_json(plan.spec));

@@ -182,6 +182,7 @@ RunReport begin(const RunOptions& options, const Checkpoint& checkpoint, const C
   report.model = options.model;
   report.summary = checkpoint.summary();
   report.dtype = options.dtype;
+  report.output = options.output;
   report.format = resolved(layer_options(options).format);
   report.tolerance = options.tolerance.value_or(default_tolerance(layer_options(options)));
   report.timed = !options.no_timing;
@@ -288,6 +289,9 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
 }
 
 int run(const RunOptions& options) {
+  if (options.tolerance && !options.input.empty()) {
+    throw UsageError("--tolerance: with --input there is nothing to compare with");
+  }
   if (options.input.empty()) {
     for (const auto& [name, value] :
          {std::pair<const char*, const std::string&>{"--output", options.output},

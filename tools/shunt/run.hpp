@@ -39,7 +39,8 @@ double imbalance(const std::vector<std::int64_t>& load);
 struct RunReport {
   std::string model, summary, against;
   DType dtype = DType::f32;
-  FormatSpec format{};  // that experts were packed to; plain: as they were
+  FormatSpec format{};   // that experts were packed to; plain: as they were
+  std::string output{};  // the file that --output named
   double tolerance = 0;
   bool timed = false;
   Ceilings ceilings;  // the best seen, of the CPU engine

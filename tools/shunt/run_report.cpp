@@ -236,6 +236,10 @@ Json run_json(const RunReport& report, const Context& context) {
   }
   Json json = report_json(report.gpu ? report.gpu->machine : machine_json(context), ceilings, rows);
   json["model"] = report.model;
+  json["dtype"] = to_string(report.dtype);
+  json["format"] = to_string(report.format);
+  json["device"] = report.gpu ? "cuda" : "cpu";
+  if (!report.output.empty()) json["output"] = report.output;
   json["summary"] = report.summary;
   if (!report.against.empty()) json["against"] = report.against;
   json["layers"] = layers;
