@@ -276,11 +276,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     const SideStream* side = nullptr;
     ~Fork() {
       if constexpr (cuda_engine::built) {
-        if (side == nullptr) return;
-        try {
-          side->join();
-        } catch (const Error&) {  // the first one is what the caller sees
-        }
+        if (side != nullptr) side->abandon();
       }
     }
   } fork;

@@ -45,6 +45,13 @@ void SideStream::fork() const {
   check(cudaStreamWaitEvent(stream(stream_), event(forked_), 0), "cudaStreamWaitEvent");
 }
 
+void SideStream::abandon() const noexcept {
+  if (cudaEventRecord(event(ended_), stream(stream_)) != cudaSuccess ||
+      cudaStreamWaitEvent(stream(main_), event(ended_), 0) != cudaSuccess) {
+    cudaGetLastError();  // not for the next call to see
+  }
+}
+
 void SideStream::join() const {
   check(cudaEventRecord(event(ended_), stream(stream_)), "cudaEventRecord");
   check(cudaStreamWaitEvent(stream(main_), event(ended_), 0), "cudaStreamWaitEvent");

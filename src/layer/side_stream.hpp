@@ -18,6 +18,8 @@ class SideStream {
   void fork() const;
   // What the main stream gets from here on waits for all that side() has now.
   void join() const;
+  // The same where another error is on its way to the caller: a capture is not left with a fork.
+  void abandon() const noexcept;
   // Neither starts a kernel before its predecessor has ended: at either end of the fork it has two.
   const Context& side() const { return side_; }
   const Context& joined() const { return joined_; }
