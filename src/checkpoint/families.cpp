@@ -256,6 +256,17 @@ void layers_by(Plan& plan, const std::function<bool(int)>& sparse, const std::st
   }
 }
 
+void layers_by_step(Plan& plan, Config& config, const std::vector<std::int64_t>& absent) {
+  const std::int64_t step = config.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
+  const auto dense = config.integers({"mlp_only_layers"}, 0, max_layers).value_or(absent);
+  layers_by(
+      plan,
+      [&](int i) {
+        return (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+      },
+      "dense MLP");
+}
+
 std::function<bool(int)> from(std::int64_t first) {
   return [first](int i) { return i >= first; };
 }

@@ -121,6 +121,8 @@ void route_sigmoid_bias(Plan& plan, bool renormalize, double epsilon, double sca
 // mlp_layer_types, or `otherwise(i)` where it is absent: 'is layer i sparse'.
 void layers_by_type(Plan& plan, Config& config, const std::function<bool(int)>& otherwise);
 void layers_by(Plan& plan, const std::function<bool(int)>& sparse, const std::string& note);
+// Every decoder_sparse_step-th, but for mlp_only_layers, or `absent` where there is no such list.
+void layers_by_step(Plan& plan, Config& config, const std::vector<std::int64_t>& absent = {});
 // mlp_layer_types, or first_k_dense_replace, with moe_layer_freq 1.
 void layers_from(Plan& plan, Config& config, std::int64_t absent);
 std::function<bool(int)> from(std::int64_t first);

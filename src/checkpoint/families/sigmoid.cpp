@@ -439,12 +439,7 @@ Plan k2_horizon(Config& c) {
     c.refuse("router_score_func", "sigmoid or softmax");
   }
   add_shared_count(plan, c, {"num_shared_experts"}, 0, "mlp.shared_experts");
-  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
-  const auto list = c.integers({"mlp_only_layers"}, 0, max_layers);
-  const std::set<std::int64_t> dense =
-      list ? std::set<std::int64_t>(list->begin(), list->end()) : std::set<std::int64_t>();
-  layers_by(
-      plan, [&](int i) { return (i + 1) % step == 0 && !dense.contains(i); }, "dense MLP");
+  layers_by_step(plan, c);
   plan.names.selection_bias = {{"mlp.gate.bias"}};
   return plan;
 }
@@ -458,15 +453,7 @@ Plan flint(Config& c) {
   c.expect("router_score_function", {"sigmoid"});
   add_shared(plan, c.integer_or({"shared_expert_intermediate_size"}, 1024, 1, max_width),
              "mlp.shared_expert");
-  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
-  const std::vector<std::int64_t> dense =
-      c.integers({"mlp_only_layers"}, 0, max_layers).value_or(std::vector<std::int64_t>{0, 1});
-  layers_by(
-      plan,
-      [&](int i) {
-        return (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
-      },
-      "dense MLP");
+  layers_by_step(plan, c, {0, 1});
   return plan;
 }
 

@@ -22,16 +22,6 @@ TensorNames mixtral_names() {
   return names;
 }
 
-// Qwen's: every decoder_sparse_step-th layer, but those of mlp_only_layers.
-void qwen_layers(Plan& plan, Config& c) {
-  const std::int64_t step = c.integer_or({"decoder_sparse_step"}, 1, 1, max_layers);
-  const auto list = c.integers({"mlp_only_layers"}, 0, max_layers);
-  const std::set<std::int64_t> dense =
-      list ? std::set<std::int64_t>(list->begin(), list->end()) : std::set<std::int64_t>();
-  layers_by(
-      plan, [&](int i) { return (i + 1) % step == 0 && !dense.contains(i); }, "dense MLP");
-}
-
 void qwen_shared(Plan& plan, Config& c) {
   add_shared(plan, c.integer({"shared_expert_intermediate_size"}, 1, max_width),
              "mlp.shared_expert");
@@ -57,7 +47,7 @@ Plan qwen(Config& c, bool renormalize_absent) {
   route_softmax(plan, c.flag_or({"norm_topk_prob"}, renormalize_absent));
   of_each_group(plan, c, "router_n_groups",
                 c.integer_or({"router_n_groups"}, -1, -1, 64));  // Intern-S1-Pro
-  qwen_layers(plan, c);
+  layers_by_step(plan, c);
   return plan;
 }
 
@@ -90,15 +80,9 @@ Plan qwen3_moe(Config& c) {
   return qwen(c, false);
 }
 
-namespace {
-// SDAR and Intern-S1-Pro: no default of their own.
-void needs_norm_topk_prob(const Config& c) {
-  if (!c.has("norm_topk_prob")) c.refuse("norm_topk_prob", "true or false");
-}
-}  // namespace
-
+// No default of its own.
 Plan sdar_moe(Config& c) {
-  needs_norm_topk_prob(c);
+  if (!c.has("norm_topk_prob")) c.refuse("norm_topk_prob", "true or false");
   return qwen3_moe(c);
 }
 
