@@ -21,8 +21,7 @@ enum class RoutingFrom { hidden, logits, ids };
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
                       // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
-                      // chain (route, order, gather, combine), gemm,
-                      // activate, layer
+                      // chain (route, order, gather, combine), gemm, activate, layer
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;

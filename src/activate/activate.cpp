@@ -176,9 +176,7 @@ void activate(const Context& context, const ActivationSpec& spec, Tensor gate, T
 void activate(const Context& context, const ActivationSpec& spec, const QuantiseSpec& quantise,
               Tensor gate, Tensor up, Tensor out, Tensor scales, Tensor rows) {
   const cuda_engine::Current current(context);
-  if (const Support support = legal(quantise); !support) {
-    fail(Status::invalid_argument, "activate: {}", support.reason);
-  }
+  require_legal(legal(quantise), "activate");
   if (quantise.quantise == Quantise::none) {
     fail(Status::invalid_argument,
          "activate: quantise is 0 (none): must be 1 (row) or 2 (block_128) where there are scales");

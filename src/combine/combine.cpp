@@ -76,9 +76,7 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
              bool early) {
   const cuda_engine::Current current(context);
   const Device device = context.device();
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "combine: {}", support.reason);
-  }
+  require_legal(legal(spec), "combine");
   require(supports(spec, device), "combine");
   check_tensor(
       "combine: out", out,

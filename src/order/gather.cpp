@@ -51,9 +51,7 @@ GatherSpec gather_spec_from_json(const std::string& json) {
   reader.read("scale_upper_bound", spec.scale_upper_bound);
   reader.read("power_of_two_scales", spec.power_of_two_scales);
   reader.finish();
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "GatherSpec: {}", support.reason);
-  }
+  require_legal(legal(spec), "GatherSpec");
   return spec;
 }
 
@@ -61,9 +59,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
             Tensor scales) {
   const cuda_engine::Current current(context);
   const Device device = context.device();
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "gather: {}", support.reason);
-  }
+  require_legal(legal(spec), "gather");
   require(supports(spec, device), "gather");
   check_tensor("gather: hidden", in.hidden,
                {.dtypes = float_dtypes, .shape = {any_size, any_size}, .rows_dense = true}, device);

@@ -69,9 +69,7 @@ Support supports(const OrderSpec& spec, Device device) {
 }
 
 void check_spec(const OrderSpec& spec, Device device) {
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "order: {}", support.reason);
-  }
+  require_legal(legal(spec), "order");
   require(supports(spec, device), "order");
 }
 
@@ -102,16 +100,12 @@ OrderSpec order_spec_from_json(const std::string& json) {
   reader.read("sentinel", spec.sentinel, -1, std::numeric_limits<std::int32_t>::max());
   reader.read("tile_for_empty_expert", spec.tile_for_empty_expert);
   reader.finish();
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "OrderSpec: {}", support.reason);
-  }
+  require_legal(legal(spec), "OrderSpec");
   return spec;
 }
 
 std::int64_t padded_rows_capacity(const OrderSpec& spec, std::int64_t tokens) {
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "padded_rows_capacity: {}", support.reason);
-  }
+  require_legal(legal(spec), "padded_rows_capacity");
   if (tokens < 0) fail(Status::invalid_argument, "padded_rows_capacity: tokens is {}", tokens);
   if (spec.tile == 0) return 0;
   // n experts with tokens take n + floor((pairs - n) / tile) tiles at most, all but one tile of

@@ -43,9 +43,7 @@ void check_hash(const RouteSpec& spec, const RouteInputs& in, std::int64_t token
 }
 
 void check_spec(const RouteSpec& spec, Device device) {
-  if (const Support support = legal(spec); !support) {
-    fail(Status::invalid_argument, "route: {}", support.reason);
-  }
+  require_legal(legal(spec), "route");
   require(supports(spec, device), "route");
 }
 

@@ -33,7 +33,8 @@ struct Activations {
   }
 };
 
-// Sums are none: one number of e4m3 beside the other where the engines round differently.
+// Nothing is summed here: the engines' e4m3 may differ only by its next number, where their
+// exponentials, of different last bits, round to either side.
 void check_activations(const Activations& made, const std::string& label) {
   const OnHost got(made.context, made.out[0]), product(made.context, made.products[0]),
       got_scales(made.context, made.scales[0]);
