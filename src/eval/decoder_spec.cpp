@@ -16,7 +16,6 @@ namespace {
 constexpr std::size_t max_config_bytes = 64u << 20;
 constexpr std::int64_t widest = std::int64_t{1} << 24;
 
-// rope_parameters of transformers 5, or rope_theta and rope_scaling as published before.
 // What transformers' classes say where a config says nothing (5.24).
 struct Absent {
   std::int64_t key_heads;
@@ -28,6 +27,7 @@ Absent absent_of(const std::string& family) {
   return {family == "qwen2_moe" ? 16 : 4, 1e4, 1e-6, 32768};
 }
 
+// rope_parameters of transformers 5, or rope_theta and rope_scaling as published before.
 float read_rope_theta(Config& config, double absent) {
   const nlohmann::json* parameters = config.object("rope_parameters");
   if (parameters == nullptr) parameters = config.object("rope_scaling");
