@@ -11,6 +11,7 @@
 #include "activate/quick.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.hpp"
+#include "cuda/valid_rows.cuh"
 #include "cuda/vectors.cuh"
 
 namespace shunt::cuda_engine {
@@ -21,12 +22,6 @@ constexpr int threads = 256;
 constexpr int columns_each = 4;
 constexpr std::int64_t piece = threads * columns_each;
 constexpr int each = 8;  // numbers of a thread
-
-__device__ std::int64_t rows_of(std::int64_t rows, const std::int32_t* count) {
-  if (count == nullptr) return rows;
-  const std::int64_t there = *count;
-  return there < 0 ? 0 : there < rows ? there : rows;
-}
 
 struct VectorArgs {
   cpu_engine::ActivationRule rule;
@@ -42,7 +37,7 @@ __global__ void __launch_bounds__(threads)
   wait_for_predecessor();
   let_successor_start();
   constexpr int bytes = each * form_bytes(form);
-  const std::int64_t rows = rows_of(args.rows, args.count);
+  const std::int64_t rows = valid_rows(args.count, args.rows);
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.y;
   for (std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
        row += step) {
@@ -57,7 +52,7 @@ __global__ void __launch_bounds__(threads)
       float gate[each], up[each];
       widen<each, form>(raw_gate, gate);
       widen<each, form>(raw_up, up);
-      Activate<quick, each>{args.rule, gate, up}();
+      Activate<quick, each, Division::compilers>{args.rule, gate, up}();
       store_raw(args.out.data + row * args.out.row_bytes + at, narrow<each, form>(up));
     }
   }
@@ -76,14 +71,7 @@ void start_vectors(const Gpu& gpu, const VectorArgs& args) {
 
 template <Form form>
 void start_form(const Gpu& gpu, const VectorArgs& args) {
-  switch (quick_form(args.rule)) {
-    case Quick::swiglu:
-      return start_vectors<form, Quick::swiglu>(gpu, args);
-    case Quick::limited_swiglu:
-      return start_vectors<form, Quick::limited_swiglu>(gpu, args);
-    case Quick::no:
-      return start_vectors<form, Quick::no>(gpu, args);
-  }
+  with_quick(args.rule, [&]<Quick quick>() { start_vectors<form, quick>(gpu, args); });
 }
 
 struct Matrix {
@@ -102,7 +90,7 @@ struct Args {
 __global__ void __launch_bounds__(threads) activate_rows(const __grid_constant__ Args args) {
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t all = rows_of(args.rows, args.count) * args.pieces;
+  const std::int64_t all = valid_rows(args.count, args.rows) * args.pieces;
   for (std::int64_t at = blockIdx.x; at < all; at += gridDim.x) {
     const std::int64_t row = at / args.pieces;
     const std::int64_t first = (at - row * args.pieces) * piece + threadIdx.x;

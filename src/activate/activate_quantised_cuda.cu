@@ -4,10 +4,11 @@
 // warps-th chunk of 128 columns, four numbers a lane. Four chunks of gate and of up are loaded
 // before anything is computed. amax is a maximum over the lanes of a chunk (block_128), or over the
 // block (row: one barrier, two buffers in turns); rows of more than 4096 columns are then read and
-// computed again.
+// computed again. Rows of 16 bits at multiples of 16 bytes have kernels of their own, 16 neighbours
+// a lane.
 //
-// Bytes: gate and up once, a byte an element, the scales. About 55 operations a number (SwiGLU),
-// which take twice as long as the bytes.
+// Bytes: gate and up once, a byte an element, the scales. About 55 operations a number (SwiGLU).
+// Bound by memory: 1.3 us + bytes / read bandwidth.
 #include <algorithm>
 
 #include "activate/cuda_engine.hpp"
@@ -15,6 +16,7 @@
 #include "cuda/element.cuh"
 #include "cuda/fp8_quads.cuh"
 #include "cuda/launch.hpp"
+#include "cuda/valid_rows.cuh"
 
 namespace shunt::cuda_engine {
 
@@ -76,11 +78,7 @@ __global__ void __launch_bounds__(32 * most_warps)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const std::int64_t step = std::int64_t{warps} * chunk;
-  std::int64_t rows = args.rows;
-  if (args.count != nullptr) {
-    const std::int64_t count = *args.count;
-    rows = count < 0 ? 0 : count < rows ? count : rows;
-  }
+  const std::int64_t rows = valid_rows(args.count, args.rows);
   const auto scale_of = [&](std::uint32_t most) {
     return device_fp8_scale(__uint_as_float(most), args.upper_bound, args.power_of_two);
   };
@@ -110,7 +108,7 @@ __global__ void __launch_bounds__(32 * most_warps)
         }
         if (quick != Quick::no || args.rule.gated) gates[j].values(gate);
         ups[j].values(x[j]);
-        Activate<quick, 4>{args.rule, gate, x[j]}();
+        Activate<quick, 4, Division::compilers>{args.rule, gate, x[j]}();
       }
     };
     const std::int64_t first = std::int64_t{warp} * chunk;
@@ -150,6 +148,110 @@ __global__ void __launch_bounds__(32 * most_warps)
   }
 }
 
+// ---- rows of 16 bits at multiples of 16 bytes --------------------------------------------------
+
+constexpr int each = 16, span = 32 * each;  // columns of a lane, of a warp
+constexpr int most_of_a_row = 16 * span;    // columns that a block has in registers
+
+// A lane has 16 neighbours. block_128: warps are apart, a span of a row each; row: a block has the
+// whole row, and one barrier.
+template <Form form, Quick quick, bool per_row>
+__global__ void __launch_bounds__(per_row ? most_of_a_row / each : 128)
+    activate_spans(const __grid_constant__ QuantisedArgs args, int spans) {
+  __shared__ std::uint32_t most_of_warp[2][most_of_a_row / span];  // in turns
+  wait_for_predecessor();
+  let_successor_start();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const std::int64_t rows = valid_rows(args.count, args.rows);
+  const int column = (per_row ? warp : static_cast<int>(blockIdx.x)) * span + lane * each;
+  const bool inside = column < args.width;
+  const std::int64_t first = per_row ? blockIdx.x : std::int64_t{blockIdx.y} * warps + warp;
+  const std::int64_t step = per_row ? gridDim.x : std::int64_t{gridDim.y} * warps;
+  int turn = 0;
+  for (std::int64_t row = first; row < rows; row += step) {
+    Raw<2 * each> raw_gate{}, raw_up{};
+    if (inside) {
+      if (quick != Quick::no || args.rule.gated) {
+        raw_gate = load_raw<2 * each>(args.gate.data + row * args.gate.row_bytes + 2 * column);
+      }
+      raw_up = load_raw<2 * each>(args.up.data + row * args.up.row_bytes + 2 * column);
+    }
+    float gate[each], x[each];
+    widen<each, form>(raw_gate, gate);
+    widen<each, form>(raw_up, x);
+    // What lies past the row's end is 0, and division by the long way.
+    if (inside) Activate<quick, each, Division::own>{args.rule, gate, x}();
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
+      most = max(most, size < 0x7f800000u ? size : 0);
+    }
+    if constexpr (per_row) {
+      most = __reduce_max_sync(0xffffffffu, most);
+      if (lane == 0) most_of_warp[turn][warp] = most;
+      __syncthreads();
+      for (int w = 0; w < spans; ++w) most = max(most, most_of_warp[turn][w]);
+      turn ^= 1;
+    } else {
+#pragma unroll
+      for (int apart = chunk / each / 2; apart > 0; apart /= 2) {
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, apart));
+      }
+    }
+    const DeviceFp8Scale scale =
+        device_fp8_scale(__uint_as_float(most), args.upper_bound, args.power_of_two);
+    Raw<each> out;
+#pragma unroll
+    for (int i = 0; i < each / 4; ++i) {
+      const float four[4] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+      out.word[i] = quad_to_e4m3(four, scale.factor);
+    }
+    if (inside) store_raw(args.out + row * args.out_row_bytes + column, out);
+    const bool writes = per_row ? threadIdx.x == 0 : inside && lane % (chunk / each) == 0;
+    if (writes) {
+      args.scales[row * args.scale_row + (per_row ? 0 : column / chunk * args.scale_column)] =
+          scale.scale;
+    }
+  }
+}
+
+template <Form form, Quick quick>
+void start_spans(const Gpu& gpu, const QuantisedArgs& args) {
+  const auto spans = static_cast<int>((args.width + span - 1) / span);
+  if (args.per_row) {
+    const std::int64_t most = std::int64_t{2} * gpu.multiprocessors * (2048 / (32 * spans));
+    launch("activate", gpu,
+           {.grid = dim3(static_cast<unsigned>(std::min(args.rows, most))),
+            .block = dim3(static_cast<unsigned>(32 * spans))},
+           activate_spans<form, quick, true>, args, spans);
+    return;
+  }
+  constexpr int warps = 4;
+  const std::int64_t blocks = (args.rows + warps - 1) / warps;
+  launch("activate", gpu,
+         {.grid = dim3(static_cast<unsigned>(spans),
+                       static_cast<unsigned>(std::min<std::int64_t>(blocks, 65535))),
+          .block = dim3(32 * warps)},
+         activate_spans<form, quick, false>, args, spans);
+}
+
+template <Form form>
+bool launch_spans(const Gpu& gpu, const QuantisedArgs& args) {
+  const bool fits = args.width > 0 && args.width % each == 0 &&
+                    args.width < std::int64_t{1} << 30 &&
+                    (!args.per_row || args.width <= most_of_a_row) && args.up.aligned(16) &&
+                    (!args.rule.gated || args.gate.aligned(16)) &&
+                    (reinterpret_cast<std::uintptr_t>(args.out) |
+                     static_cast<std::uint64_t>(args.out_row_bytes)) %
+                            16 ==
+                        0;
+  if (!fits) return false;
+  with_quick(args.rule, [&]<Quick quick>() { start_spans<form, quick>(gpu, args); });
+  return true;
+}
+
 template <class Numbers, Quick quick>
 void start_as(const Gpu& gpu, const QuantisedArgs& args) {
   const std::int64_t chunks = (args.width + chunk - 1) / chunk;
@@ -165,14 +267,7 @@ void start_as(const Gpu& gpu, const QuantisedArgs& args) {
 
 template <class Numbers>
 void start(const Gpu& gpu, const QuantisedArgs& args) {
-  switch (quick_form(args.rule)) {
-    case Quick::swiglu:
-      return start_as<Numbers, Quick::swiglu>(gpu, args);
-    case Quick::limited_swiglu:
-      return start_as<Numbers, Quick::limited_swiglu>(gpu, args);
-    case Quick::no:
-      return start_as<Numbers, Quick::no>(gpu, args);
-  }
+  with_quick(args.rule, [&]<Quick quick>() { start_as<Numbers, quick>(gpu, args); });
 }
 
 }  // namespace
@@ -204,9 +299,9 @@ void activate_quantised(const Gpu& gpu, const cpu_engine::ActivationRule& rule,
     case Form::f32:
       return start<Aligned<Form::f32>>(gpu, args);
     case Form::f16:
-      return start<Aligned<Form::f16>>(gpu, args);
+      return launch_spans<Form::f16>(gpu, args) ? void() : start<Aligned<Form::f16>>(gpu, args);
     default:
-      return start<Aligned<Form::bf16>>(gpu, args);
+      return launch_spans<Form::bf16>(gpu, args) ? void() : start<Aligned<Form::bf16>>(gpu, args);
   }
 }
 

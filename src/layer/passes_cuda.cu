@@ -13,6 +13,7 @@
 #include "activate/activation.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.hpp"
+#include "cuda/valid_rows.cuh"
 #include "cuda/vectors.cuh"
 #include "layer/passes.hpp"
 #include "layer/plan.hpp"
@@ -159,12 +160,6 @@ __device__ __forceinline__ void normalise(const Norm& norm, std::int64_t column,
     x[i] = __fmul_rn(x[i], factor);
     if (weighed && !norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
   }
-}
-
-__device__ std::int64_t valid_rows(const std::int32_t* valid, std::int64_t rows) {
-  if (valid == nullptr) return rows;
-  const std::int64_t count = *valid;
-  return count < 0 ? 0 : count < rows ? count : rows;
 }
 
 __global__ void __launch_bounds__(threads)
