@@ -26,17 +26,25 @@ import torch
 F8 = torch.float8_e4m3fn
 BLOCK = 128
 
+# What Shunt multiplies; peers say with which of them they are compared.
+KINDS = {
+    'bf16': [],
+    'fp8': ['--format', 'fp8_block', '--rows', 'fp8_block'],
+    'fp8_row': ['--format', 'fp8_channel', '--rows', 'fp8_token'],  # a scale a row and a column
+    'fp8_fast': ['--format', 'fp8_channel', '--rows', 'fp8_token', '--fast-accumulation'],  # sums stay in the tensor cores
+}
+
 
 # ---- data ----------------------------------------------------------------------------------------
 
 class Case:
     """Groups of rows x [G M, K] and up to four copies of weights w [G, N, K], in bf16 or as fp8 with scales."""
 
-    def __init__(self, label, fp8):
+    def __init__(self, label, kind):
         self.G, self.M, self.N, self.K = map(int, re.fullmatch(r'G(\d+) M(\d+) N(\d+) K(\d+)\b.*', label).groups())
-        self.fp8 = fp8
+        self.kind, self.fp8 = kind, kind != 'bf16'
         self.x = torch.randn(self.G * self.M, self.K, device='cuda', dtype=BF16)
-        size = self.G * self.N * self.K * (1 if fp8 else 2)
+        size = self.G * self.N * self.K * (1 if self.fp8 else 2)
         self.weights = []
         for _ in range(max(1, min(4, math.ceil(1e9 / size)))):
             w = torch.empty(self.G, self.N, self.K, device='cuda', dtype=BF16)
@@ -74,7 +82,7 @@ def rounded(x, block):
 
 class Torch:
     """torch._grouped_mm."""
-    name, packages, fp8 = 'torch', ('torch',), False
+    name, packages, kinds = 'torch', ('torch',), ('bf16',)
 
     def __init__(self, case):
         self.case = case
@@ -85,7 +93,7 @@ class Torch:
 
 class TorchScaled(Torch):
     """torch._scaled_grouped_mm: a scale a row, and one a column of the output."""
-    fp8 = True
+    kinds = ('fp8', 'fp8_row', 'fp8_fast')
 
     def __init__(self, case):
         super().__init__(case)
@@ -94,12 +102,13 @@ class TorchScaled(Torch):
 
     def call(self, w):
         matrix, scales = self.weights[w]
-        return torch._scaled_grouped_mm(self.x[0], matrix.transpose(1, 2), self.x[1], scales, offs=self.case.ends, out_dtype=BF16)
+        return torch._scaled_grouped_mm(self.x[0], matrix.transpose(1, 2), self.x[1], scales, offs=self.case.ends, out_dtype=BF16,
+                                        use_fast_accum=self.case.kind == 'fp8_fast')
 
 
 class DeepGemm:
     """DeepGEMM as vLLM carries it: rows one group after the other where these are full tiles, else with room for 64 in each group."""
-    name, packages, fp8 = 'deepgemm', ('vllm',), False
+    name, packages, kinds = 'deepgemm', ('vllm',), ('bf16',)
 
     def __init__(self, case):
         self.case, self.module = case, importlib.import_module('vllm.third_party.deep_gemm')
@@ -127,7 +136,7 @@ class DeepGemm:
 
 class DeepGemmFp8(DeepGemm):
     """1 x 128 and 128 x 128 block scales, the rows' already in the order that it wants."""
-    fp8 = True
+    kinds = ('fp8',)
 
     def __init__(self, case):
         super().__init__(case)
@@ -142,7 +151,7 @@ class DeepGemmFp8(DeepGemm):
 
 class Quack:
     """quack's gemm over rows of unlike groups, its default tiles."""
-    name, packages, fp8 = 'quack', ('quack-kernels', 'nvidia-cutlass-dsl'), False
+    name, packages, kinds = 'quack', ('quack-kernels', 'nvidia-cutlass-dsl'), ('bf16',)
 
     def __init__(self, case):
         self.case, self.gemm = case, quack_interface().gemm
@@ -157,7 +166,7 @@ PEERS = [Torch, TorchScaled, DeepGemm, DeepGemmFp8, Quack]
 
 class Dense:
     """As many operations in one product, by cuBLAS: all rows with the first group's matrix. No grouped GEMM; for groups of many rows a ceiling."""
-    name, packages, fp8 = 'dense', ('torch',), False
+    name, packages, kinds = 'dense', ('torch',), ('bf16',)
 
     def __init__(self, case):
         self.case = case
@@ -168,7 +177,7 @@ class Dense:
 
 class DenseScaled(Dense):
     """1 x 128 and 128 x 128 block scales, each side's in the order that cuBLAS takes."""
-    fp8 = True
+    kinds = ('fp8',)
 
     def __init__(self, case):
         super().__init__(case)
@@ -181,41 +190,56 @@ class DenseScaled(Dense):
         return torch._scaled_mm(self.x, matrix.T, scale_a=self.scales, scale_b=scales.T, out_dtype=BF16)
 
 
-CEILINGS = [Dense, DenseScaled]
+class DenseRows(Dense):
+    """A scale a row and a column."""
+    kinds = ('fp8_row', 'fp8_fast')
+
+    def __init__(self, case):
+        super().__init__(case)
+        values, scales = rounded(case.x, None)
+        self.x, self.scales = values, scales.unsqueeze(1)
+        self.weights = {w: rounded(w[0], None) for w in case.weights}
+
+    def call(self, w):
+        matrix, scales = self.weights[w]
+        return torch._scaled_mm(self.x, matrix.T, scale_a=self.scales, scale_b=scales.unsqueeze(0), out_dtype=BF16,
+                                use_fast_accum=self.case.kind == 'fp8_fast')
+
+
+CEILINGS = [Dense, DenseScaled, DenseRows]
 
 
 # ---- all of it -----------------------------------------------------------------------------------
 
-def shunt(options, fp8):
+def shunt(options, kind):
     with tempfile.TemporaryDirectory() as folder:
         path = f'{folder}/shunt.json'
-        packed = ['--format', 'fp8_block', '--rows', 'fp8_block'] if fp8 else []
-        subprocess.run([options.shunt, 'bench', 'gemm', '--device', 'cuda', '--grid', '--seconds', str(options.seconds), '--json', path, *packed],
+        subprocess.run([options.shunt, 'bench', 'gemm', '--device', 'cuda', '--grid', '--seconds', str(options.seconds), '--json', path, *KINDS[kind]],
                        check=True, stdout=subprocess.DEVNULL)
         with open(path, encoding='utf-8') as file:
             return json.load(file)
 
 
-def time_peers(label, fp8, options, failed, versions):
+def time_peers(label, kind, options, failed, versions):
     """Microseconds of each peer, and of the dense product where groups have many rows."""
-    case, timed = Case(label, fp8), {}
-    for kind in PEERS + CEILINGS * (case.M >= 512):
-        if kind.fp8 != fp8:
+    case, timed = Case(label, kind), {}
+    for Peer in PEERS + CEILINGS * (case.M >= 512):
+        if kind not in Peer.kinds:
             continue
         try:
-            peer = kind(case)
-            case.check(peer.call(case.weights[0]), case.weights[0], {0} if kind in CEILINGS else {0, case.G // 2, case.G - 1})
+            peer = Peer(case)
+            case.check(peer.call(case.weights[0]), case.weights[0], {0} if Peer in CEILINGS else {0, case.G // 2, case.G - 1})
             peer.checked = False
             timed[kind.name] = graph_us([functools.partial(peer.call, w) for w in case.weights], options.seconds)
-            versions.update({package: version(package) for package in kind.packages})
+            versions.update({package: version(package) for package in Peer.packages})
         except ImportError as error:
-            if all(kind.name != other['peer'] for other in failed):
-                failed.append({'op': 'grouped_gemm', 'peer': kind.name, 'why': str(error)[:200]})
-                print(f'-- {kind.name} is left out: {error}', flush=True)
+            if all(Peer.name != other['peer'] for other in failed):
+                failed.append({'op': 'grouped_gemm', 'peer': Peer.name, 'why': str(error)[:200]})
+                print(f'-- {Peer.name} is left out: {error}', flush=True)
         except Exception as error:
-            failed.append({'op': 'grouped_gemm', 'case': label, 'dtype': 'fp8' if fp8 else 'bf16', 'peer': kind.name,
+            failed.append({'op': 'grouped_gemm', 'case': label, 'dtype': kind, 'peer': Peer.name,
                            'why': f'{type(error).__name__}: {str(error)[:200]}'})
-            print(f'-- {label} {kind.name}: {failed[-1]["why"]}', flush=True)
+            print(f'-- {label} {Peer.name}: {failed[-1]["why"]}', flush=True)
     return timed
 
 
@@ -223,25 +247,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--shunt', default='build/cuda/bin/shunt', help='the command (default: build/cuda/bin/shunt)')
     parser.add_argument('--json', required=True, help='where the report goes')
-    parser.add_argument('--kinds', default='bf16,fp8', help='bf16, fp8 or both')
+    parser.add_argument('--kinds', default='bf16,fp8', help=f'of {", ".join(KINDS)} (default: bf16,fp8)')
     parser.add_argument('--seconds', type=float, default=0.05, help='of samples of each case, a ninth each (default: 0.05)')
     parser.add_argument('--warm', metavar='CASE', help='only compute one case of one kind with every peer, for those that compile at first use')
     options = parser.parse_args()
+    if unknown := set(options.kinds.split(',')) - set(KINDS):
+        parser.error(f'--kinds: {", ".join(sorted(unknown))} is none of {", ".join(KINDS)}')
     if options.warm:
         options.seconds = 0
-        print(options.warm, time_peers(options.warm, options.kinds == 'fp8', options, [], {}), flush=True)
+        print(options.warm, time_peers(options.warm, options.kinds, options, [], {}), flush=True)
         return
     began, report = time.monotonic(), None
     for kind in options.kinds.split(','):
-        fp8 = kind == 'fp8'
-        before = shunt(options, fp8)
+        before = shunt(options, kind)
         if report is None:
             report = {'machine': before['machine'], 'ceilings': before['ceilings'], 'peer_versions': {}, 'failed': [], 'rows': []}
         peers = {}
         for row in before['rows']:
-            peers[row['case']] = time_peers(row['case'], fp8, options, report['failed'], report['peer_versions'])
+            peers[row['case']] = time_peers(row['case'], kind, options, report['failed'], report['peer_versions'])
             torch.cuda.empty_cache()
-        for row, again in zip(before['rows'], shunt(options, fp8)['rows']):
+        for row, again in zip(before['rows'], shunt(options, kind)['rows']):
             us = [row['us'], again['us']]
             timed = peers[row['case']]
             words = ', '.join(f'{name} {table.microseconds(us)}' for name, us in timed.items())

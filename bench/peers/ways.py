@@ -79,7 +79,7 @@ def struct(name, *fields):
 
 
 CudaOptions = struct('CudaOptions', '*stream', '#index', '#dependent_launch')
-LayerOptions = struct('LayerOptions', '#dtype', '#in_place', '#batch_invariant', '#rows', '*format')
+LayerOptions = struct('LayerOptions', '#dtype', '#in_place', '#batch_invariant', '#rows', '*format', '#fast_accumulation', '#reserved')
 ExpertWeights = struct('ExpertWeights', '#count', '#reserved', 'gate', 'up', 'down', 'gate_bias', 'up_bias', 'down_bias')
 LayerWeights = struct('LayerWeights', 'router', 'router_bias', 'selection_bias', 'per_expert_scale', 'hash_table', '*experts', '*shared', 'shared_gate',
                       'latent_down', 'latent_up', 'output_bias', 'router_norm', 'input_norm', 'output_norm', 'latent_norm', 'latent_input_norm', 'expert_norm')

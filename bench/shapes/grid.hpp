@@ -37,6 +37,7 @@ struct StageShape {
   // gemm, layer, activate (rows alone): of the experts, and what their rows are rounded to.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
+  bool fast_accumulation = false;          // gemm, layer: of rows fp8_token
   Walk walk = Walk::offsets;               // gemm
   RoutingFrom from = RoutingFrom::hidden;  // layer
   std::int64_t valid = 0;                  // layer: so many of its tokens are; 0: all, and not said

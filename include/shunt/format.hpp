@@ -62,6 +62,7 @@ struct FormatSpec {
   FormatSpec of_matrix() const { return {format, group}; }
   bool operator==(const FormatSpec&) const = default;
 };
+// Of a format that is none of the enumeration the number.
 std::string to_string(const FormatSpec& spec);
 // The same with int4's group said, as every PackedMatrix has it.
 FormatSpec resolved(const FormatSpec& spec);

@@ -34,7 +34,7 @@ struct PreparedWeights {
 // sizes that are negative or overflow.
 std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
                            std::int64_t k, bool paired = false);
-// Lays out matrices: one view [n, k] a group, f32 | bf16 | f16, any strides (a transposed
+// Lays out matrices: one view [n, k] a group, all f32 | bf16 | f16, any strides (a transposed
 // checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16 saturating.
 // `memory` must hold prepared_bytes. Uses all threads; allocates nothing.
 // On CUDA they may lie on the host (each is copied first: memory for the largest) or on the device,
@@ -104,6 +104,11 @@ struct GroupedGemmSpec {
   RowFormat rows = RowFormat::as_dtype;
   // On a GPU a row's bits do not depend on the number of others: k is never shared out.
   bool batch_invariant = false;
+  // Of rows fp8_token: sums over k may stay in Hopper's tensor cores, as use_fast_accum of
+  // torch._scaled_grouped_mm has them: each of k / 32 instructions keeps 13 bits behind the first
+  // of the largest of what it adds. Else sums leave them every 128 products. Kernels for few rows
+  // have the latter whatever this says, so not with batch_invariant.
+  bool fast_accumulation = false;
   bool operator==(const GroupedGemmSpec&) const = default;
 };
 // Which rows a group has, one of:

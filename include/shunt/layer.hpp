@@ -138,6 +138,8 @@ struct LayerOptions {
   // takes one form for any number of tokens, and no product's k is shared out. Costs what
   // Layer::explain() says. (On the CPU it is always so.)
   bool batch_invariant = false;
+  // Of rows fp8_token: the experts' products as GroupedGemmSpec::fast_accumulation says.
+  bool fast_accumulation = false;
 };
 
 // A row a stage: what it took and the least it could have taken.

@@ -85,6 +85,7 @@ QuantiseSpec to_spec(const Call& call, const shunt_quantise_spec* spec) {
 GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {
   const shunt_grouped_gemm_spec defaults = SHUNT_GROUPED_GEMM_SPEC_INIT;
   const shunt_grouped_gemm_spec s = call.read("spec", spec, defaults);
+  call.reserved("spec.reserved", s.reserved);
   return {.groups = s.groups,
           .n = s.n,
           .k = s.k,
@@ -93,7 +94,8 @@ GroupedGemmSpec to_spec(const Call& call, const shunt_grouped_gemm_spec* spec) {
           .prepared = call.flag("spec.prepared", s.prepared),
           .format = resolved(to_format(s.format)),
           .rows = to_rows(call, "spec.rows", s.rows),
-          .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant)};
+          .batch_invariant = call.flag("spec.batch_invariant", s.batch_invariant),
+          .fast_accumulation = call.flag("spec.fast_accumulation", s.fast_accumulation)};
 }
 
 std::string to_text(const Call& call, const std::string& name, const char (&text)[32]) {
@@ -174,11 +176,13 @@ LayerOptions to_options(const Call& call, const shunt_layer_options* options) {
   const shunt_layer_options defaults = SHUNT_LAYER_OPTIONS_INIT;
   const shunt_layer_options o =
       options == nullptr ? defaults : call.read("options", options, defaults);
+  call.reserved("options.reserved", o.reserved);
   return {.dtype = call.choice("options.dtype", o.dtype, DType::f4_e2m1),
           .format = to_format(o.format),
           .rows = to_rows(call, "options.rows", o.rows),
           .in_place = call.flag("options.in_place", o.in_place),
-          .batch_invariant = call.flag("options.batch_invariant", o.batch_invariant)};
+          .batch_invariant = call.flag("options.batch_invariant", o.batch_invariant),
+          .fast_accumulation = call.flag("options.fast_accumulation", o.fast_accumulation)};
 }
 
 }  // namespace shunt::capi

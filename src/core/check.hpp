@@ -19,6 +19,16 @@ template <class... Args>
   throw Error(status, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// What a handle refers to, unless it was made by nobody or has been moved from. `from`: what it
+// must come from.
+template <class Pointer>
+auto& held(const Pointer& pointer, std::string_view what, std::string_view from) {
+  if (pointer == nullptr) {
+    fail(Status::invalid_argument, "{}: is empty: must come from {}", what, from);
+  }
+  return *pointer;
+}
+
 // Support{no} with a formatted reason.
 template <class... Args>
 Support refuse(fmt::format_string<Args...> format, Args&&... args) {

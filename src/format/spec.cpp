@@ -35,7 +35,11 @@ constexpr std::array rows = {
 constexpr int default_group = 32;
 constexpr std::string_view ordered_ending = ":ordered", zeros_ending = ":zeros";
 
-const Row& row_of(Format format) { return rows.at(static_cast<std::size_t>(format)); }
+// Null for a number that is none of the enumeration.
+const Row* find_row(Format format) {
+  const auto at = static_cast<std::size_t>(format);
+  return at < rows.size() ? &rows[at] : nullptr;
+}
 
 }  // namespace
 
@@ -54,7 +58,9 @@ std::string to_string(RowFormat format) {
 }
 
 std::string to_string(const FormatSpec& spec) {
-  const std::string name(row_of(spec.format).name);
+  const Row* const row = find_row(spec.format);
+  const std::string name =
+      row != nullptr ? std::string(row->name) : std::to_string(static_cast<int>(spec.format));
   const std::string group = spec.group > 0 ? fmt::format(":{}", spec.group) : "";
   return fmt::format("{}{}{}{}", name, group, spec.ordered ? ordered_ending : "",
                      spec.zeros ? zeros_ending : "");
@@ -102,7 +108,12 @@ FormatSpec resolved(const FormatSpec& spec) {
 
 double bits_per_weight(const FormatSpec& spec) {
   if (spec.format == Format::int4) return 4 + (spec.zeros ? 20.0 : 16.0) / resolved(spec).group;
-  return row_of(spec.format).bits;
+  const Row* const row = find_row(spec.format);
+  if (row == nullptr) {
+    fail(Status::invalid_argument, "bits_per_weight: format is {}: must be one of shunt::Format",
+         to_string(spec));
+  }
+  return row->bits;
 }
 
 }  // namespace shunt

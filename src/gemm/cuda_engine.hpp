@@ -69,7 +69,7 @@ bool takes_pairs(const Gpu& gpu, const GroupedProduct& product);
 bool takes_places(const Gpu& gpu, const GroupedProduct& product);
 // Whether rows that a permutation picks are better gathered beforehand.
 struct PickedRows {
-  bool other = false;    // of another dtype
+  bool other = false;    // not as any kernel reads them
   bool weighed = false;  // to be scaled
   bool whole_k = false;
 };

@@ -71,9 +71,14 @@ constexpr int slot_scales = block_tokens + 2 * halves_most;  // floats: tokens',
 constexpr int tiles_ahead = 4;                               // tiles that have been found
 using Tiles = TallFirst<block_tokens>;
 
+// Blocks'; or a row's and a column's, with sums that leave the tensor cores every 128 products, or
+// that stay there (GroupedGemmSpec::fast_accumulation).
+enum class Scales { of_blocks, of_rows, of_rows_fast };
+
 // Shared memory: the ring, where warps' results leave, scales, tiles.
-template <End end, bool by_row>
+template <End end, Scales kind>
 struct Room {
+  static constexpr bool by_row = kind != Scales::of_blocks;
   // A box of 16 x 128 bytes, or 16 lines.
   static constexpr int turn = end == End::plain16 ? 2 * stage_bytes / finishers : 16 * pitch;
   // Where scales are a row's and a column's: a tile's, and those of the next one.
@@ -138,25 +143,39 @@ __device__ __forceinline__ void copy_bytes_to_both(void* to, const void* from, u
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(std::uint16_t{3})
       : "memory");
 }
-// d = the products of a step; by lower halves of descriptors.
+// By the lower half of a descriptor: wgmma_descriptor().
+__device__ __forceinline__ std::uint64_t whole(std::uint32_t lower) {
+  return std::uint64_t{0x40000040} << 32 | lower;
+}
+// d = the products of a step.
 __device__ __forceinline__ void multiply_step(float (&d)[64], std::uint32_t a, std::uint32_t b) {
-  const auto whole = [](std::uint32_t lower) {
-    return std::uint64_t{0x40000040} << 32 | lower;  // of wgmma_descriptor()
-  };
   wgmma_e4m3<128, 0>(d, whole(a), whole(b));
 #pragma unroll
   for (unsigned k = 1; k < 4; ++k) wgmma_e4m3<128, 1>(d, whole(a + 2 * k), whole(b + 2 * k));
 }
+// acc += the products of a step, by one half of the weights or both.
+template <int halves>
+__device__ __forceinline__ void add_step(float (&acc)[2][64], std::uint32_t a, std::uint32_t b) {
+#pragma unroll
+  for (unsigned k = 0; k < 4; ++k) {
+    if constexpr (halves == 2) {
+      wgmma_e4m3<256, 1>(reinterpret_cast<float(&)[128]>(acc), whole(a + 2 * k), whole(b + 2 * k));
+    } else {
+      wgmma_e4m3<128, 1>(acc[0], whole(a + 2 * k), whole(b + 2 * k));
+    }
+  }
+}
 
 #endif
 
-// by_row: not block scales, but one a row and one a column. End::any looks which, as it runs.
-template <End end, bool by_row>
+// End::any looks for itself of what kind scales are, as it runs.
+template <End end, Scales kind>
 __global__ void __launch_bounds__(threads, 1)
     many_rows(const __grid_constant__ PackedArgs args, int slots,
               const __grid_constant__ CUtensorMap tokens,
               const __grid_constant__ CUtensorMap results) {
 #if defined(SHUNT_SM_90A)
+  constexpr bool by_row = kind != Scales::of_blocks;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[slots_most], empty[slots_most], found[tiles_ahead],
       left[tiles_ahead];
@@ -168,9 +187,9 @@ __global__ void __launch_bounds__(threads, 1)
   // The same offset in both blocks.
   unsigned char* const ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* const turns = ring + slots * slot_bytes;
-  unsigned char* const scales_at = turns + finishers * Room<end, by_row>::turn;
+  unsigned char* const scales_at = turns + finishers * Room<end, kind>::turn;
   auto* const scales = reinterpret_cast<float*>(scales_at);
-  constexpr int tile_scales = Room<end, by_row>::tile_scales;
+  constexpr int tile_scales = Room<end, kind>::tile_scales;
   static_assert(!by_row || (end != End::any && end != End::pairs8));
   const bool block_scales = end == End::any ? args.block_scales : !by_row;
   if (end == End::any && !block_scales) {
@@ -196,8 +215,7 @@ __global__ void __launch_bounds__(threads, 1)
   }
   wait_for_predecessor();
   let_successor_start();
-  Tiles list(scales_at + Room<end, by_row>::scales(slots) * 4, args.walk, args.groups,
-             args.columns);
+  Tiles list(scales_at + Room<end, kind>::scales(slots) * 4, args.walk, args.groups, args.columns);
   list.build();
   cluster_barrier();  // the other block's barriers are there
 
@@ -411,7 +429,7 @@ __global__ void __launch_bounds__(threads, 1)
         once(static_cast<std::uint32_t>(wgmma_descriptor(shared_address(ring))));
     constexpr std::uint32_t weights_at = teams * box_bytes8 / 16, half_at = half_bytes / 16;
     const int line = warp % 4 * 16;  // of 64 tokens, the warp's first
-    unsigned char* const turn = turns + (warp - 4) * Room<end, by_row>::turn;
+    unsigned char* const turn = turns + (warp - 4) * Room<end, kind>::turn;
     const WarpFinish finish(args, turn, lane);
     const auto leave = [&](int which, bool really = true) {
       __syncwarp();  // all lanes have read their scales
@@ -479,47 +497,66 @@ __global__ void __launch_bounds__(threads, 1)
         };
         std::uint32_t from = find_operands();
         bool ready = false;
+        if constexpr (kind == Scales::of_rows_fast) {
 #pragma unroll 1
-        for (int i = 0; i < args.steps; ++i) {
-          const int now = slot;
-          if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(now), parity);
-          const std::uint32_t a = from + to_a, b = from + to_b;
-          float d[64];
-          wgmma_fence();
-          multiply_step(d, a, b);
-          wgmma_commit();
-          float s[2][2][2];  // of halves, of rows lane / 4 and 8 further, of gate and of up
-          const auto add = [&](int p) {
-#pragma unroll
-            for (int e = 0; e < 64; ++e) {
-              acc[p][e] = by_row ? __fadd_rn(acc[p][e], d[e])
-                                 : __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
-            }
-          };
-#pragma unroll
-          for (int p = 0; p < (by_row ? 0 : count); ++p) {
-            const float2 weights =
-                *reinterpret_cast<const float2*>(of_weights + now * slot_scales + 2 * p);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              const float row = of_row[now * slot_scales + 8 * r];
-              s[p][r][0] = __fmul_rn(row, weights.x), s[p][r][1] = __fmul_rn(row, weights.y);
-            }
-          }
-          if (count == 2) {
-            wgmma_wait<0>();
-            add(0);
+          for (int i = 0; i < args.steps; ++i) {
+            const int last = (slot == 0 ? slots : slot) - 1;
+            if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(slot), parity);
             wgmma_fence();
-            multiply_step(d, a, b + half_at);
+            add_step<count>(acc, from + to_a, from + to_b);
             wgmma_commit();
+            next_slot();
+            from = find_operands();
+            ready = __all_sync(0xffffffffu,
+                               is_there(full_at + 8 * static_cast<unsigned>(slot), parity)) != 0;
+            wgmma_wait<1>();  // the step before has been read
+            leave(last, i > 0);
           }
-          next_slot();
-          from = find_operands();
-          ready = __all_sync(0xffffffffu,
-                             is_there(full_at + 8 * static_cast<unsigned>(slot), parity)) != 0;
           wgmma_wait<0>();
-          leave(now, end != End::plain16 || i + 1 < args.steps);
-          add(count - 1);
+          leave((slot == 0 ? slots : slot) - 1, end != End::plain16);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < args.steps; ++i) {
+            const int now = slot;
+            if (!ready) wait_at(full_at + 8 * static_cast<unsigned>(now), parity);
+            const std::uint32_t a = from + to_a, b = from + to_b;
+            float d[64];
+            wgmma_fence();
+            multiply_step(d, a, b);
+            wgmma_commit();
+            float s[2][2][2];  // of halves, of rows lane / 4 and 8 further, of gate and of up
+            const auto add = [&](int p) {
+#pragma unroll
+              for (int e = 0; e < 64; ++e) {
+                acc[p][e] = by_row ? __fadd_rn(acc[p][e], d[e])
+                                   : __fmaf_rn(d[e], s[p][e / 2 % 2][e / 4 % 2], acc[p][e]);
+              }
+            };
+#pragma unroll
+            for (int p = 0; p < (by_row ? 0 : count); ++p) {
+              const float2 weights =
+                  *reinterpret_cast<const float2*>(of_weights + now * slot_scales + 2 * p);
+#pragma unroll
+              for (int r = 0; r < 2; ++r) {
+                const float row = of_row[now * slot_scales + 8 * r];
+                s[p][r][0] = __fmul_rn(row, weights.x), s[p][r][1] = __fmul_rn(row, weights.y);
+              }
+            }
+            if (count == 2) {
+              wgmma_wait<0>();
+              add(0);
+              wgmma_fence();
+              multiply_step(d, a, b + half_at);
+              wgmma_commit();
+            }
+            next_slot();
+            from = find_operands();
+            ready = __all_sync(0xffffffffu,
+                               is_there(full_at + 8 * static_cast<unsigned>(slot), parity)) != 0;
+            wgmma_wait<0>();
+            leave(now, end != End::plain16 || i + 1 < args.steps);
+            add(count - 1);
+          }
         }
       };
       if (mine == 2) {
@@ -671,10 +708,17 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
   };
   const auto start_end = [&](auto of) {
     constexpr End end = decltype(of)::value;
+    const auto start_kind = [&](auto of_kind) {
+      constexpr Scales kind = decltype(of_kind)::value;
+      start(many_rows<end, kind>, Room<end, kind>{});
+    };
     if constexpr (end != End::any && end != End::pairs8) {
-      if (!args.block_scales) return start(many_rows<end, true>, Room<end, true>{});
+      if (!args.block_scales && p.fast_accumulation) {
+        return start_kind(std::integral_constant<Scales, Scales::of_rows_fast>{});
+      }
+      if (!args.block_scales) return start_kind(std::integral_constant<Scales, Scales::of_rows>{});
     }
-    start(many_rows<end, false>, Room<end, false>{});
+    start_kind(std::integral_constant<Scales, Scales::of_blocks>{});
   };
   switch (end) {
     case End::plain16:

@@ -20,6 +20,7 @@ struct MlpInput {
   const std::int32_t* valid = nullptr;
   // On a GPU: k is not shared out, so that a row's bits do not depend on how many there are.
   bool whole_k = false;
+  bool fast_accumulation = false;  // as GroupedGemmSpec's, of rows in fp8
   // Offsets, valid and bias were there before the launch that precedes this one on the GPU.
   bool early = false;
   int tile_before = 0;  // mlp_tile() of the product before; 0: there is none
@@ -59,9 +60,14 @@ cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights&
 // Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
 // beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
 // them where they lie and as they are. Of rows that are scaled sums may be, unless `whole_k`: then
-// a row is rounded in one way, however many there are.
+// a row is rounded in one way, however many there are, and multiplied by one kind of instructions.
+struct MlpSource {
+  DType dtype = DType::f32;
+  bool pieces = true;  // lie in whole pieces of 16 bytes
+  bool scaled = false, whole_k = false;
+};
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        DType source, bool scaled, bool whole_k);
+                        const MlpSource& source);
 // Where rows of weights that are multiplied in fp8 are rounded, whichever is predicted to be the
 // fastest for both products of an expert.
 enum class Rounding {

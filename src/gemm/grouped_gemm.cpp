@@ -8,6 +8,7 @@
 #include "core/convert.hpp"
 #include "core/workspace.hpp"
 #include "cuda/current.hpp"
+#include "format/rules.hpp"
 #include "gemm/check_prepared.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
@@ -198,6 +199,9 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     return refuse("dtype is {}: must be f32, bf16 or f16", to_string(spec.dtype));
   }
   const bool packed = spec.format != FormatSpec{};
+  if (!is_known(spec.format.format)) {
+    return refuse("format is {}: must be one of shunt::Format", to_string(spec.format));
+  }
   if (spec.format != spec.format.of_matrix() && spec.format.format != Format::int4) {
     return refuse("format is {}: only int4 can be ordered or have zeros", to_string(spec.format));
   }
@@ -226,6 +230,15 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
       if (!kernels) return kernels;
     }
   }
+  if (spec.fast_accumulation) {
+    if (spec.rows != RowFormat::fp8_token) {
+      return refuse("fast_accumulation is true with rows {}: must be false, or rows fp8_token",
+                    to_string(spec.rows));
+    }
+    if (spec.batch_invariant) {
+      return refuse("fast_accumulation is true with batch_invariant: must be one of the two");
+    }
+  }
   return cuda_engine::supported_device("grouped_gemm", device);
 }
 
@@ -235,6 +248,7 @@ void require_product(const GroupedGemmSpec& spec, Device device) {
   GroupedGemmSpec plain = spec;
   plain.format = {};
   plain.rows = RowFormat::as_dtype;
+  plain.fast_accumulation = false;
   require_legal(supports(plain, Device{}), "grouped_gemm");
   require(supports(spec, device), "grouped_gemm");
 }
@@ -311,6 +325,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
                                            .counts = counts,
                                            .group_rows = in.expected_rows,
                                            .whole_k = spec.batch_invariant,
+                                           .fast_accumulation = spec.fast_accumulation,
                                            .rows = of.rows,
                                            .row_scales = of.row_scales,
                                            .bias = in.bias,

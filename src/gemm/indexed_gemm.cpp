@@ -126,7 +126,7 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
                    .permutation = s.permutation,
                    .slots = slots,
                    .bias = in.bias.as<const float>()};
-  if (mlp_wants_gathered(context, in.prepared, pairs, in.rows.dtype, false, false)) {
+  if (mlp_wants_gathered(context, in.prepared, pairs, {.dtype = in.rows.dtype})) {
     product.rows = at(s.gathered, spec.dtype, {pairs, spec.k});
     gather(context, {.slots = slots},
            {.hidden = in.rows,

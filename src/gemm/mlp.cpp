@@ -59,8 +59,10 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
 // Of packed weights that are decoded.
 [[maybe_unused]] cuda_engine::PackedSizes packed_sizes(const PreparedWeights& weights,
                                                        std::int64_t rows, const MlpWay& way) {
-  cuda_engine::PackedSizes sizes =
-      cuda_engine::sizes_of(cuda_engine::fragments_of(weights), weights.groups, rows);
+  cuda_engine::PackedSizes sizes;
+  if constexpr (cuda_engine::built) {  // a build without has no such functions
+    sizes = cuda_engine::sizes_of(cuda_engine::fragments_of(weights), weights.groups, rows);
+  }
   sizes.whole_k = way.whole_k;
   sizes.rows_in_place = !way.gathers || weights.format.ordered;  // put in order beforehand
   sizes.tile_before = way.tile_before;
@@ -70,7 +72,10 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
 // Of weights that are not packed.
 [[maybe_unused]] cuda_engine::ProductSizes plain_sizes(const PreparedWeights& weights,
                                                        std::int64_t rows, const MlpWay& way) {
-  cuda_engine::ProductSizes sizes = cuda_engine::sizes_of(tiles_of(weights), weights.groups, rows);
+  cuda_engine::ProductSizes sizes;
+  if constexpr (cuda_engine::built) {
+    sizes = cuda_engine::sizes_of(tiles_of(weights), weights.groups, rows);
+  }
   sizes.gathered = way.gathers;
   sizes.whole_k = way.whole_k;
   sizes.few_before = way.tile_before;
@@ -98,6 +103,7 @@ template <class With>
     product.row_scales = in.row_scales;
     product.out_scales = out_scales;
     product.between = weights.dtype;
+    product.fast_accumulation = in.fast_accumulation;
     with(product);
   } else {
     with(terms.template operator()<cuda_engine::GroupedProduct>(tiles_of(weights)));
@@ -226,22 +232,24 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 }
 
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
-                        DType source, bool scaled, bool whole_k) {
+                        const MlpSource& source) {
+  [[maybe_unused]] const cuda_engine::PickedRows picked{
+      .other = source.dtype != weights.dtype || (source.whole_k && !source.pieces),
+      .weighed = source.scaled,
+      .whole_k = source.whole_k};
   if (decoded(weights)) {
     if constexpr (cuda_engine::built) {
       if (!cuda_engine::on_gpu(context) || weights.format.ordered) return false;
-      return cuda_engine::gathering_pays(
-          context.gpu(), cuda_engine::fragments_of(weights), weights.groups, rows,
-          {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
+      return cuda_engine::gathering_pays(context.gpu(), cuda_engine::fragments_of(weights),
+                                         weights.groups, rows, picked);
     }
     return false;
   }
   if (weights.format != FormatSpec{}) return false;
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context)) {
-      return cuda_engine::gathering_pays(
-          context.gpu(), tiles_of(weights), weights.groups, rows,
-          {.other = source != weights.dtype, .weighed = scaled, .whole_k = whole_k});
+      return cuda_engine::gathering_pays(context.gpu(), tiles_of(weights), weights.groups, rows,
+                                         picked);
     }
   }
   return false;

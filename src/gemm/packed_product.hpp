@@ -31,9 +31,10 @@ struct PackedProduct {
   // counts[g] are there, or all where that is null too.
   const std::int32_t* offsets = nullptr;
   const std::int32_t* counts = nullptr;
-  std::int64_t group_rows = 0;  // that a group is expected to have; 0: what it has room for
-  bool whole_k = false;         // as PackedSizes
-  bool early = false;           // as GroupedProduct
+  std::int64_t group_rows = 0;     // that a group is expected to have; 0: what it has room for
+  bool whole_k = false;            // as PackedSizes
+  bool fast_accumulation = false;  // as GroupedGemmSpec
+  bool early = false;              // as GroupedProduct
 
   Tensor rows{};        // [T, k] f32 | bf16 | f16 | f8_e4m3, rows may be strided
   Tensor row_scales{};  // of f8_e4m3: f32 [T, ceil(k / 128)] or [T], any strides

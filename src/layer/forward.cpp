@@ -197,10 +197,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const Tensor count = at(s.offsets + spec.experts.experts, i32, {1});
   const Tensor expert_rows = at(s.rows, rows_dtype(), {pairs, inner});
   const bool scaled = s.row_weights != nullptr, latent = spec.latent > 0;
-  const bool gathered = gathers_first(tokens, x.dtype);
+  const bool pieces = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 &&
+                      x.strides[0] * bits(x.dtype) / 8 % 16 == 0;
+  const bool gathered = gathers_first(tokens, x.dtype, pieces);
   MlpInput to_gate_up{.rows = x,
                       .offsets = s.offsets,
                       .whole_k = whole_k,
+                      .fast_accumulation = options.fast_accumulation,
                       .permutation = s.permutation,
                       .slots = slots,
                       .row_scale = s.row_weights,
@@ -208,6 +211,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   MlpInput to_down{.rows = rounded ? fp8_h.values : h_16,
                    .offsets = s.offsets,
                    .whole_k = whole_k,
+                   .fast_accumulation = options.fast_accumulation,
                    .early = true,  // gate_up lies in between
                    .tile_before = down_way(tokens, gathered).tile_before,
                    .bias = experts.down_bias.as<float>(),

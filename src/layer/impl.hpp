@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/check.hpp"
 #include "gemm/fused.hpp"
 #include "layer/plan.hpp"
 #include "layer/side_stream.hpp"
@@ -33,8 +34,9 @@ struct Layer::Impl {
   DType rows_dtype() const { return on_gpu() ? options.dtype : DType::f32; }
   // Where the rows of fp8 products are rounded.
   Rounding rounding(std::int64_t tokens) const;
-  // Whether the experts' first product finds its rows gathered, of hidden states of that dtype.
-  bool gathers_first(std::int64_t tokens, DType hidden) const;
+  // Whether the experts' first product finds its rows gathered, of hidden states of that dtype that
+  // lie in whole pieces of 16 bytes or not.
+  bool gathers_first(std::int64_t tokens, DType hidden, bool pieces = true) const;
   // The way of the second product, after a first one that finds its rows gathered or not: it takes
   // the first one's tiles where that is faster, but not where rows may be written to their places,
   // which kernels for few rows do not.
@@ -54,5 +56,11 @@ struct Layer::Impl {
   void run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
            std::vector<StageTime>* times) const;
 };
+
+// A layer's, unless that has been moved from.
+template <class Pointer>
+auto& there(const Pointer& impl) {
+  return held(impl, "layer", "its constructor or load_prepared()");
+}
 
 }  // namespace shunt

@@ -34,7 +34,7 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   require_legal(supports(spec, {}, Device{}), "layer");
   require_legal(supports(spec, {.dtype = options.dtype}, Device{}), "layer");
   require(supports(spec, options, context.device()), "layer");
-  check_weights(spec, weights, context.device(), options.format);
+  check_weights(spec, weights, context.device());
   impl_->spec = spec;
   impl_->options = options;
   impl_->context = context;
@@ -78,11 +78,11 @@ Layer::~Layer() = default;
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 
-const LayerSpec& Layer::spec() const { return impl_->spec; }
-const LayerOptions& Layer::options() const { return impl_->options; }
+const LayerSpec& Layer::spec() const { return there(impl_).spec; }
+const LayerOptions& Layer::options() const { return there(impl_).options; }
 
 std::size_t Layer::prepared_bytes() const {
-  std::size_t total = impl_->held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
+  std::size_t total = there(impl_).held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
   for (const Buffer& buffer : impl_->latent_memory) total += buffer.bytes();
   return total;
 }
@@ -132,13 +132,17 @@ Rounding Layer::Impl::rounding(std::int64_t tokens) const {
   return best == Rounding::between && !fits ? Rounding::on_the_way : best;
 }
 
-bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden) const {
+bool Layer::Impl::gathers_first(std::int64_t tokens, DType hidden, bool pieces) const {
   if (rounding(tokens) != Rounding::on_the_way) return true;
   const DType source = spec.latent > 0           ? rows_dtype()
                        : spec.input_norm.enabled ? DType::f32
                                                  : hidden;
-  return mlp_wants_gathered(context, experts.gate_up, tokens * spec.route.slots(), source,
-                            spec.route.weight_on_input, options.batch_invariant);
+  const bool own = spec.latent > 0 || spec.input_norm.enabled;  // in the workspace
+  return mlp_wants_gathered(context, experts.gate_up, tokens * spec.route.slots(),
+                            {.dtype = source,
+                             .pieces = own || pieces,
+                             .scaled = spec.route.weight_on_input,
+                             .whole_k = options.batch_invariant});
 }
 
 MlpWay Layer::Impl::down_way(std::int64_t tokens, bool gathered) const {
@@ -188,24 +192,24 @@ void check_tokens(const char* what, const LayerSpec& spec, std::int64_t tokens) 
 }  // namespace
 
 std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
-  check_tokens("workspace_bytes: max_tokens", impl_->spec, max_tokens);
+  check_tokens("workspace_bytes: max_tokens", there(impl_).spec, max_tokens);
   return carve(impl_->spec, impl_->options, impl_->rows_dtype(), max_tokens,
                impl_->stage_bytes(max_tokens), {})
       .total_bytes;
 }
 
 void Layer::forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const {
-  impl_->run(in, out, workspace, nullptr);
+  there(impl_).run(in, out, workspace, nullptr);
 }
 
 void Layer::forward_timed(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
                           std::vector<StageTime>& times) const {
   times.clear();
-  impl_->run(in, out, workspace, &times);
+  there(impl_).run(in, out, workspace, &times);
 }
 
 std::string Layer::explain(std::int64_t tokens) const {
-  const LayerSpec& spec = impl_->spec;
+  const LayerSpec& spec = there(impl_).spec;
   check_tokens("explain: tokens", spec, tokens);
   const double hit = expected_hit(spec, tokens);
   const std::int64_t pairs = tokens * spec.route.slots();

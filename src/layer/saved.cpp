@@ -99,7 +99,8 @@ class Reader {
                            Buffer& memory) const {
     const std::string where = path_ + ": " + name;
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
-    if (wanted.format != FormatSpec{} && read.format.of_matrix() != wanted.format) {
+    // Not their groups: those that are whole rows differ from product to product.
+    if (wanted.format != FormatSpec{} && read.format.format != wanted.format.format) {
       fail(Status::bad_file, "{}: is in format {}: the layer's options say {}", where,
            to_string(read.format), to_string(wanted.format));
     }
@@ -166,6 +167,7 @@ std::string options_words(const LayerOptions& options) {
   words.add("batch_invariant", options.batch_invariant);
   if (options.format != FormatSpec{}) words.add("format", to_string(options.format));
   if (options.rows != RowFormat::as_dtype) words.add("rows", static_cast<int>(options.rows));
+  if (options.fast_accumulation) words.add("fast_accumulation", true);
   return words.text();
 }
 LayerOptions options_of(const std::string& words) {
@@ -180,6 +182,7 @@ LayerOptions options_of(const std::string& words) {
   int rows = 0;
   reader.read("rows", rows, 0, static_cast<int>(RowFormat::fp8_block));
   options.rows = static_cast<RowFormat>(rows);
+  reader.read("fast_accumulation", options.fast_accumulation);
   reader.finish();
   return options;
 }
@@ -187,7 +190,7 @@ LayerOptions options_of(const std::string& words) {
 }  // namespace
 
 void Layer::save_prepared(const std::string& path) const {
-  impl_->check_prepared("Layer::save_prepared");
+  there(impl_).check_prepared("Layer::save_prepared");
   const Impl& layer = *impl_;
   if (layer.options.rows == RowFormat::nvfp4) {
     fail(
@@ -250,7 +253,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
 }
 
 void Layer::unprepare() {
-  if (!impl_->options.in_place) {
+  if (!there(impl_).options.in_place) {
     fail(Status::invalid_argument,
          "unprepare: the layer holds copies: nothing was overwritten (LayerOptions.in_place)");
   }

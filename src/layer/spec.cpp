@@ -8,6 +8,7 @@
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "cuda/runtime.hpp"
+#include "format/rules.hpp"
 #include "gemm/packed_product.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
@@ -124,6 +125,11 @@ Support check_outside(const LayerSpec& spec) {
         "LayerSpec.route has a rule: must have experts, top_k and weight_on_input alone where "
         "routed_outside");
   }
+  if (spec.router_norm.enabled) {
+    return refuse(
+        "LayerSpec.router_norm.enabled is true: must be false where routed_outside, without a "
+        "router");
+  }
   return {};
 }
 
@@ -237,9 +243,16 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
   const bool packed = options.format != FormatSpec{};
+  if (!is_known(options.format.format)) {
+    return refuse("LayerOptions.format is {}: must be one of shunt::Format",
+                  to_string(options.format));
+  }
   if (options.format != options.format.of_matrix()) {
     return refuse("LayerOptions.format is {}: order and zeros are the packed weights' own",
                   to_string(options.format));
+  }
+  if (packed && options.in_place) {
+    return refuse("LayerOptions.in_place: must be false with format {}", to_string(options.format));
   }
   if (packed && options.rows == RowFormat::as_dtype) {
     const int group = resolved(options.format).group;
@@ -247,10 +260,6 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     if (grouped ? group < 16 || group % 16 != 0 : group != 0) {
       return refuse("LayerOptions.format has the group {}: must be {}", group,
                     grouped ? "a multiple of 16" : "0, only int4 has one");
-    }
-    if (options.in_place) {
-      return refuse("LayerOptions.in_place: must be false with format {}",
-                    to_string(options.format));
     }
     if (device.type == DeviceType::cuda) {
       if (options.dtype == DType::f32) {
@@ -290,6 +299,17 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     if (spec.experts.experts > 1024) {
       return refuse("LayerSpec.experts.experts is {}: must be 1 to 1024 with rows in fp8 or nvfp4",
                     spec.experts.experts);
+    }
+  }
+  if (options.fast_accumulation) {
+    if (options.rows != RowFormat::fp8_token) {
+      return refuse(
+          "LayerOptions.fast_accumulation is true with rows {}: must be false, or rows fp8_token",
+          to_string(options.rows));
+    }
+    if (options.batch_invariant) {
+      return refuse(
+          "LayerOptions.fast_accumulation is true with batch_invariant: must be one of the two");
     }
   }
   if constexpr (cuda_engine::built) {

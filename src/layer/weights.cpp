@@ -32,38 +32,26 @@ void check_list(const std::string& name, const std::vector<Tensor>& tensors, boo
   }
 }
 
-void check_packed_list(const std::string& name, const ExpertWeights& weights,
-                       const std::vector<PackedMatrix>& matrices, bool wanted, int count,
-                       std::int64_t n, std::int64_t k, Device device, const FormatSpec& format) {
-  const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
-  if (matrices.size() != expected) {
-    fail(Status::invalid_argument, "layer: {} has {} matrices, the spec asks for {}", name,
-         matrices.size(), expected);
-  }
+// A whole row to a group differs with the row: up and down need not agree but in their formats.
+void check_packed_list(const std::string& name, const FormatSpec& up,
+                       const std::vector<PackedMatrix>& matrices, std::int64_t n, std::int64_t k) {
   for (std::size_t e = 0; e < matrices.size(); ++e) {
     const PackedMatrix& m = matrices[e];
     const std::string full = fmt::format("layer: {}[{}]", name, e);
     check_packed(full, m, Device{});
-    // A GPU's products are of one format and kind of rows, which the options say.
-    if (device.type == DeviceType::cuda && m.format != format) {
-      fail(Status::unsupported, "{} is {}: LayerOptions.format says {}", full, to_string(m.format),
-           to_string(format));
-    }
     if (m.n != n || m.k != k) {
       fail(Status::invalid_argument, "{} is [{}, {}]: must be [{}, {}]", full, m.n, m.k, n, k);
     }
-    // A whole row to a group differs with the row: up and down need not agree.
-    const FormatSpec& first = weights.packed_up[0].format;
-    if (m.format.format != first.format) {
+    if (m.format.format != up.format) {
       fail(Status::invalid_argument, "{} is {}: must be {}, as up[0]", full, to_string(m.format),
-           to_string(first));
+           to_string(up));
     }
   }
 }
 
 void check_experts(const std::string& name, const ExpertWeights& weights, int count,
                    std::int64_t hidden, std::int64_t intermediate, bool gated, bool gate_up_bias,
-                   bool down_bias, Device device, const FormatSpec& format) {
+                   bool down_bias, Device device) {
   const bool packed = is_packed(weights);
   if (packed) {
     const auto refuse_plain = [&](const char* what, const std::vector<Tensor>& plain,
@@ -77,12 +65,22 @@ void check_experts(const std::string& name, const ExpertWeights& weights, int co
     refuse_plain("gate", weights.gate, weights.packed_gate);
     refuse_plain("up", weights.up, weights.packed_up);
     refuse_plain("down", weights.down, weights.packed_down);
-    check_packed_list(name + ".packed_gate", weights, weights.packed_gate, gated, count,
-                      intermediate, hidden, device, format);
-    check_packed_list(name + ".packed_up", weights, weights.packed_up, true, count, intermediate,
-                      hidden, device, format);
-    check_packed_list(name + ".packed_down", weights, weights.packed_down, true, count, hidden,
-                      intermediate, device, format);
+    const auto check_count = [&](const char* what, const std::vector<PackedMatrix>& matrices,
+                                 bool wanted) {
+      const std::size_t expected = wanted ? static_cast<std::size_t>(count) : 0;
+      if (matrices.size() == expected) return;
+      fail(Status::invalid_argument, "layer: {}.{} has {} matrices, the spec asks for {}", name,
+           what, matrices.size(), expected);
+    };
+    check_count("packed_gate", weights.packed_gate, gated);
+    check_count("packed_up", weights.packed_up, true);
+    check_count("packed_down", weights.packed_down, true);
+    if (count > 0) {
+      const FormatSpec& up = weights.packed_up[0].format;
+      check_packed_list(name + ".packed_gate", up, weights.packed_gate, intermediate, hidden);
+      check_packed_list(name + ".packed_up", up, weights.packed_up, intermediate, hidden);
+      check_packed_list(name + ".packed_down", up, weights.packed_down, hidden, intermediate);
+    }
   }
   check_list(name + ".gate", weights.gate, gated && !packed, count, {intermediate, hidden}, device);
   check_list(name + ".up", weights.up, !packed, count, {intermediate, hidden}, device);
@@ -144,17 +142,16 @@ void check_held(const LayerSpec& spec, const LayerWeights& weights, Device devic
   norm("expert_norm", weights.expert_norm, spec.expert_norm, spec.experts.hidden);
 }
 
-void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device,
-                   const FormatSpec& format) {
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device) {
   const std::int64_t hidden = spec.hidden;
   const bool shared = spec.shared.intermediate > 0;
   check_held(spec, weights, device);
   check_experts("experts", weights.experts, spec.experts.experts, spec.experts.hidden,
                 spec.experts.intermediate, spec.experts.activation.gated, spec.experts.gate_up_bias,
-                spec.experts.down_bias, device, format);
+                spec.experts.down_bias, device);
   check_experts("shared", weights.shared, shared ? 1 : 0, hidden, spec.shared.intermediate,
                 spec.shared.activation.gated, spec.shared.gate_up_bias, spec.shared.down_bias,
-                device, FormatSpec{});
+                device);
   check_one("latent_down", weights.latent_down, spec.latent > 0, {spec.latent, hidden}, device);
   check_one("latent_up", weights.latent_up, spec.latent > 0, {hidden, spec.latent}, device);
 }
@@ -249,19 +246,24 @@ ExpertWeights packed_copy(const Context& context, const ExpertWeights& weights,
   const Context host = cpu({.threads = 1});
   const auto memory = std::make_shared<std::vector<Buffer>>();
   ExpertWeights copy;
-  const auto pack_all = [&](const std::vector<Tensor>& from, std::vector<PackedMatrix>& to) {
+  const auto pack_all = [&](const char* name, const std::vector<Tensor>& from,
+                            std::vector<PackedMatrix>& to) {
     for (const Tensor& matrix : from) {
       memory->push_back(host.allocate(packed_bytes(format, matrix.shape[0], matrix.shape[1])));
       const std::vector<char> dense = on_host(context, matrix);
-      to.push_back(pack(format,
-                        view(static_cast<const void*>(dense.data()), matrix.dtype,
-                             {matrix.shape[0], matrix.shape[1]}),
-                        memory->back()));
+      try {
+        to.push_back(pack(format,
+                          view(static_cast<const void*>(dense.data()), matrix.dtype,
+                               {matrix.shape[0], matrix.shape[1]}),
+                          memory->back()));
+      } catch (const Error& error) {  // a number that is none
+        fail(error.status(), "layer: experts.{}[{}]: {}", name, to.size(), error.what());
+      }
     }
   };
-  pack_all(weights.gate, copy.packed_gate);
-  pack_all(weights.up, copy.packed_up);
-  pack_all(weights.down, copy.packed_down);
+  pack_all("gate", weights.gate, copy.packed_gate);
+  pack_all("up", weights.up, copy.packed_up);
+  pack_all("down", weights.down, copy.packed_down);
   copy.memory = memory;
   return copy;
 }

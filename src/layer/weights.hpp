@@ -13,9 +13,7 @@ bool is_packed(const ExpertWeights& weights);
 
 // Throws Error{invalid_argument} naming the first weight that is missing, superfluous, of the
 // wrong dtype or shape, or neither on the host nor on `device`.
-// `format`: what the experts' matrices are to be held in; packed ones must have it.
-void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device,
-                   const FormatSpec& format = {});
+void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device device);
 // The same for what HeldWeights holds.
 void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device);
 

@@ -46,7 +46,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<QuantiseSpec>(), 3);
   EXPECT_EQ(members<PackedMatrix>(), 9);
   EXPECT_EQ(members<PreparedWeights>(), 10);
-  EXPECT_EQ(members<GroupedGemmSpec>(), 9);
+  EXPECT_EQ(members<GroupedGemmSpec>(), 10);
   EXPECT_EQ(members<GroupedGemmInputs>(), 8);
   EXPECT_EQ(members<IndexedGemmInputs>(), 4);
   EXPECT_EQ(members<ActivationSpec>(), 8);
@@ -57,7 +57,7 @@ TEST(CApi, NothingOfCppIsMissing) {
   EXPECT_EQ(members<ScatterAddInputs>(), 3);
   EXPECT_EQ(members<ExpertWeights>(), 10);
   EXPECT_EQ(members<LayerWeights>(), 17);
-  EXPECT_EQ(members<LayerOptions>(), 5);
+  EXPECT_EQ(members<LayerOptions>(), 6);
   EXPECT_EQ(members<LayerInputs>(), 8);
   EXPECT_EQ(members<LayerOutputs>(), 3);
   EXPECT_EQ(members<CheckpointLayer>(), 4);
@@ -124,8 +124,8 @@ TEST(CApi, EveryFieldIsWithinReach) {
   // A caller's whose header has no quantisation.
   shunt_gather_spec older = {16, 2, 1, 77, 77, 77, 77};
   EXPECT_EQ(to_spec(call, &older), (GatherSpec{2, true}));
-  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16,           3,     4, 1,
-                                        0,           1, SHUNT_ROWS_FP8_BLOCK, "int4"};
+  const shunt_grouped_gemm_spec gemm = {sizeof gemm, 2, SHUNT_BF16,           3,      4, 1,
+                                        0,           1, SHUNT_ROWS_FP8_BLOCK, "int4", 1, 0};
   EXPECT_EQ(to_spec(call, &gemm), (GroupedGemmSpec{.groups = 2,
                                                    .n = 3,
                                                    .k = 4,
@@ -134,9 +134,15 @@ TEST(CApi, EveryFieldIsWithinReach) {
                                                    .prepared = false,
                                                    .format = {Format::int4, 32},
                                                    .rows = RowFormat::fp8_block,
-                                                   .batch_invariant = true}));
+                                                   .batch_invariant = true,
+                                                   .fast_accumulation = true}));
+  // A caller's whose header has no fast_accumulation.
+  const shunt_grouped_gemm_spec without_sums = {56, 2, SHUNT_BF16,           3,      4,  1,
+                                                0,  1, SHUNT_ROWS_FP8_BLOCK, "int4", 77, 77};
+  EXPECT_FALSE(to_spec(call, &without_sums).fast_accumulation);
   const shunt_layer_options layer = {sizeof layer,         SHUNT_F16, 1, 1,
-                                     SHUNT_ROWS_FP8_TOKEN, "int4:64"};
+                                     SHUNT_ROWS_FP8_TOKEN, "int4:64", 1, 0};
+  EXPECT_TRUE(capi::to_options(call, &layer).fast_accumulation);
   EXPECT_EQ(capi::to_options(call, &layer).dtype, f16);
   EXPECT_TRUE(capi::to_options(call, &layer).in_place);
   EXPECT_TRUE(capi::to_options(call, &layer).batch_invariant);

@@ -49,6 +49,19 @@ TEST(FormatRefusals, FormatsAndGroups) {
             std::string::npos);
 }
 
+TEST(FormatRefusals, WhatIsNoFormat) {
+  const FormatSpec none{.format = Format{99}};
+  EXPECT_EQ(to_string(none), "99");
+  EXPECT_NE(message([&] { (void)bits_per_weight(none); }).find("format is 99"), std::string::npos);
+  EXPECT_NE(message([&] { (void)packed_bytes(none, 8, 8); }).find("format is 99"),
+            std::string::npos);
+  PackedMatrix matrix{.format = none, .n = 1, .k = 1};
+  const std::uint8_t byte = 0;
+  matrix.values = view(static_cast<const void*>(&byte), DType::u8, {1, 1});
+  EXPECT_NE(message([&] { check_packed("w", matrix, Device{}); }).find("format is 99"),
+            std::string::npos);
+}
+
 TEST(FormatRefusals, RowFormatsHaveNames) {
   EXPECT_EQ(to_string(RowFormat::as_dtype), "as_dtype");
   EXPECT_EQ(to_string(RowFormat::fp8_token), "fp8_token");

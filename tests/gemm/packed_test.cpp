@@ -37,6 +37,7 @@ struct Problem {
   int gathered_from = 0;  // rows of the source; 0: not gathered
   bool weighted = false;  // rows times a weight, with whole_k before they are rounded
   bool whole_k = false;
+  bool fast = false;         // fast_accumulation
   std::int64_t out_gap = 0;  // elements between rows of out
   bool odd_rows = false;     // of the source: not aligned
   float times = 8;           // every third row of the source
@@ -121,6 +122,7 @@ class Made {
                .prepared = prepared.data,
                .offsets = mirror_->in(view(offsets.data(), {groups + 1})).as<const std::int32_t>(),
                .whole_k = p.whole_k,
+               .fast_accumulation = p.fast,
                .rows = mirror_->in(from),
                .row_scales = rounded ? row_scales : Tensor{},
                .slots = p.gathered_from > 0 ? 2 : 1,
@@ -212,7 +214,7 @@ class Made {
         for (std::int64_t j = 0; j < p.n; ++j) {
           const Fp8Matrix& m = p.paired ? matrices_[2 * g + (j >= p.n / 2)] : matrices_[g];
           const std::int64_t line = p.paired ? j % (p.n / 2) : j;
-          double sum = 0, bound = 0;
+          double sum = 0, bound = 0, kept = 0;  // in the tensor cores, where it may stay
           for (std::int64_t begin = 0; begin < p.k; begin += 128) {
             double part = 0, largest = 0;
             for (std::int64_t i = begin; i < std::min(p.k, begin + 128); ++i) {
@@ -220,7 +222,8 @@ class Made {
                   static_cast<double>(m.code(line, i)) *
                   static_cast<double>(e4m3_to_f32(fp8.bytes[static_cast<std::size_t>(i)]));
               part += term;
-              largest = std::max({largest, std::abs(term), std::abs(part)});
+              if (p.fast) kept += term;
+              largest = std::max({largest, std::abs(term), std::abs(part), std::abs(kept)});
             }
             const double scale =
                 static_cast<double>(m.scale(line, begin)) *
@@ -265,7 +268,8 @@ class Made {
   std::vector<double> want_, bound_;
 };
 
-// Every plan; those that do not split k give the same bits, and each the same bits again.
+// Every plan; those that do not split k give the same bits, and each the same bits again. With fast
+// accumulation the kernel for many rows may have others.
 void run_all(const Problem& problem) {
   const Context context = cuda();
   Made made(context, problem);
@@ -279,7 +283,7 @@ void run_all(const Problem& problem) {
     made.check();
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(made.run(plan), bits) << "again";
-    if (plan.split > 1) continue;
+    if (plan.split > 1 || (problem.fast && plan.kernel == PackedPlan::many_rows)) continue;
     if (first.empty()) first = bits;
     EXPECT_EQ(bits, first) << "other bits than the first plan's";
   }
@@ -344,6 +348,51 @@ TEST(Fp8Gemm, ManyGroupsAndOne) {
   run_all({.n = 40, .k = 72, .sizes = sizes});
   run_all({.n = 1544, .k = 136, .sizes = {1500}});  // bands of row tiles
   run_all({.n = 648, .k = 136, .sizes = {2100, 150, 513, 0, 700, 2048, 192}});  // and rests
+}
+
+// Whatever a tile ends in: plain results, to f32 (which has no form for it), pairs.
+TEST(Fp8Gemm, FastAccumulation) {
+  SHUNT_ON_HOPPER_ONLY();
+  const std::vector<std::int32_t> ragged = {0, 1, 130, 0, 64, 65, 7, 300, 16, 200, 128};
+  for (const auto& [n, k] :
+       {std::pair<std::int64_t, std::int64_t>{264, 640}, {72, 104}, {520, 304}, {1, 8}}) {
+    for (const DType out : {DType::bf16, DType::f32}) {
+      run_all({.format = Format::fp8_channel,
+               .n = n,
+               .k = k,
+               .sizes = ragged,
+               .out = out,
+               .fast = true});
+    }
+    run_all({.format = Format::fp8_tensor,
+             .n = 2 * ((n + 7) / 8 * 8),
+             .k = k,
+             .sizes = ragged,
+             .paired = true,
+             .rule = swiglu,
+             .fast = true});
+  }
+}
+
+// Sums of 2880 products do not round as sums of sums of 128 do, or the kernel is not the fast one.
+TEST(Fp8Gemm, FastAccumulationIsAnotherSum) {
+  SHUNT_ON_HOPPER_ONLY();
+  const Context context = cuda();
+  Problem problem{.format = Format::fp8_channel, .n = 256, .k = 2880, .sizes = {200, 64, 30}};
+  for (const bool paired : {false, true}) {
+    problem.paired = paired;
+    if (paired) problem.rule = swiglu;
+    std::vector<std::uint32_t> bits[2];
+    for (const bool fast : {false, true}) {
+      problem.fast = fast;
+      Made made(context, problem);
+      for (const PackedPlan& plan : made.plans()) {
+        if (plan.kernel == PackedPlan::many_rows) bits[fast] = made.run(plan);
+      }
+    }
+    ASSERT_FALSE(bits[0].empty());
+    EXPECT_NE(bits[0], bits[1]);
+  }
 }
 
 TEST(Fp8Gemm, EveryEpilogue) {

@@ -47,6 +47,9 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
   with([](Call& c) { c.spec.n = -1; }, "n is -1");
   with([](Call& c) { c.spec.k = -4; }, "k is -4");
   with([](Call& c) { c.spec.dtype = DType::i32; }, "dtype is i32");
+  with([](Call& c) { c.spec.format = {Format{99}}; }, "format is 99: must be one of");
+  with([](Call& c) { c.spec.fast_accumulation = true; },
+       "fast_accumulation is true with rows as_dtype: must be false");
   with([](Call& c) { c.in.rows = {}; }, "rows");
   with([](Call& c) { c.in.rows = view(c.numbers.data(), {5, 5}); }, "rows");
   with(

@@ -52,6 +52,27 @@ TEST(LayerInFp8, IsRefusedWhereItIsNotComputed) {
         << wide.reason;
   }
   one = fp8;
+  one.in_place = true;
+  const Support in_place = supports(spec, one, Device{DeviceType::cuda, 0});
+  EXPECT_FALSE(in_place);
+  if (supports(spec, fp8, Device{DeviceType::cuda, 0})) {
+    EXPECT_NE(in_place.reason.find("in_place: must be false"), std::string::npos)
+        << in_place.reason;
+  }
+  one = fp8;
+  one.fast_accumulation = true;
+  const Support fast = supports(spec, one, Device{DeviceType::cuda, 0});
+  EXPECT_FALSE(fast);
+  if (supports(spec, fp8, Device{DeviceType::cuda, 0})) {
+    EXPECT_NE(fast.reason.find("fast_accumulation is true with rows fp8_block"), std::string::npos)
+        << fast.reason;
+    one = of_tokens;
+    one.fast_accumulation = one.batch_invariant = true;
+    const Support both = supports(spec, one, Device{DeviceType::cuda, 0});
+    EXPECT_NE(both.reason.find("fast_accumulation is true with batch_invariant"), std::string::npos)
+        << both.reason;
+  }
+  one = fp8;
   one.format.format = Format::nvfp4;
   EXPECT_FALSE(supports(spec, one, Device{DeviceType::cuda, 0}));
 }
@@ -233,6 +254,10 @@ TEST(LayerInFp8, OrWithAScaleARow) {
   }
   check(of_matrices, small_layer({.experts = 2, .top_k = 2, .renormalize = true}, 256, 384), 2000,
         4);
+  LayerOptions fast = of_tokens;
+  fast.fast_accumulation = true;
+  check(fast, small_layer(eight, 264, 384), 700, 1);
+  check(fast, small_layer(eight, 264, 384), 3, 1);
 }
 
 // Blackwell alone has kernels; others refuse by name when weights are prepared.

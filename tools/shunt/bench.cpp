@@ -40,7 +40,7 @@ struct BenchOptions {
   int tile = 0;
   bool grid = false;
   bool dependent_launch = false;
-  bool batch_invariant = false;
+  bool batch_invariant = false, fast_accumulation = false;
   double wait = 3;
   DeviceOptions device;
   JsonOption json;
@@ -183,6 +183,8 @@ void refuse_ineffective(const BenchOptions& options) {
                "--format: only gemm and layer take packed weights");
   refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !(packs || stage == "activate")),
                "--rows is about activate, gemm and layer of a GPU: --device cuda");
+  refuse_where(options.fast_accumulation && (options.rows != RowFormat::fp8_token || !packs),
+               "--fast-accumulation is about gemm and layer with --rows fp8_token");
   refuse_where(options.valid > 0 && (!gpu || !layer),
                "--valid is about the layer of a GPU: shunt bench layer --device cuda");
   refuse_where(options.walk != bench::Walk::offsets && (!gpu || !(gemm || all)),
@@ -325,6 +327,7 @@ int run_gpu(const BenchOptions& options) {
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
     shape.format = format_of(options);
     shape.rows = options.rows;
+    shape.fast_accumulation = options.fast_accumulation;
     shape.walk = options.walk;
     shape.from = options.from;
     shape.valid = options.valid;
@@ -614,6 +617,8 @@ void add_bench(CLI::App& app, Action& action) {
                     "on a GPU: a kernel may start before its predecessor has ended");
   command->add_flag("--batch-invariant", options->batch_invariant,
                     "route and layer: a token's bits do not depend on the others");
+  command->add_flag("--fast-accumulation", options->fast_accumulation,
+                    "gemm and layer, --rows fp8_token: sums stay in the tensor cores");
   command
       ->add_option("--seconds", options->seconds, "about this long a case (default: 1, GPU 0.06)")
       ->option_text("S")

@@ -149,6 +149,7 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
                                                       .dtype = shape.dtype,
                                                       .format = shape.format,
                                                       .rows = shape.rows,
+                                                      .fast_accumulation = shape.fast_accumulation,
                                                   }});
   require(supports(made->spec, context.device()));
 
@@ -227,6 +228,7 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
           : fmt::format("T{} G{} R{} N{} K{}", shape.tokens, groups, rows, shape.columns,
                         shape.hidden);
   if (packed) label += " " + to_string(shape.format);
+  if (shape.fast_accumulation) label += " fast";
   if (shape.walk == bench::Walk::masked) label += " masked";
   if (shape.walk == bench::Walk::dense) label += " dense";
   return {.op = "grouped_gemm",

@@ -167,6 +167,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   LayerOptions options{.dtype = shape.dtype, .batch_invariant = spec.route.batch_invariant};
   options.format = shape.format.of_matrix();  // what is besides, the packed matrices say
   options.rows = shape.rows;
+  options.fast_accumulation = shape.fast_accumulation;
   const bool packed = shape.format != FormatSpec{};
   const double smaller =
       packed ? bits_per_weight(shape.format) / (8 * element_bytes(shape.dtype)) : 1;
@@ -230,6 +231,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
                                   spec.experts.intermediate, computed, spec.route.top_k);
   if (shape.valid > 0) label += fmt::format(" {} valid", valid);
   if (packed) label += " " + to_string(shape.format);
+  if (shape.fast_accumulation) label += " fast";
   if (shape.from == bench::RoutingFrom::logits) label += " from logits";
   if (shape.from == bench::RoutingFrom::ids) label += " from ids";
   return {.op = "layer",
