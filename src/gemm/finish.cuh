@@ -108,7 +108,8 @@ __device__ __forceinline__ Place place_of(const Finish& f, std::int64_t row) {
   const std::int32_t to = __ldg(f.places.rows + row);
   return {to, f.places.weights != nullptr ? __ldg(f.places.weights + to) : 1};
 }
-// Two results of 16 bits as combine() makes them of the only row of a token: sums of one product.
+// Two results of 16 bits as combine() makes them of the only row of a token: sums of one product,
+// which have no -0.
 template <bool bf16>
 __device__ __forceinline__ std::uint32_t weighed(std::uint32_t two, float weight) {
   const auto low = static_cast<std::uint16_t>(two), high = static_cast<std::uint16_t>(two >> 16);
@@ -296,10 +297,8 @@ class TileFinish {
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                    : "r"(box + static_cast<std::uint32_t>(line * 128 + (piece ^ line % 8) * 16)));
-      if (f_.places.weights != nullptr) {
 #pragma unroll
-        for (std::uint32_t& two : x) two = weighed<bf16>(two, place[i].weight);
-      }
+      for (std::uint32_t& two : x) two = weighed<bf16>(two, place[i].weight);
       asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
                        static_cast<std::uint16_t*>(f_.out) + place[i].row * f_.out_stride + column),
                    "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])

@@ -185,10 +185,8 @@ class WarpFinish {
         const float* const d = acc + 32 * h + 4 * j;
         std::uint32_t four[4] = {pack<bf16>(d[0], d[1]), pack<bf16>(d[2], d[3]),
                                  pack<bf16>(d[4], d[5]), pack<bf16>(d[6], d[7])};
-        if (f_.places.weights != nullptr) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) four[i] = weighed<bf16>(four[i], by[i % 2]);
-        }
+        for (int i = 0; i < 4; ++i) four[i] = weighed<bf16>(four[i], by[i % 2]);
         stmatrix_x4(turned + static_cast<std::uint32_t>(16 * j), four);
       }
       __syncwarp();

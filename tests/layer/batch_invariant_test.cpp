@@ -99,6 +99,31 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
   }
 }
 
+// Rows that begin at no multiple of 16 bytes, which kernels for many rows cannot copy, up to as
+// many as would be gathered for these anyway.
+TEST(BatchInvariant, NorDoTheyWhereRowsAreNotAligned) {
+  const Context context = test::engine();
+  const LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 512, 256);
+  RandomLayer random(spec, 66);
+  constexpr std::int64_t most = 900;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Layer layer(spec, random.weights, context, {.dtype = dtype, .batch_invariant = true});
+    const LayerSpec wide = small_layer({.experts = 4, .top_k = 2}, spec.hidden + 1, 256);
+    RandomLayer of_rows(wide, 67);
+    Tensor x = of_rows.hidden_states(most, dtype);
+    x.shape[1] = spec.hidden;
+    const auto rows_of = [&](std::int64_t from, std::int64_t upto) {
+      return LayerInputs{.hidden = x.rows(from, upto)};
+    };
+    const Result all = run(context, layer, rows_of(0, most));
+    for (const std::int64_t tokens : {1, 2, 17, 130, 500}) {
+      SCOPED_TRACE(std::string(to_string(dtype)) + ", " + std::to_string(tokens));
+      const Result some = run(context, layer, rows_of(most - tokens, most));
+      EXPECT_TRUE(same(some.output, 0, all.output, most - tokens, tokens, spec.hidden));
+    }
+  }
+}
+
 TEST(BatchInvariant, ExplainSaysWhatItCosts) {
   const Context context = test::engine();
   RandomLayer random(small_layer({.experts = 4, .top_k = 1}, 1024, 512), 65);

@@ -63,12 +63,50 @@ double relative_norm_of_error(const std::vector<float>& got, const std::vector<f
 }
 
 // Both round the experts' inner results to the dtype, after sums in another order.
-void expect_as_on_the_cpu(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens) {
-  RandomLayer made(spec, 1);
+void expect_as_on_the_cpu(RandomLayer& made, const LayerOptions& options, std::int64_t tokens) {
+  const LayerSpec& spec = made.spec;
   const Tensor x = made.hidden_states(tokens, options.dtype);
   const std::vector<float> got = forward(cuda(), made, spec, options, x, tokens);
   const std::vector<float> want = forward(cpu(), made, spec, options, x, tokens);
   EXPECT_LT(relative_norm_of_error(got, want), 0.01);
+}
+void expect_as_on_the_cpu(const LayerSpec& spec, const LayerOptions& options, std::int64_t tokens) {
+  RandomLayer made(spec, 1);
+  expect_as_on_the_cpu(made, options, tokens);
+}
+
+// As DeepSeek-V3's, whose checkpoint is in fp8 but for what routes.
+TEST(LayerPackedOnAGpu, ASharedExpertHasAFormatOfItsOwn) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true}, 256, 384);
+  spec.shared = {.intermediate = 136, .sigmoid_gate = true};
+  for (const FormatSpec& format : formats()) {
+    for (const bool alike : {false, true}) {
+      RandomLayer made(spec, 3);
+      made.pack(made.weights.shared, format, format);
+      if (alike) made.pack(made.weights.experts, format, format);
+      for (const std::int64_t tokens : {1, 5, 90}) {
+        SCOPED_TRACE(to_string(format) + (alike ? ", experts too, " : ", ") +
+                     std::to_string(tokens) + " tokens");
+        expect_as_on_the_cpu(made, {.dtype = DType::bf16}, tokens);
+      }
+    }
+  }
+}
+
+// compressed-tensors' strategy "channel": groups of gate and up are H long, down's I. And `int4`
+// says 32.
+TEST(LayerPackedOnAGpu, GroupsMayDifferFromProductToProduct) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true}, 256, 384);
+  RandomLayer rows(spec, 4), usual(spec, 4);
+  rows.pack(rows.weights.experts, {Format::int4, 256}, {Format::int4, 384});
+  usual.pack(usual.weights.experts, {Format::int4, 32}, {Format::int4, 32});
+  for (const std::int64_t tokens : {1, 5, 90, 700}) {
+    SCOPED_TRACE(std::to_string(tokens) + " tokens");
+    expect_as_on_the_cpu(rows, {.dtype = DType::bf16}, tokens);
+    expect_as_on_the_cpu(usual, {.dtype = DType::bf16, .format = {Format::int4}}, tokens);
+  }
 }
 
 TEST(LayerPackedOnAGpu, EqualsTheCpuEngine) {

@@ -126,6 +126,9 @@ TEST(PackedLayer, RefusesFormatsThatDisagree) {
   EXPECT_NE(message({}, [](LayerWeights& w) { w.experts.packed_gate.pop_back(); })
                 .find("packed_gate has 1 matrices"),
             std::string::npos);
+  EXPECT_NE(message({}, [](LayerWeights& w) { w.experts.packed_up.clear(); })
+                .find("packed_up has 0 matrices"),
+            std::string::npos);
   EXPECT_NE(message({}, [](LayerWeights& w) { w.experts.up.push_back(w.router); })
                 .find("experts.up has 1 tensors"),
             std::string::npos);

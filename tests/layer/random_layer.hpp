@@ -8,6 +8,8 @@
 
 #include "core/convert.hpp"
 #include "layer/reference.hpp"
+#include "shunt/context.hpp"
+#include "shunt/format.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::testing {
@@ -63,6 +65,21 @@ class RandomLayer {
   Tensor hidden_states(std::int64_t tokens, DType dtype = DType::f32) {
     return tensor(tokens, spec.hidden, 1.0f, dtype);
   }
+  // The experts' matrices, or the shared one's, packed: gate and up in one format, down in another.
+  void pack(ExpertWeights& experts, const FormatSpec& first, const FormatSpec& second) {
+    const auto pack_all = [&](std::vector<Tensor>& from, std::vector<PackedMatrix>& to,
+                              const FormatSpec& format) {
+      for (const Tensor& matrix : from) {
+        buffers_.push_back(
+            cpu({.threads = 1}).allocate(packed_bytes(format, matrix.shape[0], matrix.shape[1])));
+        to.push_back(shunt::pack(format, matrix, buffers_.back()));
+      }
+      from.clear();
+    };
+    pack_all(experts.gate, experts.packed_gate, first);
+    pack_all(experts.up, experts.packed_up, first);
+    pack_all(experts.down, experts.packed_down, second);
+  }
   Tensor token_ids(std::int64_t tokens) {
     auto& data = ints_.emplace_back(static_cast<std::size_t>(tokens));
     for (auto& value : data) value = static_cast<std::int32_t>(random_() % hash_rows);
@@ -113,6 +130,7 @@ class RandomLayer {
   DType dtype_;
   std::int64_t apart_;
   std::deque<std::vector<char>> bytes_;
+  std::deque<Buffer> buffers_;
   std::deque<std::vector<std::int32_t>> ints_;
 };
 

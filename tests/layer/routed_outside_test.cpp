@@ -298,6 +298,9 @@ TEST(RoutedOutside, ALayerThatSaysSoTakesIdsAlone) {
   other = of.spec;
   other.route.top_k = 65;
   EXPECT_EQ(refused(other), "LayerSpec.route.top_k is 65: must be 1 to 64 where routed_outside");
+  other = of.spec;
+  other.router_norm = {.enabled = true, .multiplier = 3};
+  EXPECT_NE(refused(other).find("router_norm.enabled is true: must be false"), std::string::npos);
   const std::vector<float> matrix(std::size_t{experts} * hidden);
   LayerWeights with_router = of.weights;
   with_router.router = view(matrix.data(), {experts, hidden});

@@ -101,6 +101,18 @@ TEST(SavedLayer, PackedExpertsStayPacked) {
   }
 }
 
+TEST(SavedLayer, GroupsThatAreWholeRows) {
+  RandomLayer random(small_layer({.experts = 4, .top_k = 2}, 128, 64), 46);
+  random.pack(random.weights.experts, {Format::int4, 128}, {Format::int4, 64});
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "layer.safetensors";
+  const LayerInputs in{.hidden = random.hidden_states(9)};
+  const Layer layer(random.spec, random.weights, context);
+  layer.save_prepared(path);
+  EXPECT_EQ(output(context, Layer::load_prepared(path, context), in), output(context, layer, in));
+}
+
 TEST(SavedLayer, OtherFilesAreRefusedByName) {
   LayerSpec spec = small_layer({.experts = 4, .top_k = 2, .router_bias = true}, 64, 64);
   spec.experts.down_bias = true;

@@ -1,11 +1,17 @@
 // What LayerSpec allows, how it reads, and what a Layer refuses.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "core/convert.hpp"
 #include "layer/random_layer.hpp"
+#include "shunt/checkpoint.hpp"
 #include "shunt/layer.hpp"
+#include "shunt/safetensors.hpp"
 
 namespace shunt {
 namespace {
@@ -112,6 +118,58 @@ TEST(Layer, RefusesWeightsThatDoNotFit) {
       std::string::npos);
   EXPECT_NE(message([](LayerWeights& w) { w.experts.gate[0].data = nullptr; }).find("null"),
             std::string::npos);
+}
+
+TEST(Layer, HandlesOfNothingSaySo) {
+  const auto message = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(none)";
+  };
+  const RandomLayer random(layer_specs()[0].spec, 1);
+  const Context context = cpu({.threads = 1});
+  Layer layer(random.spec, random.weights, context);
+  const Layer other(std::move(layer));
+  for (const std::function<void()>& call : std::vector<std::function<void()>>{
+           [&] { (void)layer.spec(); }, [&] { (void)layer.options(); },
+           [&] { (void)layer.prepared_bytes(); }, [&] { (void)layer.workspace_bytes(1); },
+           [&] { (void)layer.explain(1); },
+           [&] { layer.forward(LayerInputs{}, LayerOutputs{}, {}); },
+           [&] { layer.save_prepared("nowhere"); }, [&] { layer.unprepare(); }}) {
+    EXPECT_EQ(message(call), "layer: is empty: must come from its constructor or load_prepared()");
+  }
+  const Checkpoint none;
+  EXPECT_EQ(message([&] { Layer(none, 0, context); }),
+            "checkpoint: is empty: must come from Checkpoint::open()");
+  EXPECT_THROW(none.layers(), Error);
+  EXPECT_THROW(none.tensor("x"), Error);
+  EXPECT_THROW(SafetensorsFile().names(), Error);
+  // And what is no format is named by its number.
+  for (const bool rows : {false, true}) {
+    LayerOptions options{.format = {Format{99}}};
+    if (rows) options.rows = RowFormat::fp8_block;
+    EXPECT_EQ(supports(random.spec, options, Device{}).reason,
+              "LayerOptions.format is 99: must be one of shunt::Format");
+  }
+}
+
+// A weight that is no number is named, not only its place in a matrix.
+TEST(Layer, NamesTheMatrixThatCannotBePacked) {
+  RandomLayer random(layer_specs()[0].spec, 1);
+  Tensor& up = random.weights.experts.up[1];
+  store_f32(up.data, up.dtype, 3, std::nanf(""));
+  try {
+    const Layer layer(random.spec, random.weights, cpu({.threads = 1}),
+                      {.format = {Format::nvfp4}});
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("layer: experts.up[1]: pack: matrix[0, 3] is nan"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(Layer, RefusesCallsThatDoNotFit) {
