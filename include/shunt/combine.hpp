@@ -31,8 +31,8 @@ CombineSpec combine_spec_from_json(const std::string& json);
 
 struct CombineInputs {
   Tensor rows{};          // [N, H] f32 | bf16 | f16, expert order (compact or padded)
-  Tensor inverse{};       // [T, S] i32: inverse or padded_inverse of order
-  Tensor weights{};       // [T, S] f32; iff weighted, or identity_from >= 0
+  Tensor inverse{};       // [T, S] i32, dense: inverse or padded_inverse of order
+  Tensor weights{};       // [T, S] f32, dense; iff weighted, or identity_from >= 0
   Tensor ids{};           // [T, S] i32; iff identity_from >= 0
   Tensor hidden{};        // [T, H]; iff identity_from >= 0
   Tensor shared{};        // [T, H] f32 | bf16 | f16, optional; required with spec.shared_gate

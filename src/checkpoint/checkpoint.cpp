@@ -105,44 +105,56 @@ Checkpoint Checkpoint::open(const std::string& folder) {
   return checkpoint;
 }
 
-const std::string& Checkpoint::folder() const { return impl_->folder; }
-const std::string& Checkpoint::family() const { return impl_->family; }
-const std::string& Checkpoint::model_name() const { return impl_->model.name; }
-const std::vector<CheckpointLayer>& Checkpoint::layers() const { return impl_->layers; }
-int Checkpoint::first_moe_layer() const { return impl_->first_moe; }
+namespace {
+template <class Impl>
+const Impl& there(const std::shared_ptr<const Impl>& impl) {
+  return held(impl, "checkpoint", "Checkpoint::open()");
+}
+}  // namespace
+
+const std::string& Checkpoint::folder() const { return there(impl_).folder; }
+const std::string& Checkpoint::family() const { return there(impl_).family; }
+const std::string& Checkpoint::model_name() const { return there(impl_).model.name; }
+const std::vector<CheckpointLayer>& Checkpoint::layers() const { return there(impl_).layers; }
+int Checkpoint::first_moe_layer() const { return there(impl_).first_moe; }
 
 std::string Checkpoint::summary() const {
-  const Plan& plan = impl_->model.plan;
+  const Plan& plan = there(impl_).model.plan;
   int moe = 0;
   for (const LayerKind& kind : plan.layers) moe += kind.moe ? 1 : 0;
   std::string text =
-      fmt::format("{} ({}), {} of {} layers with experts", impl_->model.family->title,
-                  impl_->family, moe, plan.layers.size());
-  if (impl_->first_moe >= 0) text += "; " + describe(impl_->model.spec(impl_->first_moe));
+      fmt::format("{} ({}), {} of {} layers with experts", there(impl_).model.family->title,
+                  there(impl_).family, moe, plan.layers.size());
+  if (there(impl_).first_moe >= 0)
+    text += "; " + describe(there(impl_).model.spec(there(impl_).first_moe));
   if (!plan.beside.empty()) text += "; not in the block: " + plan.beside;
   return text;
 }
 
-LayerSpec Checkpoint::spec(int layer) const { return impl_->model.spec(layer); }
+LayerSpec Checkpoint::spec(int layer) const { return there(impl_).model.spec(layer); }
 
 LayerWeights Checkpoint::weights(int layer) const {
-  const TensorNames& names = impl_->model.plan.names;
-  return read_weights(impl_->store, names, impl_->model.quantised, impl_->model.spec(layer),
-                      layer_name(impl_->prefix, names, layer));
+  const TensorNames& names = there(impl_).model.plan.names;
+  return read_weights(there(impl_).store, names, there(impl_).model.quantised,
+                      there(impl_).model.spec(layer),
+                      layer_name(there(impl_).prefix, names, layer));
 }
 
-std::vector<std::string> Checkpoint::tensor_names() const { return impl_->store.names(); }
-bool Checkpoint::contains(const std::string& name) const { return impl_->store.contains(name); }
-Tensor Checkpoint::tensor(const std::string& name) const { return impl_->store.get(name); }
+std::vector<std::string> Checkpoint::tensor_names() const { return there(impl_).store.names(); }
+bool Checkpoint::contains(const std::string& name) const {
+  return there(impl_).store.contains(name);
+}
+Tensor Checkpoint::tensor(const std::string& name) const { return there(impl_).store.get(name); }
 
 const Model& CheckpointAccess::model(const Checkpoint& checkpoint) {
-  return checkpoint.impl_->model;
+  return there(checkpoint.impl_).model;
 }
 const TensorStore& CheckpointAccess::store(const Checkpoint& checkpoint) {
-  return checkpoint.impl_->store;
+  return there(checkpoint.impl_).store;
 }
 std::string CheckpointAccess::layer_prefix(const Checkpoint& checkpoint, int layer) {
-  return layer_name(checkpoint.impl_->prefix, checkpoint.impl_->model.plan.names, layer);
+  return layer_name(there(checkpoint.impl_).prefix, there(checkpoint.impl_).model.plan.names,
+                    layer);
 }
 
 }  // namespace shunt

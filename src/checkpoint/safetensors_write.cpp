@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/safetensors_header.hpp"
@@ -84,6 +85,15 @@ class NewFile {
   int fd_ = -1;
 };
 
+bool is_utf8(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 void write_safetensors(const std::string& path,
@@ -98,6 +108,10 @@ void write_safetensors(const std::string& path,
       fail(Status::invalid_argument, "write_safetensors: tensor name '{}' is {}", clean(name),
            name == "__metadata__" ? "reserved" : "given twice");
     }
+    if (!is_utf8(name)) {
+      fail(Status::invalid_argument, "write_safetensors: tensor name '{}' is not UTF-8",
+           clean(name));
+    }
     if (!tensor || tensor.device.type != DeviceType::cpu || !tensor.contiguous() ||
         (tensor.data == nullptr && tensor.elements() > 0)) {
       fail(Status::invalid_argument,
@@ -105,6 +119,10 @@ void write_safetensors(const std::string& path,
            tensor.describe());
     }
     order.push_back(&pair);
+  }
+  for (const auto& [key, value] : metadata) {
+    if (is_utf8(key) && is_utf8(value)) continue;
+    fail(Status::invalid_argument, "write_safetensors: metadata '{}' is not UTF-8", clean(key));
   }
   std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
     const int wide_a = bits(a->second.dtype), wide_b = bits(b->second.dtype);

@@ -192,7 +192,11 @@ Naming Conversion::naming() const {
 Json Conversion::settings() const {
   Json source = Json::object();
   source["config.json"] = fingerprint(in_ + "/config.json");
-  for (const SourceFile& file : files_) source[file.name] = fingerprint(in_ + "/" + file.name);
+  // What lies between a file's ends is not read here: that it was written since shows by its time.
+  for (const SourceFile& file : files_) {
+    const std::string path = in_ + "/" + file.name;
+    source[file.name] = fingerprint(path) + ", " + written_at(path);
+  }
   Json json = {{"made_by", "shunt convert"},
                {"to", to_string(options_.spec)},
                {"damping", options_.spec.pruning.damping},

@@ -89,6 +89,12 @@ std::string fingerprint(const std::string& path) {
   return fmt::format("{} bytes, {:016x}", size, hash);
 }
 
+std::string written_at(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) refuse_io(path, "cannot be read");
+  return fmt::format("written at {}.{:09}", status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+}
+
 PartialFolder::PartialFolder(const std::string& out, const Json& settings)
     : path_(out + ".partial"), journal_(path_ + "/" + journal_name) {
   if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) refuse_io(path_, "cannot be created");

@@ -47,13 +47,9 @@ struct Context::Impl {
 
 namespace {
 
-// What a Context refers to, unless it was made by nobody or has been moved from.
 template <class Impl>
 Impl& there(const std::shared_ptr<Impl>& impl) {
-  if (impl == nullptr) {
-    fail(Status::invalid_argument, "context: is empty: must come from cpu() or cuda()");
-  }
-  return *impl;
+  return held(impl, "context", "cpu() or cuda()");
 }
 
 }  // namespace
@@ -68,6 +64,10 @@ void Context::synchronize() const {
 }
 
 void Context::copy(void* to, const void* from, std::size_t bytes) const {
+  if (bytes > 0 && (to == nullptr || from == nullptr)) {
+    fail(Status::invalid_argument, "context: copy of {} bytes: {} is null", bytes,
+         to == nullptr ? "to" : "from");
+  }
   if (there(impl_).device.type == DeviceType::cuda) {
     cuda_engine::copy(impl_->gpu, to, from, bytes);
   } else if (bytes > 0) {

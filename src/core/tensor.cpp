@@ -155,6 +155,7 @@ Tensor Tensor::transposed(int a, int b) const {
 
 std::string Tensor::describe() const {
   if (!*this) return "(none)";
+  if (rank < 0 || rank > max_rank) return fmt::format("{} of rank {}", to_string(dtype), rank);
   return fmt::format("{} [{}]", to_string(dtype),
                      fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }

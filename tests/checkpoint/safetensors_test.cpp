@@ -330,6 +330,16 @@ TEST(WriteSafetensors, RefusesPlacesAndTensors) {
               write_safetensors(folder / "f", {{"x", x.transposed()}});
             }).find("must be dense"),
             std::string::npos);
+  EXPECT_NE(error_of([&] {
+              write_safetensors(folder / "f", {{"a\xff", x}});
+            }).find("is not UTF-8"),
+            std::string::npos);
+  for (const auto& [key, value] : {std::pair{"k\xff", "v"}, std::pair{"k", "v\xff"}}) {
+    EXPECT_NE(error_of([&] {
+                write_safetensors(folder / "f", {{"x", x}}, {{key, value}});
+              }).find("is not UTF-8"),
+              std::string::npos);
+  }
   EXPECT_TRUE(files_of(folder.path()).empty());
 }
 

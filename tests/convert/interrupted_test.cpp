@@ -225,6 +225,11 @@ TEST(Convert, AnInterruptedConversionOfOtherInputsIsNotGoneOnWith) {
   EXPECT_NE(go_on(options).find("other settings"), std::string::npos);
   write_file(states, bytes);
   EXPECT_NE(go_on(options).find("no space"), std::string::npos);
+  // A shard that was written anew meanwhile, whatever is in it.
+  const std::string shard = in + "/model-00001-of-00003.safetensors";
+  ASSERT_TRUE(fs::exists(shard));
+  fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));
+  EXPECT_NE(go_on(options).find("other settings"), std::string::npos);
 }
 
 // The first and the last of 2^20 bytes each, and the size.

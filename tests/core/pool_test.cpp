@@ -78,6 +78,14 @@ TEST(Context, AnEmptyOneSaysSo) {
   EXPECT_THROW(empty.synchronize(), Error);
 }
 
+TEST(Context, CopiesFromAndToMemoryThatIsThere) {
+  const Context context = cpu({.threads = 1});
+  int one = 1;
+  EXPECT_NO_THROW(context.copy(nullptr, nullptr, 0));
+  EXPECT_THROW(context.copy(&one, nullptr, 4), Error);
+  EXPECT_THROW(context.copy(nullptr, &one, 4), Error);
+}
+
 // A caller's handlers run on its own threads.
 TEST(Context, ThreadsOfThePoolTakeNoSignals) {
   const Context context = cpu({.threads = 3});

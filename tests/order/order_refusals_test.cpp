@@ -198,6 +198,20 @@ TEST(Order, RefusesBadArguments) {
         c.out.zeroed.strides[0] = 8;
       },
       {"order: zeroed", "dense"});
+  for (const int rank : {-1, 100}) {
+    refused(
+        [rank](Call& c) {
+          c.out.zeroed = view(c.ints.data(), {4, 4});
+          c.out.zeroed.rank = rank;
+        },
+        {"order: zeroed", "of rank " + std::to_string(rank)});
+  }
+  refused(
+      [](Call& c) {
+        c.out.zeroed = view(c.ints.data(), {4, 4});
+        c.out.zeroed.shape[0] = -1;
+      },
+      {"order: zeroed", "[-1, 4]"});
   refused([](Call& c) { c.missing_bytes = 1; }, {"order: workspace has", "are needed"});
 }
 

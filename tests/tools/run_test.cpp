@@ -148,6 +148,26 @@ TEST(Run, ReadsEveryFloatDtype) {
   }
 }
 
+// A framework's dump has a batch in front: [B, T, H] are B times T tokens.
+TEST(Run, SequencesAreTokensOneAfterTheOther) {
+  const Folder folder;
+  const SafetensorsFile reference = SafetensorsFile::open(recorded);
+  Tensor flat = reference.get("layers.1.input").rows(0, 6), batches = flat;
+  batches.rank = 3;
+  batches.shape = {2, 3, 256};
+  batches.strides = {3 * 256, 256, 1};
+  std::vector<std::string> outputs;
+  for (const Tensor& x : {flat, batches}) {
+    const std::string input = folder.path("in" + std::to_string(x.rank));
+    outputs.push_back(folder.path("out" + std::to_string(x.rank)));
+    write_safetensors(input, {{"x", x}});
+    const Outcome outcome = run({"--model", tiny_moe, "--layer", "1", "--input", input, "--output",
+                                 outputs.back(), "--no-timing"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+  }
+  EXPECT_EQ(read_text(outputs[0]), read_text(outputs[1]));
+}
+
 TEST(Run, NoTokensGiveEmptyTensors) {
   const Folder folder;
   const float nothing = 0;

@@ -62,7 +62,7 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
     std::vector<std::string> matrices;
     for (const auto& candidate : file.names()) {
       const Tensor tensor = file.get(candidate);
-      if (tensor.rank == 2 && is_float(tensor.dtype)) matrices.push_back(candidate);
+      if (tensor.rank >= 2 && is_float(tensor.dtype)) matrices.push_back(candidate);
     }
     if (matrices.size() != 1) {
       throw UsageError(fmt::format("--input-name is needed: '{}' holds {} matrices of floats: {}",
@@ -75,10 +75,16 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
                           list(file.names())));
   }
   Tensor hidden = file.get(name);
-  if (hidden.rank != 2 || hidden.shape[1] != width) {
-    bad_input(fmt::format("input '{}' is {}: must be [T, {}], tokens by the model's hidden size",
-                          name, hidden.describe(), width));
+  if (hidden.rank < 2 || hidden.shape[static_cast<std::size_t>(hidden.rank) - 1] != width) {
+    bad_input(fmt::format(
+        "input '{}' is {}: must be [T, {}] or [.., T, {}], tokens by the model's hidden size", name,
+        hidden.describe(), width, width));
   }
+  // Sequences one after the other: a token's experts depend on no other token.
+  const std::int64_t tokens = hidden.elements() / width;
+  hidden.rank = 2;
+  hidden.shape = {tokens, width};
+  hidden.strides = {width, 1};
   if (!is_float(hidden.dtype) || bits(hidden.dtype) < 16) {
     bad_input(
         fmt::format("input '{}' is {}: must be f32, bf16, f16 or f64", name, hidden.describe()));
