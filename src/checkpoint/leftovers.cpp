@@ -36,8 +36,12 @@ class Leftovers {
     std::vector<ExpertNames> routed = names.experts;
     routed.insert(routed.end(), names.slots.begin(), names.slots.end());
     routed.push_back(single_experts(names));
-    for (const ExpertNames& each : routed) add_folder(each.up, experts_);
-    for (const ExpertNames& each : names.shared) add_folder(each.up, shared_);
+    for (const ExpertNames& each : routed) {
+      const std::string folder = folder_of(each.up);
+      // "block_sparse_moe." would be the block itself.
+      if (folder.find("expert") != std::string::npos) experts_.insert(folder);
+    }
+    for (const ExpertNames& each : names.shared) shared_.insert(folder_of(each.up));
   }
 
   void check() const {
@@ -76,12 +80,11 @@ class Leftovers {
          store_.file_of(name), clean(name), what);
   }
   // "mlp.experts." of "mlp.experts.{}.up_proj.weight"; "mlp.shared_experts." of its up_proj's.
-  static void add_folder(const std::string& name, Set& to) {
+  static std::string folder_of(const std::string& name) {
     const std::size_t number = name.find("{}");
-    const std::size_t end = number != std::string::npos ? number
-                            : name.ends_with(".weight") ? name.rfind('.', name.size() - 8) + 1
-                                                        : name.rfind('.') + 1;
-    if (name.find("expert") < end) to.insert(name.substr(0, end));
+    return name.substr(0, number != std::string::npos ? number
+                          : name.ends_with(".weight") ? name.rfind('.', name.size() - 8) + 1
+                                                      : name.rfind('.') + 1);
   }
   static std::optional<std::string_view> of(const Set& folders, std::string_view name) {
     for (const std::string& folder : folders) {

@@ -192,6 +192,36 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
   EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
 }
 
+// Of shared experts too, whatever a family calls them.
+TEST_F(Damaged, BiasesOfSharedExperts) {
+  for (const auto& [family, module] : {std::pair("qwen2_moe", "mlp.shared_expert"),
+                                       {"deepseek_v3", "mlp.shared_experts"},
+                                       {"hunyuan_v1_moe", "mlp.shared_mlp"}}) {
+    std::filesystem::remove_all(folder_.path());
+    std::filesystem::create_directory(folder_.path());
+    copy(family);
+    const std::string source = test::golden(family);
+    const Checkpoint plain = Checkpoint::open(source);
+    const int layer = plain.first_moe_layer();
+    const std::string name =
+        "model.layers." + std::to_string(layer) + "." + module + ".down_proj.bias";
+    const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+    for (const float value : {0.0F, 1.0F}) {
+      const std::vector<float> bias(static_cast<std::size_t>(plain.spec(layer).hidden), value);
+      std::vector<std::pair<std::string, Tensor>> tensors;
+      for (const std::string& each : file.names()) tensors.emplace_back(each, file.get(each));
+      tensors.emplace_back(name, view(bias.data(), {plain.spec(layer).hidden}));
+      write_safetensors(folder_ / "model.safetensors", tensors);
+      const std::string message = weights_error(layer);
+      EXPECT_EQ(message.find("tensor '" + name +
+                             "' is there: config.json says nothing of biases") != std::string::npos,
+                value != 0)
+          << message;
+      EXPECT_EQ(message.empty(), value == 0) << message;
+    }
+  }
+}
+
 TEST_F(Damaged, ARouterInALayerThatIsToHaveNone) {
   copy("qwen3_moe");
   edit("config.json", [](nlohmann::json& json) { json["mlp_only_layers"] = {1}; });
@@ -244,6 +274,57 @@ TEST_F(Damaged, TruncatedWeights) {
     Status status = Status::ok;
     EXPECT_NE(open_error(&status), "");
     EXPECT_EQ(status, Status::bad_file);
+  }
+}
+
+// Qwen3-VL's experts lie either way. Where one of their two tensors is square, the other tells.
+TEST(Checkpoint, SquareTensorsLieAsTheOtherSays) {
+  constexpr std::int64_t experts = 2, hidden = 8;
+  for (const std::int64_t inner : {4, 8}) {  // gate and up are square, or down is
+    for (const bool transposed : {false, true}) {
+      SCOPED_TRACE(std::to_string(inner) + (transposed ? ", transposed" : ""));
+      const auto number = [](std::int64_t e, std::int64_t row, std::int64_t k) {
+        return static_cast<float>(e * 10000 + row * 100 + k);
+      };
+      const auto stored = [&](std::int64_t rows, std::int64_t columns) {
+        std::vector<float> values;
+        for (std::int64_t e = 0; e < experts; ++e) {
+          for (std::int64_t i = 0; i < rows * columns; ++i) {
+            values.push_back(transposed ? number(e, i % rows, i / rows)
+                                        : number(e, i / columns, i % columns));
+          }
+        }
+        return values;
+      };
+      const std::vector<float> up = stored(2 * inner, hidden), down = stored(hidden, inner),
+                               router(experts * hidden, 1);
+      const auto shaped = [&](const std::vector<float>& values, std::int64_t rows,
+                              std::int64_t columns) {
+        return transposed ? view(values.data(), {experts, columns, rows})
+                          : view(values.data(), {experts, rows, columns});
+      };
+      const TemporaryFolder folder;
+      const std::string block = "model.layers.0.mlp.";
+      write_safetensors(folder / "model.safetensors",
+                        {{block + "gate.weight", view(router.data(), {experts, hidden})},
+                         {block + "experts.gate_up_proj", shaped(up, 2 * inner, hidden)},
+                         {block + "experts.down_proj", shaped(down, hidden, inner)}});
+      const nlohmann::json config = {{"model_type", "qwen3_vl_moe_text"},
+                                     {"hidden_size", hidden},
+                                     {"num_hidden_layers", 1},
+                                     {"moe_intermediate_size", inner},
+                                     {"num_experts", experts},
+                                     {"num_experts_per_tok", 1}};
+      write_file(folder / "config.json", config.dump());
+      const Checkpoint checkpoint = Checkpoint::open(folder.path());
+      const ExpertWeights read = checkpoint.weights(0).experts;
+      const auto at = [](const Tensor& t, std::int64_t row, std::int64_t k) {
+        return t.as<const float>()[row * t.strides[0] + k * t.strides[1]];
+      };
+      EXPECT_EQ(at(read.gate[1], 2, 3), number(1, 2, 3));
+      EXPECT_EQ(at(read.up[1], 2, 3), number(1, inner + 2, 3));
+      EXPECT_EQ(at(read.down[1], 2, 3), number(1, 2, 3));
+    }
   }
 }
 
