@@ -10,6 +10,7 @@
 #include "core/convert.hpp"
 #include "core/shape.hpp"
 #include "cpu/pool.hpp"
+#include "format/codes.hpp"
 
 namespace shunt {
 
@@ -141,7 +142,7 @@ Tensor QuantisedReader::floats(const std::string& name, std::int64_t count) cons
   auto* const to = static_cast<float*>(repacking_.take(static_cast<std::size_t>(count) * 4));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t at = single ? 0 : i;
-    to[i] = exponents(t.dtype) ? std::ldexp(1.0F, t.as<const std::uint8_t>()[at] - 127)
+    to[i] = exponents(t.dtype) ? e8m0_to_f32(t.as<const std::uint8_t>()[at])
                                : load_f32(t.data, t.dtype, at);
   }
   return view(to, DType::f32, {count});

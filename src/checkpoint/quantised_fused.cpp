@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/shape.hpp"
+#include "format/codes.hpp"
 
 namespace shunt {
 
@@ -18,7 +19,7 @@ bool number_type(DType dtype) {
 }
 
 float number_at(const Tensor& t, std::int64_t i) {
-  return t.dtype == DType::f8_e8m0 ? std::ldexp(1.0F, t.as<const std::uint8_t>()[i] - 127)
+  return t.dtype == DType::f8_e8m0 ? e8m0_to_f32(t.as<const std::uint8_t>()[i])
                                    : load_f32(t.data, t.dtype, i);
 }
 

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/shape.hpp"
+#include "cpu/float_mode.hpp"
 
 namespace shunt {
 
@@ -372,6 +373,7 @@ class Reader {
 LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                           const QuantisedConfig& quantised, const LayerSpec& spec,
                           const std::string& prefix) {
+  const cpu_engine::FloatMode mode;
   Repacking repacking;
   const QuantisedReader packed(store, quantised, repacking);
   const Reader reader(store, packed, repacking, prefix);

@@ -1,4 +1,5 @@
 // Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -681,6 +682,108 @@ TEST(QuantisedRefusals, WordsThatAreNotRead) {
        "quantization_status is \"initialized\""},
       {"gptq", "/is_marlin_format", "true", "", "is_marlin_format is true"},
   });
+}
+
+TEST(QuantisedRefusals, GroupsThatAnOrderDoesNotHave) {
+  for (const auto& [name, suffix] : {std::pair("gptq", ".g_idx"), {"int4", ".weight_g_idx"}}) {
+    for (const std::int32_t group : {-1, 0, 1, 2}) {
+      std::vector<std::int32_t> order(64);
+      for (std::size_t k = 0; k < order.size(); ++k) order[k] = static_cast<std::int32_t>(k % 2);
+      order[5] = group;
+      const TemporaryFolder at;
+      const std::string message = error_of([&] {
+        (void)Checkpoint::open(
+            rewritten(
+                at, name, [](Json&) {},
+                [&](Tensors& tensors) { tensors[gate + suffix] = view(order.data(), {64}); }))
+            .weights(0);
+      });
+      const bool there = group == 0 || group == 1;
+      EXPECT_EQ(message.empty(), there) << message;
+      if (there) continue;
+      EXPECT_NE(
+          message.find(fmt::format("{}{}' holds {} at 5: must be 0 to 1", gate, suffix, group)),
+          std::string::npos)
+          << message;
+    }
+  }
+}
+
+// -1 everywhere: an order that was never set is the plain one.
+TEST(QuantisedForms, AnOrderOfActivationsThatIsNotSet) {
+  const std::vector<std::int32_t> unset(64, -1);
+  const TemporaryFolder at;
+  const Checkpoint checkpoint = Checkpoint::open(rewritten(
+      at, "int4", [](Json&) {},
+      [&](Tensors& tensors) { tensors[gate + ".weight_g_idx"] = view(unset.data(), {64}); }));
+  EXPECT_FALSE(checkpoint.weights(0).experts.packed_gate[0].group_of);
+}
+
+// Both sizes, in integers of either width.
+TEST(QuantisedRefusals, AnotherWeightShape) {
+  const auto message = [](std::int64_t n, std::int64_t k, bool wide) {
+    const std::int64_t shape[] = {n, k};
+    const std::int32_t narrow[] = {static_cast<std::int32_t>(n), static_cast<std::int32_t>(k)};
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(rewritten(
+                                 at, "int4", [](Json&) {},
+                                 [&](Tensors& tensors) {
+                                   tensors[gate + ".weight_shape"] =
+                                       wide ? view(shape, {2}) : view(narrow, {2});
+                                 }))
+          .weights(0);
+    });
+  };
+  for (const bool wide : {true, false}) {
+    EXPECT_EQ(message(32, 64, wide), "");
+    EXPECT_NE(message(32, 65, wide).find("holds [32, 65]: must hold [32, 64]"), std::string::npos);
+    EXPECT_NE(message(31, 64, wide).find("holds [31, 64]: must hold [32, 64]"), std::string::npos);
+  }
+}
+
+#if defined(__x86_64__)
+// Who reads may flush denormals: 2^-127 is one.
+TEST(QuantisedForms, ScalesDoNotDependOnHowTheCallerFlushesSmallNumbers) {
+  const std::uint8_t bytes[] = {0, 0};
+  const TemporaryFolder at;
+  const Checkpoint checkpoint = Checkpoint::open(rewritten(
+      at, "fp8_block_ue8m0", [](Json&) {},
+      [&](Tensors& tensors) {
+        tensors[gate + ".weight_scale_inv"] = view(bytes, DType::f8_e8m0, {1, 2});
+      }));
+  const unsigned before = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(before | 0x8040);
+  const LayerWeights weights = checkpoint.weights(0);
+  __builtin_ia32_ldmxcsr(before);
+  EXPECT_EQ(weights.experts.packed_gate[0].scales.as<const float>()[0], 0x1p-127F);
+}
+#endif
+
+// 2^(byte - 127), the least of which is no normal f32; 255 is NaN.
+TEST(QuantisedForms, ScalesThatAreExponents) {
+  const std::pair<std::uint8_t, float> scales[] = {
+      {0, 0x1p-127F}, {1, 0x1p-126F}, {126, 0.5F},     {127, 1.0F},
+      {128, 2.0F},    {200, 0x1p73F}, {254, 0x1p127F}, {255, std::nanf("")}};
+  for (const auto& [byte, value] : scales) {
+    for (const DType dtype : {DType::f8_e8m0, DType::u8}) {
+      const std::uint8_t bytes[] = {byte, 127};
+      const TemporaryFolder at;
+      const Checkpoint checkpoint = Checkpoint::open(rewritten(
+          at, "fp8_block_ue8m0", [](Json&) {},
+          [&](Tensors& tensors) {
+            tensors[gate + ".weight_scale_inv"] = view(bytes, dtype, {1, 2});
+          }));
+      const LayerWeights weights = checkpoint.weights(0);
+      const Tensor& read = weights.experts.packed_gate[0].scales;
+      ASSERT_EQ(read.describe(), "f32 [1, 2]");
+      EXPECT_EQ(std::isnan(read.as<const float>()[0]), std::isnan(value));
+      if (!std::isnan(value)) {
+        EXPECT_EQ(read.as<const float>()[0], value);
+      }
+      EXPECT_EQ(read.as<const float>()[1], 1);
+    }
+  }
 }
 
 }  // namespace
