@@ -485,8 +485,7 @@ std::string Conversion::config_text() const {
     for (const SourceFile& file : files_) {
       for (const std::string& name : file.tensors) {
         if (converts(name) || decodes(name) || !name.ends_with(ending) ||
-            CheckpointAccess::store(checkpoint_).shape(name).size() != 2 ||
-            name.find("embed") != std::string::npos) {
+            CheckpointAccess::store(checkpoint_).shape(name).size() != 2) {
           continue;
         }
         others.push_back(name.substr(0, name.size() - ending.size()));

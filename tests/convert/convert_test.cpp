@@ -185,12 +185,36 @@ TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
     EXPECT_TRUE(modules.contains("model.layers.0.mlp.gate"));
     EXPECT_TRUE(modules.contains("model.layers.1.self_attn.q_proj"));
     EXPECT_TRUE(modules.contains("lm_head"));
-    EXPECT_EQ(modules.size(), 2 * 5 + 1u);
+    EXPECT_EQ(modules.size(), 2 * 5 + 2u);  // and the embedding
+    EXPECT_EQ(modules.size(), ignored.size());
     // 2 layers of 16 experts of 3 matrices of 64 x 48.
     EXPECT_EQ(report.experts_before, 2 * 16 * 3 * 64 * 48 * 2);
     EXPECT_LT(report.experts_after, report.experts_before);
     EXPECT_EQ(report.bytes_after,
               static_cast<std::int64_t>(fs::file_size(out + "/model.safetensors")));
+  }
+}
+
+// Lists name every matrix that stays plain, an embedder's linear layer (Llama 4's) among them, and
+// the head of a model whose head is its embedding.
+TEST(Convert, ListsNameWhatStaysPlain) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/config.json", in + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(golden("qwen3_moe") + "/model.safetensors");
+  const std::vector<float> values(48, 1.0F);
+  std::vector<std::pair<std::string, Tensor>> tensors = {
+      {"vision_model.patch_embedding.linear.weight", view(values.data(), {6, 8})}};
+  for (const std::string& name : file.names()) {
+    if (name != "lm_head.weight") tensors.emplace_back(name, file.get(name));
+  }
+  write_safetensors(in + "/model.safetensors", tensors);
+  convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  const Json config = Json::parse(read_file(out + "/config.json"));
+  const Json& ignored = config["quantization_config"]["ignore"];
+  for (const char* module : {"vision_model.patch_embedding.linear", "lm_head"}) {
+    EXPECT_EQ(std::count(ignored.begin(), ignored.end(), module), 1) << module;
   }
 }
 

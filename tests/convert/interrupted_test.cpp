@@ -187,6 +187,30 @@ TEST(Convert, RefusesBeforeItWrites) {
             std::string::npos);
 }
 
+// A disk without room for what is to be written: said before any of it is.
+TEST(Convert, ADiskThatIsTooSmall) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
+  }
+  write_file(in + "/tokenizer.json", "");
+  std::error_code none;  // a file of holes, which takes no room itself
+  fs::resize_file(in + "/tokenizer.json", fs::space(in).available + (std::uintmax_t{4} << 30),
+                  none);
+  if (none) GTEST_SKIP() << "no such file here: " << none.message();
+  const ConversionProgress begun = [](const std::string&, std::int64_t, std::int64_t) {
+    throw Error(Status::internal, "begun");
+  };
+  Status status = Status::ok;
+  const std::string message =
+      error_of([&] { convert_checkpoint(cpu(), in, out, to("nvfp4"), begun); }, &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find(" GB more: the disk has "), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
 TEST(Convert, LeavesFoldersOfOthersAlone) {
   const TemporaryFolder folder;
   fs::create_directory(folder / "out.partial");
@@ -230,6 +254,21 @@ TEST(Convert, AnInterruptedConversionOfOtherInputsIsNotGoneOnWith) {
   ASSERT_TRUE(fs::exists(shard));
   fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));
   EXPECT_NE(go_on(options).find("other settings"), std::string::npos);
+}
+
+// A disk that is full ends it, and leaves what was there.
+TEST(Journal, WholeFilesAreWrittenOrNot) {
+  const TemporaryFolder folder;
+  write_whole(folder / "file", "before");
+  fs::create_symlink("/dev/full", folder / "file.new");
+  Status status = Status::ok;
+  const std::string message = error_of([&] { write_whole(folder / "file", "behind"); }, &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find("file: cannot be written: No space left"), std::string::npos) << message;
+  EXPECT_EQ(read_file(folder / "file"), "before");
+  EXPECT_FALSE(fs::exists(fs::symlink_status(folder / "file.new")));
+  write_whole(folder / "file", "behind");
+  EXPECT_EQ(read_file(folder / "file"), "behind");
 }
 
 // The first and the last of 2^20 bytes each, and the size.

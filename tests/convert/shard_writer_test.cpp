@@ -49,5 +49,17 @@ TEST(ShardWriter, RefusesWhatWasNotPlanned) {
   EXPECT_EQ(status, Status::io);
 }
 
+TEST(ShardWriter, SaysThatADiskIsFull) {
+  Status status = Status::ok;
+  const std::string message = error_of(
+      [] {
+        ShardWriter("/dev/full", {{"a", DType::u8, {3}}});
+      },
+      &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find("/dev/full: cannot be written: No space left"), std::string::npos)
+      << message;
+}
+
 }  // namespace
 }  // namespace shunt::test
