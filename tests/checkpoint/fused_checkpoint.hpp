@@ -41,6 +41,7 @@ struct Form {
                      std::int64_t width);
   // Inkling 2's names; rows of gate and up take turns, and a global scale is amax / denominator.
   bool inkling = false;
+  bool exponents = false;  // scales of fp8 are e8m0
 };
 
 inline std::int64_t up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -127,6 +128,16 @@ inline const Form forms[] = {
        return (e * rows + row) * up(width, 16) + k / 16;
      },
      true},
+    {"interleaved_channels", Format::fp8_channel, "_scale", 24, false,
+     [](std::int64_t rows, std::int64_t) {
+       return std::vector<std::int64_t>{experts, rows};
+     },
+     [](std::int64_t e, std::int64_t row, std::int64_t, std::int64_t rows, std::int64_t) {
+       return e * rows + row;
+     },
+     true},
+    {"blocks_of_exponents", Format::fp8_block, "_scale_inv", 128, false, block_shape, block_at,
+     false, true},
 };
 
 // What every Qwen3 of this size says.
@@ -141,8 +152,9 @@ inline nlohmann::json fused_config(const Form& form, std::int64_t hidden) {
       {"quantization_config",
        form.format == Format::nvfp4
            ? nlohmann::json{{"quant_method", "modelopt"}, {"ignore", {"lm_head"}}}
-           : nlohmann::json{{"quant_method", form.inkling ? "mxfp8" : "fp8"},
-                            {"modules_to_not_convert", {"lm_head"}}}}};
+           : nlohmann::json{
+                 {"quant_method", form.inkling && form.format == Format::mxfp8 ? "mxfp8" : "fp8"},
+                 {"modules_to_not_convert", {"lm_head"}}}}};
   if (form.inkling) {
     config.update({{"model_type", "inkling2_text"}, {"n_routed_experts", experts}});
   } else {
@@ -197,9 +209,9 @@ class FusedCheckpoint {
       numbers.push_back(0.01F + 0.001F * static_cast<float>(random_() % 100));
       codes.push_back(
           static_cast<std::uint8_t>(nibbles ? 0x30 + random_() % 32 : 120 + random_() % 10));
-      scale.push_back(nibbles                         ? e4m3_to_f32(codes.back())
-                      : form_.format == Format::mxfp8 ? e8m0_to_f32(codes.back())
-                                                      : numbers.back());
+      scale.push_back(nibbles                                            ? e4m3_to_f32(codes.back())
+                      : form_.format == Format::mxfp8 || form_.exponents ? e8m0_to_f32(codes.back())
+                                                                         : numbers.back());
     }
     const auto shaped = [&](const void* data, DType dtype) {
       Tensor t = view(data, dtype, {count});
@@ -218,10 +230,11 @@ class FusedCheckpoint {
         name, form_.transposed
                   ? view(static_cast<const void*>(bytes.data()), dtype, {experts, width, rows})
                   : view(static_cast<const void*>(bytes.data()), dtype, {experts, rows, width}));
-    tensors_.emplace_back(name + form_.scales, nibbles ? shaped(codes.data(), DType::f8_e4m3)
-                                               : form_.format == Format::mxfp8
-                                                   ? shaped(codes.data(), DType::u8)
-                                                   : shaped(numbers.data(), DType::f32));
+    tensors_.emplace_back(name + form_.scales,
+                          nibbles                         ? shaped(codes.data(), DType::f8_e4m3)
+                          : form_.format == Format::mxfp8 ? shaped(codes.data(), DType::u8)
+                          : form_.exponents               ? shaped(codes.data(), DType::f8_e8m0)
+                                                          : shaped(numbers.data(), DType::f32));
     if (nibbles && form_.inkling) {
       tensors_.emplace_back(name + "_amax", view(amax, {experts}));
       tensors_.emplace_back(name + "_outer_scale_denominator", view(&denominator, {1}));

@@ -1,8 +1,15 @@
 // Checkpoints whose experts are one packed tensor: every shape of scales that is published, against
 // the formula.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <string_view>
 
 #include "checkpoint/fused_checkpoint.hpp"
 #include "checkpoint/golden.hpp"
@@ -97,6 +104,173 @@ TEST(FusedRefusals, ScalesOfAnotherShape) {
   EXPECT_NE(message.find("gate_up_proj_scale_inv' is f32 [5]: must be one number"),
             std::string::npos)
       << message;
+}
+
+// A copy of `from` in which `change` has changed the tensors.
+std::string error_with(const std::string& from,
+                       const std::function<void(std::map<std::string, Tensor>&)>& change) {
+  const TemporaryFolder at;
+  const SafetensorsFile file = SafetensorsFile::open(from + "/model.safetensors");
+  std::map<std::string, Tensor> tensors;
+  for (const std::string& name : file.names()) tensors.emplace(name, file.get(name));
+  change(tensors);
+  write_safetensors(at / "model.safetensors", {tensors.begin(), tensors.end()});
+  write_file(at / "config.json", read_file(from + "/config.json"));
+  return error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+}
+
+const Form& form_of(std::string_view name) {
+  return *std::find_if(std::begin(forms), std::end(forms),
+                       [&](const Form& form) { return form.name == name; });
+}
+
+// Read as another's they would be other numbers, or lie behind the end.
+TEST(FusedRefusals, ScalesThatFitAlmost) {
+  struct Case {
+    const char* form;
+    std::int64_t intermediate;
+    const char* part;  // gate and up, or down, with what follows its name
+    DType dtype;
+    std::vector<std::int64_t> shape;
+    const char* message = "must be";
+  };
+  const char* const gate_up = "experts.gate_up_proj_scale_inv";
+  const Case cases[] = {
+      {"a_number_an_expert", 24, gate_up, DType::f32, {1, experts}},
+      {"blocks", 128, gate_up, DType::f32, {experts - 1, 2, 2}},
+      {"blocks", 128, "experts.down_proj_scale_inv", DType::f32, {experts, 2, 2}},
+      {"blocks", 128, "experts.down_proj_scale_inv", DType::f32, {experts, 3, 1}},
+      {"blocks_transposed", 128, gate_up, DType::f32, {experts, 1, 2}},
+      {"mxfp8", 32, gate_up, DType::u8, {experts, 64, 4}},
+      {"nvfp4_transposed", 32, "experts.gate_up_proj_weight_scale", DType::u8, {experts, 9, 64}},
+      {"nvfp4_transposed",
+       32,
+       "experts.gate_up_proj_weight_scale",
+       DType::f8_e4m3,
+       {experts, 8, 64}},
+      // Rows of gate and up take turns: each block, and either half of two numbers, has both's.
+      {"interleaved_channels",
+       128,
+       "experts.w13_weight_scale",
+       DType::f32,
+       {experts, 2, 2},
+       "has blocks of 128 rows that gate and up share"},
+      {"interleaved_channels", 24, "experts.w13_weight_scale", DType::f32, {experts, 2, 2}},
+      {"interleaved_channels", 24, "experts.w13_weight_scale", DType::f32, {experts, 2}},
+  };
+  const std::vector<float> ones(4096, 1);
+  for (const Case& c : cases) {
+    Form form = form_of(c.form);
+    form.intermediate = c.intermediate;
+    const TemporaryFolder folder;
+    const FusedCheckpoint made(form, folder.path());
+    std::string name;
+    const std::string message = error_with(folder.path(), [&](auto& tensors) {
+      for (auto& [each, tensor] : tensors) {
+        if (!each.ends_with(c.part)) continue;
+        name = each;
+        tensor = c.shape.size() == 2 ? view(static_cast<const void*>(ones.data()), c.dtype,
+                                            {c.shape[0], c.shape[1]})
+                                     : view(static_cast<const void*>(ones.data()), c.dtype,
+                                            {c.shape[0], c.shape[1], c.shape[2]});
+      }
+    });
+    ASSERT_FALSE(name.empty());
+    EXPECT_NE(message.find("'" + name + "'"), std::string::npos) << c.form << ": " << message;
+    EXPECT_NE(message.find(c.message), std::string::npos) << c.form << ": " << message;
+  }
+}
+
+TEST(FusedRefusals, FewerExpertsThanTheConfigSays) {
+  const TemporaryFolder folder;
+  const FusedCheckpoint made(form_of("one_number"), folder.path());
+  const std::string name = "model.layers.0.mlp.experts.down_proj";
+  const std::string message = error_with(
+      folder.path(), [&](auto& tensors) { tensors[name] = tensors[name].rows(0, experts - 1); });
+  EXPECT_NE(message.find("'" + name + "' is f8_e4m3 [2, 24, 136]: must be [3, 24, 136]"),
+            std::string::npos)
+      << message;
+}
+
+// Nibbles in signed bytes, and one more name of scales.
+TEST(Fused, OtherTypesAndNames) {
+  const TemporaryFolder nibbles, blocks;
+  const FusedCheckpoint nvfp4(form_of("nvfp4_transposed"), nibbles.path());
+  EXPECT_EQ(error_with(nibbles.path(),
+                       [](auto& tensors) {
+                         for (auto& [name, tensor] : tensors) {
+                           if (name.ends_with("_proj")) tensor.dtype = DType::i8;
+                         }
+                       }),
+            "");
+  const FusedCheckpoint fp8(form_of("blocks"), blocks.path());
+  EXPECT_EQ(error_with(blocks.path(),
+                       [](auto& tensors) {
+                         for (const char* part : {"gate_up_proj", "down_proj"}) {
+                           const std::string base =
+                               std::string("model.layers.0.mlp.experts.") + part;
+                           auto scales = tensors.extract(base + "_scale_inv");
+                           scales.key() = base + "_weight_scale_inv";
+                           tensors.insert(std::move(scales));
+                         }
+                       }),
+            "");
+}
+
+// Inkling 2 Loop's global scale is a quotient.
+TEST(FusedRefusals, AQuotientThatIsNone) {
+  const TemporaryFolder folder;
+  const FusedCheckpoint made(form_of("inkling_2_loop_nvfp4"), folder.path());
+  const std::string name = "model.llm.layers.0.mlp.experts.w2_weight", amax = name + "_amax",
+                    under = name + "_outer_scale_denominator";
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const auto with = [&](const std::string& tensor, float value) {
+    return error_with(folder.path(), [&](auto& tensors) { tensors[tensor] = view(&value, {1}); });
+  };
+  for (const float bad : {0.0F, -0.0F, infinity, std::nanf("")}) {
+    const std::string message = with(under, bad);
+    EXPECT_NE(message.find(fmt::format("{}' holds {}: must be finite and not 0", under, bad)),
+              std::string::npos)
+        << message;
+  }
+  for (const float bad : {infinity, std::nanf("")}) {
+    const std::string message = with(amax, bad);
+    EXPECT_NE(message.find(fmt::format("{}' holds {}: must be finite", amax, bad)),
+              std::string::npos)
+        << message;
+  }
+  EXPECT_EQ(with(amax, 0), "");  // an expert of zeros
+  for (const std::string& gone : {amax, under}) {
+    const std::string message =
+        error_with(folder.path(), [&](auto& tensors) { tensors.erase(gone); });
+    EXPECT_NE(message.find("has no tensor '" + gone + "'"), std::string::npos) << message;
+  }
+  const std::string both = with(name + "_weight_scale_2", 1);
+  EXPECT_NE(both.find("must be one of them"), std::string::npos) << both;
+}
+
+// Either order, where one of the two tensors is square and tells nothing.
+TEST(Fused, SquareTensorsLieAsTheOtherSays) {
+  for (const char* name : {"one_number", "a_number_an_expert"}) {
+    for (const std::int64_t intermediate : {68, 136}) {  // gate and up are square, or down is
+      SCOPED_TRACE(fmt::format("{}, {}", name, intermediate));
+      Form form = form_of(name);
+      form.intermediate = intermediate;
+      const TemporaryFolder folder;
+      const FusedCheckpoint made(form, folder.path());
+      nlohmann::json config = nlohmann::json::parse(read_file(folder / "config.json"));
+      config["model_type"] = "qwen3_vl_moe_text";
+      write_file(folder / "config.json", config.dump());
+      const Checkpoint checkpoint = Checkpoint::open(folder.path());
+      const ExpertWeights read = checkpoint.weights(0).experts;
+      for (const auto& [m, all] : {std::pair(&read.packed_gate[0], &made.gate_up),
+                                   std::pair(&read.packed_down[0], &made.down)}) {
+        std::vector<float> got(static_cast<std::size_t>(m->n * m->k));
+        unpack(*m, view(got.data(), {m->n, m->k}));
+        EXPECT_TRUE(std::equal(got.begin(), got.end(), all->begin()));
+      }
+    }
+  }
 }
 
 }  // namespace
