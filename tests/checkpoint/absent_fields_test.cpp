@@ -659,6 +659,29 @@ TEST(Families, FieldsWithOneMeaningAreRefusedWithAnother) {
   }
 }
 
+// What a family's code reads nowhere changes nothing.
+constexpr Absent meaningless[] = {
+    {"deepseek_v2_lite", "n_group", "4"},
+    {"deepseek_v2_lite", "topk_group", "2"},
+    {"lara_mini", "decoder_sparse_step", "2"},
+    {"lara_mini", "mlp_only_layers", "[1]"},
+    {"lfm2_moe", "hidden_act", "\"gelu\""},
+    {"qwen3_moe", "activation_situ_beta", "4.0"},
+    {"qwen3_moe", "per_layer_config", "{\"1\": {\"head_dim\": 4}}"},
+    {"qwen3_moe", "top_k", "1"},
+};
+
+TEST(Families, FieldsThatNobodyReadChangeNothing) {
+  for (const Absent& a : meaningless) {
+    SCOPED_TRACE(std::string(a.golden) + ": " + a.field + " = " + a.absent);
+    nlohmann::json json =
+        nlohmann::json::parse(test::read_file(test::golden(a.golden) + "/config.json"));
+    const std::string before = described(json);
+    innermost(json)[a.field] = nlohmann::json::parse(a.absent);
+    EXPECT_EQ(described(json), before);
+  }
+}
+
 // Which of eight layers have experts where nothing says so: what the classes make of it.
 constexpr std::pair<const char*, const char*> layers_of[] = {
     {"afmoe", "01111111"},

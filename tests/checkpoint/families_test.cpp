@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/golden.hpp"
 #include "checkpoint/model.hpp"
 #include "checkpoint/published_configs.hpp"
 #include "checkpoint/temporary.hpp"
@@ -309,6 +310,29 @@ TEST(Families, ActivationsByName) {
     json["hidden_act"] = c.name;
     EXPECT_EQ(layer_spec_from_config(json.dump(), 0).experts.activation, c.spec) << c.name;
   }
+}
+
+// Its code masks groups with 0, which a negative bias makes another rule than -inf.
+TEST(Families, GroupsOfAXK2AreRefused) {
+  nlohmann::json json =
+      nlohmann::json::parse(test::read_file(test::golden("axk2") + "/config.json"));
+  const auto message = [&](int groups) {
+    json["n_group"] = json["topk_group"] = groups;
+    return test::error_of([&] { read_model("config.json", json.dump()); });
+  };
+  EXPECT_EQ(message(1), "");
+  EXPECT_NE(message(2).find("n_group is 2: groups of A.X K2 are not understood"),
+            std::string::npos);
+}
+
+// Its routed experts compute SiLU whatever the config says.
+TEST(Families, AriasActivationIsOfItsSharedExperts) {
+  nlohmann::json json =
+      nlohmann::json::parse(test::read_file(test::golden("aria") + "/config.json"));
+  json["text_config"]["hidden_act"] = "gelu";
+  const LayerSpec spec = layer_spec_from_config(json.dump(), 0);
+  EXPECT_EQ(spec.experts.activation, ActivationSpec{});
+  EXPECT_EQ(spec.shared.activation, (ActivationSpec{.kind = Activation::gelu}));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/convert.hpp"
+#include "format/pairs.hpp"
 #include "format/plain.hpp"
 #include "format/rules.hpp"
 
@@ -348,6 +349,18 @@ TEST(SparseNvfp4, KeepsTheLargestAndOfEqualsTheLower) {
   EXPECT_EQ(places[0], 1 | 2 << 2 | 0 << 4 | 1 << 6);
   EXPECT_EQ(places[1], 0 | 3 << 2 | 0 << 4 | 1 << 6);
   EXPECT_EQ(places[2], 0 | 1 << 2 | 0 << 4 | 1 << 6);  // and a pair of groups of its own
+}
+
+// The pair of the larger sum of squares, of equal ones the first.
+TEST(SparseNvfp4, InPairsKeepsTheFirstOfEqualOnes) {
+  const std::vector<float> values = {1, 2, 2, 1, 1, 2, 2, 2, 3, -3, 3, 3, 0, 0, 0, 0};
+  const Context context = cpu({.threads = 1});
+  const Buffer memory = context.allocate(packed_bytes({Format::sparse_nvfp4}, 1, 16));
+  const PackedMatrix packed = pack_in_pairs(Format::sparse_nvfp4, values.data(), 1, 16, memory);
+  const auto* places = packed.positions.as<std::uint8_t>();
+  constexpr int first = 0 | 1 << 2, second = 2 | 3 << 2;
+  EXPECT_EQ(places[0], first | second << 4);
+  EXPECT_EQ(places[1], first | first << 4);
 }
 
 // By trying all scales near the published one in plain doubles.
