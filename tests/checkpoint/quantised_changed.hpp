@@ -20,6 +20,19 @@ inline const std::string quantised_folder = SHUNT_SOURCE_DIR "/tests/data/quanti
 using Tensors = std::map<std::string, Tensor>;
 using Json = nlohmann::json;
 
+// `data` as a dense tensor of any rank.
+inline Tensor of_shape(const void* data, DType dtype, const std::vector<std::int64_t>& shape) {
+  Tensor t = view(data, dtype, {});
+  t.rank = static_cast<int>(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    t.shape[d] = shape[d];
+    t.strides[d] = stride;
+    stride *= shape[d];
+  }
+  return t;
+}
+
 // A copy of `name` whose config.json `change` has changed.
 inline std::string changed(const TemporaryFolder& at, const char* name,
                            const std::function<void(nlohmann::json&)>& change) {

@@ -391,6 +391,18 @@ TEST(QuantisedForms, BlocksOf32By32AreMxfp8) {
     })).weights(0);
   });
   EXPECT_NE(message.find("e8m0 [1, 2]"), std::string::npos) << message;
+  const std::vector<float> ones(2, 1);
+  const TemporaryFolder floats;
+  with(floats, true);
+  const SafetensorsFile file = SafetensorsFile::open(floats / "model.safetensors");
+  Tensors tensors;
+  for (const std::string& name : file.names()) tensors.emplace(name, file.get(name));
+  tensors[gate + ".weight_scale_inv"] = view(ones.data(), {1, 2});
+  const TemporaryFolder other;
+  write_file(other / "config.json", read_file(floats / "config.json"));
+  write_safetensors(other / "model.safetensors", {tensors.begin(), tensors.end()});
+  const std::string type = error_of([&] { (void)Checkpoint::open(other.path()).weights(0); });
+  EXPECT_NE(type.find("is f32 [1, 2]: must be e8m0 [1, 2]"), std::string::npos) << type;
 }
 
 // compressed-tensors' nibbles in bytes are those of its words.
@@ -739,6 +751,185 @@ TEST(QuantisedRefusals, AnotherWeightShape) {
     EXPECT_EQ(message(32, 64, wide), "");
     EXPECT_NE(message(32, 65, wide).find("holds [32, 65]: must hold [32, 64]"), std::string::npos);
     EXPECT_NE(message(31, 64, wide).find("holds [31, 64]: must hold [32, 64]"), std::string::npos);
+  }
+}
+
+// A tensor of one row or column more or less, or of another type, would be read past its end, or as
+// other numbers than were written.
+class QuantisedTensors : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Dialects, QuantisedTensors, testing::ValuesIn(cases),
+                         [](const auto& p) { return std::string(p.param.name); });
+
+TEST_P(QuantisedTensors, OfAnotherSizeOrTypeAreRefused) {
+  const char* const name = GetParam().name;
+  const SafetensorsFile file =
+      SafetensorsFile::open(quantised_folder + "/" + name + "/model.safetensors");
+  const auto refused = [&](const std::string& tensor, DType dtype,
+                           const std::vector<std::int64_t>& shape) {
+    const Tensor before = file.get(tensor);
+    const auto* const bytes = before.as<const char>();
+    std::string repeated;  // content that is legal
+    while (repeated.size() < 16 * static_cast<std::size_t>(before.bytes()) + 64) {
+      repeated.append(bytes, static_cast<std::size_t>(before.bytes()));
+    }
+    const TemporaryFolder at;
+    Status status = Status::ok;
+    const std::string message = error_of(
+        [&] {
+          (void)Checkpoint::open(rewritten(
+                                     at, name, [](Json&) {},
+                                     [&](Tensors& tensors) {
+                                       tensors[tensor] = of_shape(repeated.data(), dtype, shape);
+                                     }))
+              .weights(0);
+        },
+        &status);
+    // The tensor, or its module.
+    EXPECT_NE(message.find(tensor.substr(0, tensor.rfind('.'))), std::string::npos)
+        << tensor << " as " << of_shape(nullptr, dtype, shape).describe() << ": " << message;
+    EXPECT_TRUE(status == Status::bad_file || status == Status::unsupported) << message;
+  };
+  for (const std::string& tensor : file.names()) {
+    const bool one = tensor.find("experts.0.") != std::string::npos;
+    const bool together = tensor.find("experts.gate_up_proj_") != std::string::npos ||
+                          tensor.find("experts.down_proj_") != std::string::npos;
+    if ((!one && !together) || tensor.ends_with("_bias") || tensor.ends_with("input_scale")) {
+      continue;
+    }
+    const Tensor before = file.get(tensor);
+    std::vector<std::int64_t> shape(before.shape.begin(), before.shape.begin() + before.rank);
+    refused(tensor, DType::f64, shape);
+    for (std::int64_t& size : shape) {
+      for (const std::int64_t more : {1, -1}) {
+        size += more;
+        // One scale may stand for a row, or for all.
+        if (more > 0 || size > 1) refused(tensor, before.dtype, shape);
+        size -= more;
+      }
+    }
+  }
+}
+
+// What is not read with a format changes the weights, and is not left out.
+TEST(QuantisedRefusals, TensorsBesideThatAreNotRead) {
+  const std::vector<float> ones(64, 1);
+  for (const char* name : {"nvfp4_modelopt", "fp8_channel", "int8_packed"}) {
+    for (const char* extra : {".pre_quant_scale", ".input_rotation", ".weight_zero_point",
+                              ".bitmask", ".row_offsets", ".weight_scale_offset"}) {
+      const TemporaryFolder at;
+      const std::string message = error_of([&] {
+        (void)Checkpoint::open(
+            rewritten(
+                at, name, [](Json&) {},
+                [&](Tensors& tensors) { tensors[gate + extra] = view(ones.data(), {64}); }))
+            .weights(0);
+      });
+      EXPECT_NE(message.find("'" + gate + extra + "' is there: not read with this format"),
+                std::string::npos)
+          << name << ": " << message;
+    }
+  }
+}
+
+// One scale of integers stands for all rows.
+TEST(QuantisedForms, IntegersOfOneScale) {
+  const float scale = 0.375F;
+  for (const char* name : {"int8", "int8_packed"}) {
+    const TemporaryFolder at;
+    const Checkpoint checkpoint = Checkpoint::open(rewritten(
+        at, name, [](Json&) {},
+        [&](Tensors& tensors) { tensors[gate + ".weight_scale"] = view(&scale, {1}); }));
+    const LayerWeights weights = checkpoint.weights(0);
+    const Tensor& read = weights.experts.packed_gate[0].scales;
+    ASSERT_EQ(read.elements(), weights.experts.packed_gate[0].n);
+    for (std::int64_t i = 0; i < read.elements(); ++i) EXPECT_EQ(read.as<const float>()[i], scale);
+  }
+}
+
+// A scale a row without the second dimension.
+TEST(QuantisedForms, ScalesOfRowsInOneDimension) {
+  const TemporaryFolder at;
+  rewritten(
+      at, "fp8_channel", [](Json&) {},
+      [](Tensors& tensors) {
+        for (auto& [name, t] : tensors) {
+          if (name.ends_with(".weight_scale")) t = view(t.data, t.dtype, {t.shape[0]});
+        }
+      });
+  expect_same_values(at.path(), "fp8_channel");
+}
+
+// Words of eight along n need a multiple of eight, the blocks of gpt-oss of 32 k.
+TEST(QuantisedRefusals, SizesThatWordsDoNotHold) {
+  const std::vector<std::uint8_t> zeros(1 << 14);
+  const auto message = [&](const char* name, const char* size, int value,
+                           const std::map<std::string, std::vector<std::int64_t>>& shapes) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(rewritten(
+                                 at, name, [&](Json& config) { config[size] = value; },
+                                 [&](Tensors& tensors) {
+                                   for (const auto& [tensor, shape] : shapes) {
+                                     tensors[tensor] =
+                                         of_shape(zeros.data(), tensors.at(tensor).dtype, shape);
+                                   }
+                                 }))
+          .weights(0);
+    });
+  };
+  const std::string gptq = message(
+      "gptq", "moe_intermediate_size", 36,
+      {{gate + ".qweight", {8, 36}}, {gate + ".scales", {2, 36}}, {gate + ".qzeros", {2, 4}}});
+  EXPECT_NE(
+      gptq.find(gate + ".qweight' is i32 [8, 36]: must be i32 [8, 36], both sizes multiples of 8"),
+      std::string::npos)
+      << gptq;
+  const std::string awq = message(
+      "awq", "moe_intermediate_size", 36,
+      {{gate + ".qweight", {64, 4}}, {gate + ".scales", {2, 36}}, {gate + ".qzeros", {2, 4}}});
+  EXPECT_NE(awq.find(gate + ".qweight' is i32 [64, 4]: must be i32 [64, 4], 36 a multiple of 8"),
+            std::string::npos)
+      << awq;
+  const std::string block = "model.layers.0.mlp.";
+  const std::string gpt_oss = message("mxfp4_gpt_oss", "hidden_size", 48,
+                                      {{block + "router.weight", {2, 48}},
+                                       {block + "experts.down_proj_bias", {2, 48}},
+                                       {block + "experts.down_proj_blocks", {2, 48, 1, 16}},
+                                       {block + "experts.down_proj_scales", {2, 48, 1}}});
+  EXPECT_NE(gpt_oss.find("gate_up_proj_blocks' is u8 [2, 64, 2, 16]: must be u8 [2, 64, 2, 16], 32 "
+                         "k to a block"),
+            std::string::npos)
+      << gpt_oss;
+}
+
+// Of a last byte half is no weight, whatever the word holds there.
+TEST(QuantisedForms, NibblesBehindAnOddWidth) {
+  const std::vector<std::uint32_t> words(32 * 8, 0xffffffffU);
+  const std::vector<std::int64_t> wide = {32, 63}, narrow = {63, 32};
+  const std::vector<std::uint16_t> router(2 * 63);
+  const TemporaryFolder at;
+  const Checkpoint checkpoint = Checkpoint::open(rewritten(
+      at, "int4", [](Json& config) { config["hidden_size"] = 63; },
+      [&](Tensors& tensors) {
+        for (auto& [name, t] : tensors) {
+          const bool down = name.find("down_proj") != std::string::npos;
+          if (name.ends_with("mlp.gate.weight")) {
+            t = view(router.data(), bf16, {2, 63});
+          } else if (name.ends_with("weight_shape")) {
+            t = view(down ? narrow.data() : wide.data(), {2});
+          } else if (down) {
+            t = t.rows(0, 63);
+          } else if (name.ends_with("weight_packed")) {
+            t = view(words.data(), DType::i32, {32, 8});
+          }
+        }
+      }));
+  const LayerWeights weights = checkpoint.weights(0);
+  const Tensor& read = weights.experts.packed_gate[0].values;
+  ASSERT_EQ(read.describe(), "u8 [32, 32]");
+  for (std::int64_t row = 0; row < 32; ++row) {
+    EXPECT_EQ(read.as<const std::uint8_t>()[row * 32 + 30], 0xff);
+    EXPECT_EQ(read.as<const std::uint8_t>()[row * 32 + 31], 0x0f);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "checkpoint/quantised_changed.hpp"
 #include "convert/cases.hpp"
 #include "convert/dialect.hpp"
 #include "convert/values.hpp"
@@ -313,6 +314,41 @@ TEST(Convert, Nvfp4DecodesByItsPublishedRule) {
   EXPECT_NEAR(std::sqrt(difference / magnitude), found->errors[2].relative(), 1e-6);
   EXPECT_GT(found->errors[2].relative(), 0.08);
   EXPECT_LT(found->errors[2].relative(), 0.11);
+}
+
+// Shunt's own formats are held to their sizes and types as those of others are.
+TEST(Convert, TensorsOfOwnFormatsAreOfTheirSizes) {
+  for (const char* format : {"dense3", "sparse_nvfp4"}) {
+    const TemporaryFolder folder;
+    convert_checkpoint(cpu(), golden("qwen3_moe"), folder / "out", to(format));
+    const SafetensorsFile file = SafetensorsFile::open(folder / "out/model.safetensors");
+    const std::string module = "model.layers.0.mlp.experts.0.gate_proj.";
+    const std::vector<float> bytes(1 << 14, 1);
+    for (const std::string& name : file.names()) {
+      if (!name.starts_with(module)) continue;
+      const Tensor part = file.get(name);
+      std::vector<std::vector<std::int64_t>> shapes = {{part.shape[0] + 1}};
+      std::vector<DType> dtypes = {part.dtype};
+      if (part.rank == 2) {
+        const std::int64_t rows = part.shape[0], columns = part.shape[1];
+        shapes = {{rows + 1, columns}, {rows - 1, columns}, {rows, columns + 1}, {rows, columns}};
+        dtypes = {part.dtype, part.dtype, part.dtype, DType::i16};
+      }
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        std::vector<std::pair<std::string, Tensor>> tensors;
+        for (const std::string& each : file.names()) {
+          tensors.emplace_back(
+              each, each == name ? of_shape(bytes.data(), dtypes[i], shapes[i]) : file.get(each));
+        }
+        const TemporaryFolder other;
+        write_safetensors(other / "model.safetensors", tensors);
+        write_file(other / "config.json", read_file(folder / "out/config.json"));
+        const std::string message =
+            error_of([&] { (void)Checkpoint::open(other.path()).weights(0); });
+        EXPECT_NE(message.find("tensor '" + name + "' is "), std::string::npos) << message;
+      }
+    }
+  }
 }
 
 TEST(Convert, MergedExpertsGetNamesOfTheirOwn) {
