@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/golden.hpp"
+#include "checkpoint/quantised_changed.hpp"
 #include "checkpoint/temporary.hpp"
 
 namespace shunt {
@@ -176,6 +177,7 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
   for (const auto& [name, what] : {std::pair("gate.bias", "it"),
                                    {"gate.e_score_correction_bias", "it"},
                                    {"image_gate.weight", "it"},
+                                   {"image_router.weight", "it"},
                                    {"shared_expert_gate.weight", "shared experts"},
                                    {"shared_mlp.up_proj.weight", "shared experts"},
                                    {"experts.16.up_proj.weight", "more than 16 experts"},
@@ -190,6 +192,84 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
     EXPECT_EQ(with(name, zeros), "") << name;  // as GPTQ's first writers left them
   }
   EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
+}
+
+// Whatever is read of a layer (what may not be missing) has one size and type, however its family
+// stores it.
+TEST_F(Damaged, TensorsOfAnotherSizeOrType) {
+  for (const char* family : {"axk1",
+                             "dbrx",
+                             "deepseek_v4",
+                             "deepseek_v4_merged",
+                             "ernie4_5_vl_moe",
+                             "gemma4",
+                             "gpt_oss",
+                             "granitemoe",
+                             "inkling",
+                             "inkling_merged",
+                             "jetmoe",
+                             "kimi_k3",
+                             "llama4",
+                             "longcat_flash",
+                             "longcat_flash_merged",
+                             "mixtral",
+                             "mixtral_merged",
+                             "muse_spark",
+                             "nemotron_h_latent",
+                             "nemotron_h_latent_merged",
+                             "qwen2_moe",
+                             "qwen3_vl_moe",
+                             "step3p7"}) {
+    std::filesystem::remove_all(folder_.path());
+    std::filesystem::create_directory(folder_.path());
+    const std::string source = test::golden(family);
+    write_file(folder_ / "config.json", read_file(source + "/config.json"));
+    const int layer = Checkpoint::open(source).first_moe_layer();
+    const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+    const auto with = [&](const std::string& name, const Tensor& tensor) {
+      std::vector<std::pair<std::string, Tensor>> tensors;
+      for (const std::string& each : file.names()) {
+        if (each != name) tensors.emplace_back(each, file.get(each));
+      }
+      if (tensor.rank > 0) tensors.emplace_back(name, tensor);
+      write_safetensors(folder_ / "model.safetensors", tensors);
+      return weights_error(layer);
+    };
+    int read = 0;
+    for (const std::string& name : file.names()) {
+      if (name.find("." + std::to_string(layer) + ".") == std::string::npos) continue;
+      const std::size_t list = name.find("experts.");
+      const std::string behind = list == std::string::npos ? "" : name.substr(list + 8, 2);
+      const bool numbered = !behind.empty() && behind[0] >= '0' && behind[0] <= '9';
+      if (numbered && behind != "1.") continue;  // one stands for all
+      if (with(name, Tensor{}).empty()) continue;
+      ++read;
+      const Tensor before = file.get(name);
+      std::string bytes;  // its own, repeated
+      while (bytes.size() < 8 * static_cast<std::size_t>(before.bytes()) + 64) {
+        bytes.append(before.as<const char>(), static_cast<std::size_t>(before.bytes()));
+      }
+      std::vector<std::int64_t> shape(before.shape.begin(), before.shape.begin() + before.rank);
+      const auto refused = [&](DType dtype) {
+        const Tensor other = test::of_shape(bytes.data(), dtype, shape);
+        const std::string message = with(name, other);
+        EXPECT_NE(message.find(name), std::string::npos)
+            << name << " as " << other.describe() << ": " << message;
+      };
+      refused(DType::f64);
+      for (std::size_t d = 0; d < shape.size(); ++d) {
+        // A row a token id, or one of another block.
+        const bool any = name.ends_with("tid2eid") || name.ends_with("e_score_correction_bias");
+        if (d == 0 && any && shape.size() == 2) continue;
+        for (const std::int64_t more : {1, -1}) {
+          shape[d] += more;
+          refused(before.dtype);
+          shape[d] -= more;
+        }
+      }
+    }
+    EXPECT_GE(read, 3) << family;
+  }
 }
 
 // Of shared experts too, whatever a family calls them.

@@ -192,6 +192,32 @@ TEST(FusedRefusals, FewerExpertsThanTheConfigSays) {
       << message;
 }
 
+// Either tensor is held to the list, and to the other.
+TEST(FusedRefusals, OneOfTheTwoThatIsPlain) {
+  const std::string experts_module = "model.layers.0.mlp.experts.";
+  const TemporaryFolder folder;
+  const FusedCheckpoint made(form_of("a_number_an_expert"), folder.path());
+  const std::string original = read_file(folder / "config.json");
+  for (const char* part : {"gate_up_proj", "down_proj"}) {
+    nlohmann::json config = nlohmann::json::parse(original);
+    config["quantization_config"]["modules_to_not_convert"].push_back(experts_module + part);
+    write_file(folder / "config.json", config.dump());
+    const std::string message = error_of([&] { (void)Checkpoint::open(folder.path()).weights(0); });
+    EXPECT_NE(message.find("'" + experts_module + part +
+                           "' are packed: quantization_config.modules_to_not_convert leaves it"),
+              std::string::npos)
+        << message;
+  }
+  write_file(folder / "config.json", original);
+  const std::vector<float> plain(static_cast<std::size_t>(experts * 136 * 24), 1);
+  const std::string message = error_with(folder.path(), [&](auto& tensors) {
+    tensors[experts_module + "down_proj"] = view(plain.data(), {experts, 136, 24});
+  });
+  EXPECT_NE(message.find("down_proj' is f32 [3, 136, 24]: config.json asks for the packed form"),
+            std::string::npos)
+      << message;
+}
+
 // Nibbles in signed bytes, and one more name of scales.
 TEST(Fused, OtherTypesAndNames) {
   const TemporaryFolder nibbles, blocks;
