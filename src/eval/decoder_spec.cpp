@@ -32,6 +32,7 @@ float read_rope_theta(Config& config, double absent) {
   const nlohmann::json* parameters = config.object("rope_parameters");
   if (parameters == nullptr) parameters = config.object("rope_scaling");
   double theta = config.number_or({"rope_theta"}, absent, 1.0, 1e12);
+  double rotated = config.number_or({"partial_rotary_factor"}, 1.0, 0.0, 1.0);
   if (parameters != nullptr) {
     Config rope(config.where() + ": rope_parameters", *parameters);
     theta = rope.number_or({"rope_theta"}, theta, 1.0, 1e12);
@@ -40,9 +41,11 @@ float read_rope_theta(Config& config, double absent) {
       fail(Status::unsupported, "{}: rope_type is '{}': only 'default' is computed", config.where(),
            clean(type));
     }
-    if (rope.number_or({"partial_rotary_factor"}, 1.0, 0.0, 1.0) != 1.0) {
-      fail(Status::unsupported, "{}: partial_rotary_factor: only 1 is computed", config.where());
-    }
+    rotated = rope.number_or({"partial_rotary_factor"}, rotated, 0.0, 1.0);
+  }
+  if (rotated != 1.0) {
+    fail(Status::unsupported, "{}: partial_rotary_factor is {}: only 1 is computed", config.where(),
+         rotated);
   }
   return static_cast<float>(theta);
 }

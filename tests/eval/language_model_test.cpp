@@ -121,6 +121,12 @@ TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
   };
   EXPECT_NE(with("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"").find("yarn"),
             std::string::npos);
+  for (const char* place : {"\"rope_type\": \"default\"", "\"head_dim\": 16"}) {  // within, without
+    const std::string factor = std::string(place) + ", \"partial_rotary_factor\": ";
+    EXPECT_EQ(with(place, factor + "1.0"), "");
+    EXPECT_NE(with(place, factor + "0.5").find("partial_rotary_factor is 0.5: only 1 is computed"),
+              std::string::npos);
+  }
   EXPECT_NE(with("\"use_sliding_window\": false", "\"use_sliding_window\": true")
                 .find("use_sliding_window"),
             std::string::npos);
