@@ -181,6 +181,7 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
                                    {"shared_expert_gate.weight", "shared experts"},
                                    {"shared_mlp.up_proj.weight", "shared experts"},
                                    {"experts.16.up_proj.weight", "more than 16 experts"},
+                                   {"experts.gate_up_proj_bias", "biases"},
                                    {"experts.3.up_proj.bias", "biases"}}) {
     const std::string message = with(name, ones);
     EXPECT_NE(

@@ -62,6 +62,10 @@ TEST(Config, ListsAreCheckedElementByElement) {
   EXPECT_EQ(config.texts({"t"}), (std::vector<std::string>{"a"}));
   EXPECT_EQ(config.numbers({"n"}, 7, 0, 1), (std::vector<double>{7, 0.5}));
   EXPECT_FALSE(config.integers({"absent"}, 0, 9));
+  EXPECT_NE(error_of([&] { config.texts({"i"}); }).find("must be a list of strings"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { config.objects("i"); }).find("i[0] is 1: must be an object"),
+            std::string::npos);
   for (const char* name : {"bad", "t", "n", "s"}) {
     EXPECT_NE(error_of([&] { config.integers({name}, 0, 9); }).find("must be a list"),
               std::string::npos);

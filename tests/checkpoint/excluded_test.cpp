@@ -100,6 +100,15 @@ TEST(ModuleLists, AnswerForEveryMethod) {
   }
 }
 
+// All expressions of a list together are bounded as well.
+TEST(ModuleLists, HoldNoMoreStepsThanAreRead) {
+  ModuleList list;
+  const std::string thousand = "re:a{1000}";
+  for (int i = 0; i < 99; ++i) list.add(ListSyntax::compressed, thousand);
+  EXPECT_NE(error_of([&] { list.add(ListSyntax::compressed, thousand); }).find("steps in all"),
+            std::string::npos);
+}
+
 // A checkpoint of tests/data/quantised whose quantization_config `change` has changed.
 std::string reading(const char* name, const std::function<void(nlohmann::json&)>& change) {
   const TemporaryFolder at;

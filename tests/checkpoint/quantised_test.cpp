@@ -279,6 +279,23 @@ TEST(QuantisedRefusals, LayersOfModelOptsMixedPrecision) {
   EXPECT_NE(group.find("group_size is 32: tensors of"), std::string::npos) << group;
 }
 
+// What ModelOpt's list of layers names is packed.
+TEST(QuantisedRefusals, PlainLayersOfModelOptsMixedPrecision) {
+  const std::string from = golden("qwen3_moe"), up = "model.layers.0.mlp.experts.3.up_proj";
+  const TemporaryFolder at;
+  Json config = Json::parse(read_file(from + "/config.json"));
+  config["quantization_config"] = {{"quant_method", "modelopt"},
+                                   {"quant_algo", "MIXED_PRECISION"},
+                                   {"quantized_layers", {{up, {{"quant_algo", "NVFP4"}}}}}};
+  write_file(at / "config.json", config.dump());
+  write_file(at / "model.safetensors", read_file(from + "/model.safetensors"));
+  const std::string message = error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+  EXPECT_NE(message.find("tensors of '" + up +
+                         "' are plain: quantization_config.quantized_layers names it"),
+            std::string::npos)
+      << message;
+}
+
 TEST(QuantisedRefusals, DynamicSettingsOfGptq) {
   check_edits({
       {"gptq", "/dynamic", R"({"+:.*shared_expert.*": {"group_size": 64, "sym": true}})", "", ""},
