@@ -19,8 +19,12 @@ namespace {
 class Leftovers {
  public:
   Leftovers(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
-            const std::string& prefix)
-      : store_(store), spec_(spec), prefix_(prefix), others_beside_(names.others_beside) {
+            const std::string& prefix, bool quantised)
+      : store_(store),
+        spec_(spec),
+        prefix_(prefix),
+        others_beside_(names.others_beside),
+        quantised_(quantised) {
     for (const auto* sources :
          {&names.router, &names.router_bias, &names.selection_bias, &names.per_expert_scale,
           &names.hash_table, &names.shared_gate, &names.output_bias, &names.router_norm}) {
@@ -36,6 +40,8 @@ class Leftovers {
     std::vector<ExpertNames> routed = names.experts;
     routed.insert(routed.end(), names.slots.begin(), names.slots.end());
     routed.push_back(single_experts(names));
+    for (const ExpertNames& each : names.experts) add_first(each.up);
+    add_first(single_experts(names).up);
     for (const ExpertNames& each : routed) {
       const std::string folder = folder_of(each.up);
       // "block_sparse_moe." would be the block itself.
@@ -49,9 +55,15 @@ class Leftovers {
     const bool biased = spec_.experts.gate_up_bias || spec_.experts.down_bias;
     const bool shared_biased = spec_.shared.gate_up_bias || spec_.shared.down_bias;
     const std::int64_t most = spec_.experts.experts + spec_.zero_experts;
+    if (firsts_.size() > 1) {
+      const std::string name = prefix_ + *firsts_.rbegin();
+      fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
+           store_.file_of(name), clean(prefix_ + *firsts_.begin()), clean(name));
+    }
     for (const std::string& name : store_.names_from(prefix_)) {
       const std::string_view rest = std::string_view(name).substr(prefix_.size());
       if (known_.contains(rest)) continue;
+      if (!quantised_ && (of(experts_, rest) || of(shared_, rest))) check_scale(name);
       if (!any_shared) {
         for (const char* word : {"shared_expert", "share_expert", "shared_mlp"}) {
           const std::size_t at = rest.find(word);
@@ -78,6 +90,22 @@ class Leftovers {
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
     fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of {}",
          store_.file_of(name), clean(name), what);
+  }
+  // Of the first expert, where it is there.
+  void add_first(std::string up) {
+    const std::size_t number = up.find("{}");
+    if (number != std::string::npos) up.replace(number, 2, "0");
+    if (!up.empty() && store_.contains(prefix_ + up)) firsts_.insert(up);
+  }
+  void check_scale(const std::string& name) const {
+    const std::size_t leaf = name.rfind(".weight_scale");
+    if (leaf == std::string::npos) return;
+    const std::string weight = name.substr(0, leaf) + ".weight";
+    if (!store_.contains(weight)) return;
+    const DType dtype = store_.get(weight).dtype;
+    if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) return;
+    fail(Status::bad_file, "{}: tensor '{}' is there: its weight is {}, which has no scales",
+         store_.file_of(name), clean(name), to_string(dtype));
   }
   // "mlp.experts." of "mlp.experts.{}.up_proj.weight"; "mlp.shared_experts." of its up_proj's.
   static std::string folder_of(const std::string& name) {
@@ -126,15 +154,16 @@ class Leftovers {
   const TensorStore& store_;
   const LayerSpec& spec_;
   const std::string& prefix_;
-  bool others_beside_;
+  bool others_beside_, quantised_;
   Set known_, routers_, roots_, experts_, shared_;
+  Set firsts_;  // the first expert's up, under each name that it has
 };
 
 }  // namespace
 
 void check_leftovers(const TensorStore& store, const TensorNames& names, const LayerSpec& spec,
-                     const std::string& prefix) {
-  Leftovers(store, names, spec, prefix).check();
+                     const std::string& prefix, bool quantised) {
+  Leftovers(store, names, spec, prefix, quantised).check();
 }
 
 void check_no_router(const TensorStore& store, const TensorNames& names, int layer,

@@ -419,7 +419,7 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                    0, true, out.shared);
     if (spec.shared.sigmoid_gate) out.shared_gate = reader.one(names.shared_gate, {hidden});
   }
-  check_leftovers(store, names, spec, prefix);
+  check_leftovers(store, names, spec, prefix, !quantised.method.empty());
   if (spec.latent > 0) {
     out.latent_down = reader.one(names.latent_down, {spec.latent, hidden});
     out.latent_up = reader.one(names.latent_up, {hidden, spec.latent});

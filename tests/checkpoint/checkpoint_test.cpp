@@ -189,6 +189,16 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
         std::string::npos)
         << name << ": " << message;
   }
+  // The same experts under another name, and scales of weights that have none.
+  for (const auto& [name, what] :
+       {std::pair("experts.gate_up_proj", "are both there: must be one of them"),
+        {"experts.3.up_proj.weight_scale", "is there: its weight is bf16, which has no scales"},
+        {"experts.3.up_proj.weight_scale_inv",
+         "is there: its weight is bf16, which has no scales"}}) {
+    const std::string message = with(name, ones);
+    EXPECT_NE(message.find(block + name), std::string::npos) << name << ": " << message;
+    EXPECT_NE(message.find(what), std::string::npos) << name << ": " << message;
+  }
   for (const char* name : {"experts.3.up_proj.bias", "experts.3.down_proj.bias"}) {
     EXPECT_EQ(with(name, zeros), "") << name;  // as GPTQ's first writers left them
   }

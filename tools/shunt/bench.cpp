@@ -502,8 +502,8 @@ void require_memory(const BenchPlan& plan, double bytes) {
   const auto available = static_cast<double>(memory_available());
   if (available <= 0 || bytes < 0.8 * available) return;
   throw Error(Status::out_of_memory,
-              fmt::format("{} in {} needs {} of weights, and {} of memory are available; fewer "
-                          "--experts, a lower --rotate-bytes or a shorter --dtype need less",
+              fmt::format("{} in {} needs {}, and {} of memory are available; fewer --experts or "
+                          "--tokens, a lower --rotate-bytes or a shorter --dtype need less",
                           plan.title, to_string(plan.dtype), size(bytes), size(available)));
 }
 

@@ -124,7 +124,9 @@ Rotation rotation_for(const BenchPlan& plan, std::int64_t tokens) {
   rotation.batches = hit * 2 <= experts ? experts / hit : 1;
   const double once = static_cast<double>(hit * rotation.batches) *
                           expert_bytes(plan.spec, plan.dtype, plan.format) +
-                      shared_bytes(plan.spec, plan.dtype, plan.format);
+                      shared_bytes(plan.spec, plan.dtype, plan.format) +
+                      static_cast<double>(rotation.batches) *
+                          static_cast<double>(bytes(plan.dtype, tokens * plan.spec.hidden));
   rotation.layers = copies_to_rotate(plan, once, 4096);
   return rotation;
 }
@@ -165,6 +167,9 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   const std::int64_t width = plan.spec.hidden;
   for (const auto tokens : plan.tokens) {
     const Rotation rotation = rotation_for(plan, tokens);
+    require_memory(plan, static_cast<double>(layers[0].workspace_bytes(tokens)) +
+                             static_cast<double>(1 + rotation.layers * rotation.batches) *
+                                 static_cast<double>(bytes(plan.dtype, tokens * width)));
     const Buffer workspace = context.allocate(layers[0].workspace_bytes(tokens));
     const Buffer out_memory =
         context.allocate(static_cast<std::size_t>(bytes(plan.dtype, tokens * width)));

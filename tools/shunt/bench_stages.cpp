@@ -256,8 +256,11 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       const std::int64_t hit =
           std::max<std::int64_t>(1, distinct_experts(source.next(tokens), groups));
       batches.push_back(hit * 2 <= groups ? groups / hit : 1);
-      copies = std::max(
-          copies, copies_to_rotate(plan, matrix * static_cast<double>(hit * batches.back()), 4096));
+      const double rows = element_bytes(plan.dtype) *
+                          static_cast<double>(tokens * plan.spec.route.top_k * (shape.n + shape.k));
+      const double once = matrix * static_cast<double>(hit) + rows;
+      copies = std::max(copies,
+                        copies_to_rotate(plan, once * static_cast<double>(batches.back()), 4096));
     }
     const std::size_t one =
         prepared_bytes(context, plan.dtype, plan.format, groups, shape.n, shape.k);
@@ -290,6 +293,12 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
     for (std::size_t t = 0; t < plan.tokens.size(); ++t) {
       const std::int64_t tokens = plan.tokens[t];
       const std::int64_t variants = copies * batches[t];
+      const std::int64_t pairs = tokens * plan.spec.route.top_k;
+      constexpr double of_pair = 20;  // ids, weights, permutation, inverse
+      require_memory(plan,
+                     static_cast<double>(pairs) *
+                         (of_pair * static_cast<double>(variants) +
+                          element_bytes(plan.dtype) * static_cast<double>(shape.n + shape.k)));
       std::vector<RoutingSource> sources;
       sources.reserve(at(copies));
       for (std::int64_t i = 0; i < copies; ++i) {
@@ -300,12 +309,11 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       for (std::int64_t v = 0; v < variants; ++v) {
         ordered.emplace_back(plan, context, sources[at(v % copies)], tokens);
       }
-      const std::int64_t rows = tokens * plan.spec.route.top_k;
-      RandomPool input(context, plan.dtype, rows * shape.k + 64);
-      const Tensor in = input.take(rows, shape.k);
-      const Buffer out_memory = rows_buffer(context, plan.dtype, rows * shape.n);
-      const Tensor out = view(out_memory.data(), plan.dtype, {rows, shape.n});
-      const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, rows));
+      RandomPool input(context, plan.dtype, pairs * shape.k + 64);
+      const Tensor in = input.take(pairs, shape.k);
+      const Buffer out_memory = rows_buffer(context, plan.dtype, pairs * shape.n);
+      const Tensor out = view(out_memory.data(), plan.dtype, {pairs, shape.n});
+      const Buffer workspace = context.allocate(grouped_gemm_workspace_bytes(context, spec, pairs));
       const auto cost = [&](std::int64_t v) {
         const auto hit = static_cast<double>(distinct_experts(ordered[at(v)].ids, groups));
         const std::int64_t used = ordered[at(v)].rows();
@@ -316,7 +324,7 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       run_case(plan, context, emit,
                {.op = "grouped_gemm",
                 .label = fmt::format("{} {} G{} M{} N{} K{}", shape.name, token_label(plan, tokens),
-                                     groups, rows, shape.n, shape.k),
+                                     groups, pairs, shape.n, shape.k),
                 .dtype = plan.dtype,
                 .variants = variants,
                 .call =
