@@ -24,6 +24,7 @@ namespace {
 class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path), target_(path) {
+    if (path.empty()) fail(Status::invalid_argument, "path is '': must name a file");
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) {
       if (S_ISDIR(status.st_mode)) fail(Status::io, "{}: is a directory", path);

@@ -117,8 +117,10 @@ std::int64_t whole_bytes(const Tensor& tensor, std::int64_t i) {
 }  // namespace
 
 Tensor Tensor::operator[](std::int64_t i) const {
-  if (rank == 0 || i < 0 || i >= shape[0]) {
-    fail(Status::invalid_argument, "tensor {}: index {} is out of range", describe(), i);
+  if (rank == 0) fail(Status::invalid_argument, "tensor {}: has no dimension to index", describe());
+  if (i < 0 || i >= shape[0]) {
+    fail(Status::invalid_argument, "tensor {}: index {} is out of range: must be 0 to {}",
+         describe(), i, shape[0] - 1);
   }
   Tensor result = *this;
   result.data = static_cast<char*>(data) + whole_bytes(*this, i);
@@ -234,9 +236,13 @@ void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule&
   if (!(tensor.device == device)) wrong("it is on another device than the context");
   if (tensor.elements() == 0) return;
   if (tensor.data == nullptr) wrong("its data is null");
-  if (rule.dense && !tensor.contiguous()) wrong("it must be dense, row-major");
+  const auto strided = [&](std::string_view must) {
+    fail(Status::invalid_argument, "{} is {} with strides [{}]: {}", name, tensor.describe(),
+         fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "), must);
+  };
+  if (rule.dense && !tensor.contiguous()) strided("it must be dense, row-major");
   if (rule.rows_dense && d > 0 && tensor.shape[d - 1] > 1 && tensor.strides[d - 1] != 1) {
-    wrong("its last dimension must be dense (stride 1)");
+    strided("its last dimension must be dense (stride 1)");
   }
   if (rule.written && d > 1 && tensor.shape[d - 2] > 1 &&
       tensor.strides[d - 2] < tensor.shape[d - 1]) {
@@ -256,9 +262,12 @@ bool check_given(std::string_view name, const Tensor& tensor, bool wanted, std::
 
 void check_workspace(std::string_view what, Workspace workspace, std::size_t needed) {
   if (needed == 0) return;
-  if (workspace.data == nullptr || workspace.bytes < needed) {
+  if (workspace.data == nullptr) {
+    fail(Status::invalid_argument, "{}: workspace is null: {} bytes are needed", what, needed);
+  }
+  if (workspace.bytes < needed) {
     fail(Status::invalid_argument, "{}: workspace has {} bytes, {} are needed", what,
-         workspace.data == nullptr ? 0 : workspace.bytes, needed);
+         workspace.bytes, needed);
   }
   if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0) {
     fail(Status::invalid_argument, "{}: workspace is not 64-byte aligned", what);

@@ -123,7 +123,7 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
 
 void save_prepared(const Context& context, const PreparedWeights& weights,
                    const std::string& path) {
-  if (!weights && weights.bytes > 0) {
+  if (!weights && (weights.bytes > 0 || weights.groups == 0)) {
     fail(Status::invalid_argument, "save_prepared: no weights are given");
   }
   if (weights) check_prepared_memory("save_prepared", weights, context);

@@ -106,7 +106,9 @@ OrderSpec order_spec_from_json(const std::string& json) {
 
 std::int64_t padded_rows_capacity(const OrderSpec& spec, std::int64_t tokens) {
   require_legal(legal(spec), "padded_rows_capacity");
-  if (tokens < 0) fail(Status::invalid_argument, "padded_rows_capacity: tokens is {}", tokens);
+  if (tokens < 0) {
+    fail(Status::invalid_argument, "padded_rows_capacity: tokens is {}: must be 0 or more", tokens);
+  }
   if (spec.tile == 0) return 0;
   // n experts with tokens take n + floor((pairs - n) / tile) tiles at most, all but one tile of
   // each expert being full. Where empty experts take a tile too, that is worst for n = 1; else for

@@ -78,7 +78,7 @@ RouteCall checked_route(const Context& context, const RouteSpec& spec, const Rou
   const RouteCall call{spec, in, out, shape.tokens, shape.hidden};
   const std::int64_t columns = spec.columns();
   const bool from_hidden = shape.hidden > 0;
-  if (check_given("route: router_weight", in.router_weight, from_hidden, "hidden is given")) {
+  if (check_given("route: router_weight", in.router_weight, from_hidden, "hidden that is given")) {
     check_tensor("route: router_weight", in.router_weight,
                  {.dtypes = float_dtypes, .shape = {columns, call.hidden}, .rows_dense = true},
                  device);

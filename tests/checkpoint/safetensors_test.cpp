@@ -314,6 +314,7 @@ TEST(WriteSafetensors, RefusesPlacesAndTensors) {
               write_safetensors(folder.path(), {{"x", x}});
             }).find("a directory"),
             std::string::npos);
+  EXPECT_EQ(error_of([&] { write_safetensors("", {{"x", x}}); }), "path is '': must name a file");
   EXPECT_NE(error_of(
                 [&] {
                   write_safetensors(folder / "f", {{"x", x}, {"x", x}});

@@ -65,9 +65,8 @@ TEST(Tensor, ChecksNameWhatIsWrong) {
   EXPECT_EQ(message(tensor, {.dtypes = {DType::i32}, .shape = {3, 4}}),
             "route: logits is f32 [3, 4]: wrong dtype; legal is i32 [3, 4]");
   EXPECT_NE(message({}, {.dtypes = float_dtypes, .shape = {3}}).find("missing"), std::string::npos);
-  EXPECT_NE(message(tensor.transposed(), {.dtypes = float_dtypes, .shape = {4, 3}, .dense = true})
-                .find("dense"),
-            std::string::npos);
+  EXPECT_EQ(message(tensor.transposed(), {.dtypes = float_dtypes, .shape = {4, 3}, .dense = true}),
+            "route: logits is f32 [4, 3] with strides [1, 4]: it must be dense, row-major");
   EXPECT_NE(
       message(tensor.transposed(), {.dtypes = float_dtypes, .shape = {4, 3}, .rows_dense = true})
           .find("last dimension"),
@@ -80,6 +79,12 @@ TEST(Tensor, ChecksNameWhatIsWrong) {
   elsewhere.device = {DeviceType::cuda, 0};
   EXPECT_NE(message(elsewhere, {.dtypes = float_dtypes, .shape = {3, 4}}).find("device"),
             std::string::npos);
+  try {
+    (void)tensor[3];
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "tensor f32 [3, 4]: index 3 is out of range: must be 0 to 2");
+  }
 }
 
 }  // namespace

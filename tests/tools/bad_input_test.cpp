@@ -263,6 +263,9 @@ TEST(BadOutput, StandardOutputThatIsFull) {
       shunt({"run", "--model", tiny_moe, "--no-timing"}, {.stdout_path = "/dev/full"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "standard output")) << outcome.err;
+  const Outcome version = shunt({"--version"}, {.stdout_path = "/dev/full"});
+  EXPECT_EQ(version.code, 1);
+  EXPECT_TRUE(contains(version.err, "standard output")) << version.err;
 }
 
 TEST(BadOutput, Json) {

@@ -284,7 +284,7 @@ TEST(Run, AMismatchIsExitCode1) {
 }
 
 TEST(Run, ExplainsItsPlan) {
-  const Outcome outcome = run({"--model", tiny_moe, "--layer", "0", "--explain"});
+  const Outcome outcome = run({tiny_moe, "--layer", "0", "--explain"});  // with --model or without
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.out, "plan of layer 0"));
 }

@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "shunt: {}\n", error.what());
   }
   // Output that never arrived is a failure.
-  if (std::fflush(stdout) != 0 && code == 0) {
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
     fmt::print(stderr, "shunt: standard output: {}\n", std::strerror(errno));
     code = shunt::tool::exit_failed;
   }

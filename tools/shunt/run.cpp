@@ -331,7 +331,7 @@ int run(const RunOptions& options) {
 void add_run(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "MoE layers over recorded or given hidden states");
-  command->add_option("--model", options->model, "folder of a checkpoint")
+  command->add_option("model,--model", options->model, "folder of a checkpoint")
       ->option_text("DIR")
       ->required();
   command->add_option("--layer", options->layer, "this layer (default: every MoE layer recorded,")
