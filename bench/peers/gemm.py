@@ -230,7 +230,7 @@ def time_peers(label, kind, options, failed, versions):
             peer = Peer(case)
             case.check(peer.call(case.weights[0]), case.weights[0], {0} if Peer in CEILINGS else {0, case.G // 2, case.G - 1})
             peer.checked = False
-            timed[kind.name] = graph_us([functools.partial(peer.call, w) for w in case.weights], options.seconds)
+            timed[Peer.name] = graph_us([functools.partial(peer.call, w) for w in case.weights], options.seconds)
             versions.update({package: version(package) for package in Peer.packages})
         except ImportError as error:
             if all(Peer.name != other['peer'] for other in failed):
@@ -254,6 +254,8 @@ def main():
     if unknown := set(options.kinds.split(',')) - set(KINDS):
         parser.error(f'--kinds: {", ".join(sorted(unknown))} is none of {", ".join(KINDS)}')
     if options.warm:
+        if ',' in options.kinds:
+            parser.error('--warm: --kinds must be one of them')
         options.seconds = 0
         print(options.warm, time_peers(options.warm, options.kinds, options, [], {}), flush=True)
         return

@@ -33,7 +33,7 @@ struct CombineInputs {
   Tensor rows{};          // [N, H] f32 | bf16 | f16, expert order (compact or padded)
   Tensor inverse{};       // [T, S] i32, dense: inverse or padded_inverse of order
   Tensor weights{};       // [T, S] f32, dense; iff weighted, or identity_from >= 0
-  Tensor ids{};           // [T, S] i32; iff identity_from >= 0
+  Tensor ids{};           // [T, S] i32, dense; iff identity_from >= 0
   Tensor hidden{};        // [T, H]; iff identity_from >= 0
   Tensor shared{};        // [T, H] f32 | bf16 | f16, optional; required with spec.shared_gate
   Tensor shared_gate{};   // [T] f32 logits; iff spec.shared_gate

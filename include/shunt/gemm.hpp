@@ -34,11 +34,11 @@ struct PreparedWeights {
 // sizes that are negative or overflow.
 std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std::int64_t n,
                            std::int64_t k, bool paired = false);
-// Lays out matrices: one view [n, k] a group, all f32 | bf16 | f16, any strides (a transposed
-// checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16 saturating.
-// `memory` must hold prepared_bytes. Uses all threads; allocates nothing.
-// On CUDA they may lie on the host (each is copied first: memory for the largest) or on the device,
-// read in the stream's order. It waits: the matrices are not needed afterwards.
+// Lays out matrices: one view [n, k] a group, of one dtype, f32 | bf16 | f16, any strides (a
+// transposed checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16
+// saturating. `memory` must hold prepared_bytes. Uses all threads; allocates nothing. On CUDA they
+// may lie on the host (each is copied first: memory for the largest) or on the device, read in the
+// stream's order. It waits: the matrices are not needed afterwards.
 PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
                         Workspace memory);
 // The paired form: gate[g] and up[g], each [n / 2, k]. An interleaved checkpoint is two views with

@@ -125,8 +125,9 @@ struct LayerOptions {
   DType dtype = DType::bf16;
   // Of the routed experts' matrices in memory. plain: packed weights of a checkpoint are computed
   // in the format that they have, plain ones in `dtype`. Else plain weights are packed as they are
-  // prepared; packed ones must have it already. A shared expert stays what its weights are, plain
-  // or packed: every token reads it, and checkpoints keep it in more bits.
+  // prepared; packed ones must have it already (down may have other groups of int4). A shared
+  // expert stays what its weights are, plain or packed: every token reads it, and checkpoints keep
+  // it in more bits.
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
   // The experts' matrices become their prepared form where they lie, and no second copy stays: of

@@ -7,8 +7,8 @@
 // computed again. Rows of 16 bits at multiples of 16 bytes have kernels of their own, 16 neighbours
 // a lane.
 //
-// Bytes: gate and up once, a byte an element, the scales. About 55 operations a number (SwiGLU).
-// Bound by memory: 1.3 us + bytes / read bandwidth.
+// Bytes: gate and up once, a byte an element, the scales. About 55 operations a number (SwiGLU),
+// which take some 2.3 times as long as the bytes (docs/notes/cuda-move.md, "Activate").
 #include <algorithm>
 
 #include "activate/cuda_engine.hpp"
@@ -180,14 +180,9 @@ __global__ void __launch_bounds__(per_row ? most_of_a_row / each : 128)
     float gate[each], x[each];
     widen<each, form>(raw_gate, gate);
     widen<each, form>(raw_up, x);
-    // What lies past the row's end is 0, and division by the long way.
+    // A lane past the row's end would hold up the others: 0 is divided by the long way.
     if (inside) Activate<quick, each, Division::own>{args.rule, gate, x}();
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
-      most = max(most, size < 0x7f800000u ? size : 0);
-    }
+    std::uint32_t most = amax_bits(x);
     if constexpr (per_row) {
       most = __reduce_max_sync(0xffffffffu, most);
       if (lane == 0) most_of_warp[turn][warp] = most;

@@ -28,11 +28,11 @@ __device__ __forceinline__ float quick_exp(float x) {
                    __int_as_float((whole - half + 127) << 23));
 }
 
-// Rows to fp8 are 3 % faster by the second, others 4 % slower.
+// Rows to fp8 are faster by the second, others slower (docs/notes/cuda-move.md, "Activate").
 enum class Division { compilers, own };
 
-// x / d, to nearest even, for d of 1 and more: the steps that the compiler takes where nothing
-// leaves the range, without its question a number that is answered by a call.
+// x / d, to nearest even, for d of 1 and more: the compiler's own steps for numbers that cannot
+// leave the range. It asks of each whether it can, and has a call for those that do.
 __device__ __forceinline__ float quick_divide(float x, float d) {
   if (!(fabsf(x) > 0x1p-60f && fabsf(x) < 0x1p60f && d < 0x1p60f)) return __fdiv_rn(x, d);
   float r;

@@ -107,53 +107,52 @@ Checkpoint Checkpoint::open(const std::string& folder) {
 
 namespace {
 template <class Impl>
-const Impl& there(const std::shared_ptr<const Impl>& impl) {
+const Impl& opened(const std::shared_ptr<const Impl>& impl) {
   return held(impl, "checkpoint", "Checkpoint::open()");
 }
 }  // namespace
 
-const std::string& Checkpoint::folder() const { return there(impl_).folder; }
-const std::string& Checkpoint::family() const { return there(impl_).family; }
-const std::string& Checkpoint::model_name() const { return there(impl_).model.name; }
-const std::vector<CheckpointLayer>& Checkpoint::layers() const { return there(impl_).layers; }
-int Checkpoint::first_moe_layer() const { return there(impl_).first_moe; }
+const std::string& Checkpoint::folder() const { return opened(impl_).folder; }
+const std::string& Checkpoint::family() const { return opened(impl_).family; }
+const std::string& Checkpoint::model_name() const { return opened(impl_).model.name; }
+const std::vector<CheckpointLayer>& Checkpoint::layers() const { return opened(impl_).layers; }
+int Checkpoint::first_moe_layer() const { return opened(impl_).first_moe; }
 
 std::string Checkpoint::summary() const {
-  const Plan& plan = there(impl_).model.plan;
+  const Impl& self = opened(impl_);
+  const Plan& plan = self.model.plan;
   int moe = 0;
   for (const LayerKind& kind : plan.layers) moe += kind.moe ? 1 : 0;
-  std::string text =
-      fmt::format("{} ({}), {} of {} layers with experts", there(impl_).model.family->title,
-                  there(impl_).family, moe, plan.layers.size());
-  if (there(impl_).first_moe >= 0)
-    text += "; " + describe(there(impl_).model.spec(there(impl_).first_moe));
+  std::string text = fmt::format("{} ({}), {} of {} layers with experts", self.model.family->title,
+                                 self.family, moe, plan.layers.size());
+  if (self.first_moe >= 0) text += "; " + describe(self.model.spec(self.first_moe));
   if (!plan.beside.empty()) text += "; not in the block: " + plan.beside;
   return text;
 }
 
-LayerSpec Checkpoint::spec(int layer) const { return there(impl_).model.spec(layer); }
+LayerSpec Checkpoint::spec(int layer) const { return opened(impl_).model.spec(layer); }
 
 LayerWeights Checkpoint::weights(int layer) const {
-  const TensorNames& names = there(impl_).model.plan.names;
-  return read_weights(there(impl_).store, names, there(impl_).model.quantised,
-                      there(impl_).model.spec(layer),
-                      layer_name(there(impl_).prefix, names, layer));
+  const Impl& self = opened(impl_);
+  const TensorNames& names = self.model.plan.names;
+  return read_weights(self.store, names, self.model.quantised, self.model.spec(layer),
+                      layer_name(self.prefix, names, layer));
 }
 
-std::vector<std::string> Checkpoint::tensor_names() const { return there(impl_).store.names(); }
+std::vector<std::string> Checkpoint::tensor_names() const { return opened(impl_).store.names(); }
 bool Checkpoint::contains(const std::string& name) const {
-  return there(impl_).store.contains(name);
+  return opened(impl_).store.contains(name);
 }
-Tensor Checkpoint::tensor(const std::string& name) const { return there(impl_).store.get(name); }
+Tensor Checkpoint::tensor(const std::string& name) const { return opened(impl_).store.get(name); }
 
 const Model& CheckpointAccess::model(const Checkpoint& checkpoint) {
-  return there(checkpoint.impl_).model;
+  return opened(checkpoint.impl_).model;
 }
 const TensorStore& CheckpointAccess::store(const Checkpoint& checkpoint) {
-  return there(checkpoint.impl_).store;
+  return opened(checkpoint.impl_).store;
 }
 std::string CheckpointAccess::layer_prefix(const Checkpoint& checkpoint, int layer) {
-  return layer_name(there(checkpoint.impl_).prefix, there(checkpoint.impl_).model.plan.names,
+  return layer_name(opened(checkpoint.impl_).prefix, opened(checkpoint.impl_).model.plan.names,
                     layer);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/strict_json.hpp"
@@ -91,17 +92,37 @@ class Leftovers {
     fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of {}",
          store_.file_of(name), clean(name), what);
   }
-  // Of the first expert, where it is there.
+  // Of the first expert, where it is there, plain or packed.
   void add_first(std::string up) {
     const std::size_t number = up.find("{}");
-    if (number != std::string::npos) up.replace(number, 2, "0");
-    if (!up.empty() && store_.contains(prefix_ + up)) firsts_.insert(up);
+    if (number != std::string::npos) up[number] = '0', up.erase(number + 1, 1);
+    if (up.empty()) return;
+    const bool module = up.ends_with(".weight");
+    const std::string base = module ? up.substr(0, up.size() - 7) : up;
+    for (const char* end : {"", ".weight_packed", ".qweight", "_blocks"}) {
+      const std::string name = *end == 0 ? up : base + end;
+      if (!store_.contains(prefix_ + name)) continue;
+      firsts_.insert(name);
+      return;
+    }
   }
+  // Of "up_proj.weight_scale" "up_proj.weight"; of "gate_up_proj_scale" "gate_up_proj".
   void check_scale(const std::string& name) const {
-    const std::size_t leaf = name.rfind(".weight_scale");
-    if (leaf == std::string::npos) return;
-    const std::string weight = name.substr(0, leaf) + ".weight";
-    if (!store_.contains(weight)) return;
+    std::string weight;
+    for (const auto& [end, of] : {std::pair(".weight_scale", ".weight"),
+                                  {".weight_scale_inv", ".weight"},
+                                  {".weight_scale_2", ".weight"},
+                                  {".scale", ".weight"},
+                                  {"_weight_scale", ""},
+                                  {"_weight_scale_inv", ""},
+                                  {"_scale", ""},
+                                  {"_scale_inv", ""},
+                                  {"_scales", ""}}) {
+      if (!name.ends_with(end)) continue;
+      weight = name.substr(0, name.size() - std::string_view(end).size()) + of;
+      if (store_.contains(weight)) break;
+    }
+    if (weight.empty() || !store_.contains(weight)) return;
     const DType dtype = store_.get(weight).dtype;
     if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) return;
     fail(Status::bad_file, "{}: tensor '{}' is there: its weight is {}, which has no scales",

@@ -25,22 +25,22 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 
 namespace {
 template <class Impl>
-const Impl& there(const std::shared_ptr<const Impl>& impl) {
+const Impl& opened_file(const std::shared_ptr<const Impl>& impl) {
   return held(impl, "safetensors file", "SafetensorsFile::open()");
 }
 }  // namespace
 
-const std::string& SafetensorsFile::path() const { return there(impl_).path; }
+const std::string& SafetensorsFile::path() const { return opened_file(impl_).path; }
 
 std::vector<std::string> SafetensorsFile::names() const {
   std::vector<std::string> result;
-  result.reserve(there(impl_).header.tensors.size());
-  for (const auto& [name, entry] : there(impl_).header.tensors) result.push_back(name);
+  result.reserve(opened_file(impl_).header.tensors.size());
+  for (const auto& [name, entry] : opened_file(impl_).header.tensors) result.push_back(name);
   return result;
 }
 
 bool SafetensorsFile::contains(const std::string& name) const {
-  return there(impl_).header.tensors.contains(name);
+  return opened_file(impl_).header.tensors.contains(name);
 }
 
 namespace {
@@ -57,13 +57,13 @@ const TensorEntry& entry_of(const SafetensorsHeader& header, const std::string& 
 }  // namespace
 
 std::vector<std::int64_t> SafetensorsFile::shape(const std::string& name) const {
-  return entry_of(there(impl_).header, there(impl_).path, name).shape;
+  return entry_of(opened_file(impl_).header, opened_file(impl_).path, name).shape;
 }
 
 Tensor SafetensorsFile::flat(const std::string& name) const {
-  const TensorEntry& entry = entry_of(there(impl_).header, there(impl_).path, name);
+  const TensorEntry& entry = entry_of(opened_file(impl_).header, opened_file(impl_).path, name);
   Tensor tensor;
-  tensor.data = const_cast<unsigned char*>(there(impl_).mapped.data()) + entry.begin;
+  tensor.data = const_cast<unsigned char*>(opened_file(impl_).mapped.data()) + entry.begin;
   tensor.dtype = entry.dtype;
   tensor.rank = 1;
   tensor.shape[0] = 1;
@@ -73,14 +73,14 @@ Tensor SafetensorsFile::flat(const std::string& name) const {
 }
 
 Tensor SafetensorsFile::get(const std::string& name) const {
-  const TensorEntry& entry = entry_of(there(impl_).header, there(impl_).path, name);
+  const TensorEntry& entry = entry_of(opened_file(impl_).header, opened_file(impl_).path, name);
   if (entry.shape.size() > static_cast<std::size_t>(max_rank)) {
     fail(Status::bad_file, "{}: tensor '{}' has {} dimensions: must be at most {}",
-         there(impl_).path, clean(name), entry.shape.size(), max_rank);
+         opened_file(impl_).path, clean(name), entry.shape.size(), max_rank);
   }
   Tensor tensor;
   // Views of inputs are never written through.
-  tensor.data = const_cast<unsigned char*>(there(impl_).mapped.data()) + entry.begin;
+  tensor.data = const_cast<unsigned char*>(opened_file(impl_).mapped.data()) + entry.begin;
   tensor.dtype = entry.dtype;
   tensor.rank = static_cast<int>(entry.shape.size());
   std::int64_t stride = 1;
@@ -93,7 +93,7 @@ Tensor SafetensorsFile::get(const std::string& name) const {
 }
 
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return there(impl_).header.metadata;
+  return opened_file(impl_).header.metadata;
 }
 
 }  // namespace shunt

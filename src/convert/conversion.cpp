@@ -192,18 +192,14 @@ Naming Conversion::naming() const {
 Json Conversion::settings() const {
   Json source = Json::object();
   source["config.json"] = fingerprint(in_ + "/config.json");
-  // What lies between a file's ends is not read here: that it was written since shows by its time.
-  for (const SourceFile& file : files_) {
-    const std::string path = in_ + "/" + file.name;
-    source[file.name] = fingerprint(path) + ", " + written_at(path);
-  }
+  for (const SourceFile& file : files_) source[file.name] = mark_of(in_ + "/" + file.name);
   Json json = {{"made_by", "shunt convert"},
                {"to", to_string(options_.spec)},
                {"damping", options_.spec.pruning.damping},
                {"source", source}};
   // What every file of it has to agree with.
   if (naming_ == Naming::each) json["config"] = dialect_config(dialect_, {});
-  if (recorded_) json["calibrate"] = fingerprint(options_.calibrate);
+  if (recorded_) json["calibrate"] = mark_of(options_.calibrate);
   return json;
 }
 

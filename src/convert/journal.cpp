@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t max_journal_bytes = 1u << 30;
+constexpr std::int64_t end_bytes = 1 << 20;  // of a file, that its fingerprint reads
 constexpr const char* journal_name = "conversion.json";
 
 [[noreturn]] void refuse_io(const std::string& path, const char* what) {
@@ -70,7 +71,6 @@ void copy_whole(const std::string& from, const std::string& to) {
 }
 
 std::string fingerprint(const std::string& path) {
-  constexpr std::int64_t end_bytes = 1 << 20;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) refuse_io(path, "cannot be read");
   const auto size = static_cast<std::int64_t>(file.tellg());
@@ -89,10 +89,14 @@ std::string fingerprint(const std::string& path) {
   return fmt::format("{} bytes, {:016x}", size, hash);
 }
 
-std::string written_at(const std::string& path) {
+std::string mark_of(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) refuse_io(path, "cannot be read");
-  return fmt::format("written at {}.{:09}", status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+  std::string mark = fingerprint(path);
+  if (status.st_size > 2 * end_bytes) {
+    mark += fmt::format(", written at {}.{:09}", status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+  }
+  return mark;
 }
 
 PartialFolder::PartialFolder(const std::string& out, const Json& settings)
@@ -116,7 +120,9 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
       if (!json_.contains("settings") || !json_.contains("finished") ||
           nlohmann::json(json_["settings"]) != nlohmann::json(settings)) {
         fail(Status::invalid_argument,
-             "{}: holds an interrupted conversion of another checkpoint or with other settings: "
+             "{}: holds an interrupted conversion of another checkpoint, of one that was written "
+             "since, or "
+             "with other settings: "
              "remove it to begin anew",
              path_);
       }

@@ -37,8 +37,9 @@ class PartialFolder {
 
 // Size and contents of a file in a few words: of all of a small one, of both ends of a large one.
 std::string fingerprint(const std::string& path);
-// When its contents were last changed, in words for a journal: "written at 1764352800.123456789".
-std::string written_at(const std::string& path);
+// That, and of a file with more between its ends when it was last written, which shows that this
+// may have changed.
+std::string mark_of(const std::string& path);
 // Writes a file whole, or throws Error{io}; it is on disk when this returns.
 void write_whole(const std::string& path, const std::string& text);
 // The same of a copy, which its owner may write to whatever `from` allows.

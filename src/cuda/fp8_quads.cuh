@@ -42,10 +42,11 @@ struct Quad {
 };
 
 // Bits of the largest magnitude, in which infinities and NaN count as 0.
-__device__ __forceinline__ std::uint32_t amax_bits(const float (&x)[4]) {
+template <int count>
+__device__ __forceinline__ std::uint32_t amax_bits(const float (&x)[count]) {
   std::uint32_t most = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < count; ++i) {
     const std::uint32_t size = __float_as_uint(x[i]) & 0x7fffffffu;
     most = max(most, size < 0x7f800000u ? size : 0);
   }

@@ -32,9 +32,7 @@ struct FormatRules {
 };
 
 // Whether the format is one of the enumeration, plain among them.
-inline bool is_known(Format format) {
-  return format >= Format::plain && format <= Format::sparse_nvfp4;
-}
+bool is_known(Format format);
 
 extern const FormatRules fp8_tensor_rules, fp8_channel_rules, fp8_block_rules, mxfp8_rules,
     nvfp4_rules, mxfp4_rules, int8_rules, int4_rules, dense3_rules, sparse_nvfp4_rules;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "format/rules.hpp"
 #include "shunt/format.hpp"
 
 namespace shunt {
@@ -42,6 +43,8 @@ const Row* find_row(Format format) {
 }
 
 }  // namespace
+
+bool is_known(Format format) { return find_row(format) != nullptr; }
 
 std::string to_string(RowFormat format) {
   switch (format) {

@@ -108,8 +108,8 @@ __device__ __forceinline__ Place place_of(const Finish& f, std::int64_t row) {
   const std::int32_t to = __ldg(f.places.rows + row);
   return {to, f.places.weights != nullptr ? __ldg(f.places.weights + to) : 1};
 }
-// Two results of 16 bits as combine() makes them of the only row of a token: sums of one product,
-// which have no -0.
+// Two results of 16 bits as combine() makes them of the only row of a token: sums of one product.
+// Without weights too, for a -0 becomes a 0 there.
 template <bool bf16>
 __device__ __forceinline__ std::uint32_t weighed(std::uint32_t two, float weight) {
   const auto low = static_cast<std::uint16_t>(two), high = static_cast<std::uint16_t>(two >> 16);

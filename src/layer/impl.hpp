@@ -59,7 +59,7 @@ struct Layer::Impl {
 
 // A layer's, unless that has been moved from.
 template <class Pointer>
-auto& there(const Pointer& impl) {
+auto& impl_of(const Pointer& impl) {
   return held(impl, "layer", "its constructor or load_prepared()");
 }
 

@@ -78,11 +78,11 @@ Layer::~Layer() = default;
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 
-const LayerSpec& Layer::spec() const { return there(impl_).spec; }
-const LayerOptions& Layer::options() const { return there(impl_).options; }
+const LayerSpec& Layer::spec() const { return impl_of(impl_).spec; }
+const LayerOptions& Layer::options() const { return impl_of(impl_).options; }
 
 std::size_t Layer::prepared_bytes() const {
-  std::size_t total = there(impl_).held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
+  std::size_t total = impl_of(impl_).held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
   for (const Buffer& buffer : impl_->latent_memory) total += buffer.bytes();
   return total;
 }
@@ -192,24 +192,24 @@ void check_tokens(const char* what, const LayerSpec& spec, std::int64_t tokens) 
 }  // namespace
 
 std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
-  check_tokens("workspace_bytes: max_tokens", there(impl_).spec, max_tokens);
+  check_tokens("workspace_bytes: max_tokens", impl_of(impl_).spec, max_tokens);
   return carve(impl_->spec, impl_->options, impl_->rows_dtype(), max_tokens,
                impl_->stage_bytes(max_tokens), {})
       .total_bytes;
 }
 
 void Layer::forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const {
-  there(impl_).run(in, out, workspace, nullptr);
+  impl_of(impl_).run(in, out, workspace, nullptr);
 }
 
 void Layer::forward_timed(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
                           std::vector<StageTime>& times) const {
   times.clear();
-  there(impl_).run(in, out, workspace, &times);
+  impl_of(impl_).run(in, out, workspace, &times);
 }
 
 std::string Layer::explain(std::int64_t tokens) const {
-  const LayerSpec& spec = there(impl_).spec;
+  const LayerSpec& spec = impl_of(impl_).spec;
   check_tokens("explain: tokens", spec, tokens);
   const double hit = expected_hit(spec, tokens);
   const std::int64_t pairs = tokens * spec.route.slots();

@@ -190,7 +190,7 @@ LayerOptions options_of(const std::string& words) {
 }  // namespace
 
 void Layer::save_prepared(const std::string& path) const {
-  there(impl_).check_prepared("Layer::save_prepared");
+  impl_of(impl_).check_prepared("Layer::save_prepared");
   const Impl& layer = *impl_;
   if (layer.options.rows == RowFormat::nvfp4) {
     fail(
@@ -253,7 +253,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
 }
 
 void Layer::unprepare() {
-  if (!there(impl_).options.in_place) {
+  if (!impl_of(impl_).options.in_place) {
     fail(Status::invalid_argument,
          "unprepare: the layer holds copies: nothing was overwritten (LayerOptions.in_place)");
   }

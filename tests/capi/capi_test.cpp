@@ -143,6 +143,12 @@ TEST(CApi, EveryFieldIsWithinReach) {
   const shunt_layer_options layer = {sizeof layer,         SHUNT_F16, 1, 1,
                                      SHUNT_ROWS_FP8_TOKEN, "int4:64", 1, 0};
   EXPECT_TRUE(capi::to_options(call, &layer).fast_accumulation);
+  shunt_grouped_gemm_spec gemm_of_tomorrow = gemm;
+  gemm_of_tomorrow.reserved = 1;
+  EXPECT_THROW(to_spec(call, &gemm_of_tomorrow), Error);
+  shunt_layer_options layer_of_tomorrow = layer;
+  layer_of_tomorrow.reserved = 1;
+  EXPECT_THROW(capi::to_options(call, &layer_of_tomorrow), Error);
   EXPECT_EQ(capi::to_options(call, &layer).dtype, f16);
   EXPECT_TRUE(capi::to_options(call, &layer).in_place);
   EXPECT_TRUE(capi::to_options(call, &layer).batch_invariant);

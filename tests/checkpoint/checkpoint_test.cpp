@@ -192,6 +192,8 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
   // The same experts under another name, and scales of weights that have none.
   for (const auto& [name, what] :
        {std::pair("experts.gate_up_proj", "are both there: must be one of them"),
+        {"experts.gate_up_proj_blocks", "are both there: must be one of them"},
+        {"experts.3.up_proj.scale", "is there: its weight is bf16, which has no scales"},
         {"experts.3.up_proj.weight_scale", "is there: its weight is bf16, which has no scales"},
         {"experts.3.up_proj.weight_scale_inv",
          "is there: its weight is bf16, which has no scales"}}) {

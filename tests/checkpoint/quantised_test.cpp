@@ -133,11 +133,11 @@ TEST(QuantisedRefusals, ByName) {
   }
 }
 
-const char* const weights = "/config_groups/group_0/weights/";
+const char* const weights_path = "/config_groups/group_0/weights/";
 
 TEST(QuantisedRefusals, WhatTheConfigSaysIsThere) {
-  const std::string actorder = std::string(weights) + "actorder";
-  const std::string symmetric = std::string(weights) + "symmetric";
+  const std::string actorder = std::string(weights_path) + "actorder";
+  const std::string symmetric = std::string(weights_path) + "symmetric";
   const std::string no_zeros = ": '" + gate + ".qzeros' must be there, and is not";
   const std::string no_order = ": '" + gate + ".weight_g_idx' must be there, and is not";
   check_edits({
@@ -174,7 +174,7 @@ TEST(QuantisedRefusals, WhatTheConfigSaysIsThere) {
 }
 
 TEST(QuantisedRefusals, WhatContradictsTheTensors) {
-  const auto in_weights = [](const char* field) { return weights + std::string(field); };
+  const auto in_weights = [](const char* field) { return weights_path + std::string(field); };
   const std::string bits = in_weights("num_bits"), type = in_weights("type"),
                     group = in_weights("group_size"), strategy = in_weights("strategy");
   const std::string tensors = ": tensors of '" + gate + "' must be ";

@@ -350,7 +350,8 @@ TEST(Fp8Gemm, ManyGroupsAndOne) {
   run_all({.n = 648, .k = 136, .sizes = {2100, 150, 513, 0, 700, 2048, 192}});  // and rests
 }
 
-// Whatever a tile ends in: plain results, to f32 (which has no form for it), pairs.
+// Whatever a tile ends in: plain results, to f32 (which has no form for it), pairs. (Rows' places:
+// LayerInFp8.)
 TEST(Fp8Gemm, FastAccumulation) {
   SHUNT_ON_HOPPER_ONLY();
   const std::vector<std::int32_t> ragged = {0, 1, 130, 0, 64, 65, 7, 300, 16, 200, 128};
@@ -391,6 +392,7 @@ TEST(Fp8Gemm, FastAccumulationIsAnotherSum) {
       }
     }
     ASSERT_FALSE(bits[0].empty());
+    ASSERT_FALSE(bits[1].empty());
     EXPECT_NE(bits[0], bits[1]);
   }
 }

@@ -257,6 +257,7 @@ TEST(LayerInFp8, OrWithAScaleARow) {
   LayerOptions fast = of_tokens;
   fast.fast_accumulation = true;
   check(fast, small_layer(eight, 264, 384), 700, 1);
+  check(fast, small_layer({.experts = 4, .top_k = 1}, 264, 384), 700, 1);
   check(fast, small_layer(eight, 264, 384), 3, 1);
 }
 

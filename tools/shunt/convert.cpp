@@ -226,7 +226,8 @@ void add_convert(CLI::App& app, Action& action) {
   command->footer(
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
       "int4[:GROUP], dense3, sparse_nvfp4. Experts that have it already stay bit for bit. An\n"
-      "interrupted call, repeated, goes on with the first file that is not finished.\n"
+      "interrupted call, repeated, goes on with the first file that is not finished, unless the\n"
+      "source has been written since.\n"
       "2:4-pairs keeps weights 0 and 1 or 2 and 3, as Blackwell multiplies sparse NVFP4; nvfp4 "
       "and\n"
       "sparse_nvfp4 then have one scale for 32.\n"

@@ -106,8 +106,10 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "shunt: {}\n", error.what());
   }
   // Output that never arrived is a failure.
-  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
-    fmt::print(stderr, "shunt: standard output: {}\n", std::strerror(errno));
+  const bool unflushed = std::fflush(stdout) != 0;
+  if ((unflushed || std::ferror(stdout) != 0) && code == 0) {
+    fmt::print(stderr, "shunt: standard output: {}\n",
+               unflushed ? std::strerror(errno) : "cannot be written");
     code = shunt::tool::exit_failed;
   }
   return code;

@@ -54,6 +54,10 @@ std::string list(const std::vector<std::string>& names, std::size_t most = 8) {
   throw Error(Status::invalid_argument, message);
 }
 
+std::int64_t last_of(const Tensor& tensor) {
+  return tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
+}
+
 // The hidden states that were asked for, as f32 | bf16 | f16; f64 is rounded into `memory`.
 Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::int64_t width,
                    std::vector<float>& memory) {
@@ -62,11 +66,13 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
     std::vector<std::string> matrices;
     for (const auto& candidate : file.names()) {
       const Tensor tensor = file.get(candidate);
-      if (tensor.rank >= 2 && is_float(tensor.dtype)) matrices.push_back(candidate);
+      const bool fits = tensor.rank == 2 || (tensor.rank > 2 && last_of(tensor) == width);
+      if (fits && is_float(tensor.dtype)) matrices.push_back(candidate);
     }
     if (matrices.size() != 1) {
-      throw UsageError(fmt::format("--input-name is needed: '{}' holds {} matrices of floats: {}",
-                                   options.input, matrices.size(), list(matrices)));
+      throw UsageError(
+          fmt::format("--input-name is needed: '{}' holds {} tensors of floats that may be it: {}",
+                      options.input, matrices.size(), list(matrices)));
     }
     name = matrices[0];
   }
@@ -75,20 +81,20 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
                           list(file.names())));
   }
   Tensor hidden = file.get(name);
-  if (hidden.rank < 2 || hidden.shape[static_cast<std::size_t>(hidden.rank) - 1] != width) {
+  if (hidden.rank < 2 || last_of(hidden) != width) {
     bad_input(fmt::format(
         "input '{}' is {}: must be [T, {}] or [.., T, {}], tokens by the model's hidden size", name,
         hidden.describe(), width, width));
+  }
+  if (!is_float(hidden.dtype) || bits(hidden.dtype) < 16) {
+    bad_input(
+        fmt::format("input '{}' is {}: must be f32, bf16, f16 or f64", name, hidden.describe()));
   }
   // Sequences one after the other: a token's experts depend on no other token.
   const std::int64_t tokens = hidden.elements() / width;
   hidden.rank = 2;
   hidden.shape = {tokens, width};
   hidden.strides = {width, 1};
-  if (!is_float(hidden.dtype) || bits(hidden.dtype) < 16) {
-    bad_input(
-        fmt::format("input '{}' is {}: must be f32, bf16, f16 or f64", name, hidden.describe()));
-  }
   if (hidden.dtype == DType::f64) {
     const auto* values = hidden.as<const double>();
     memory.reserve(1);  // an empty tensor still wants an address
@@ -348,7 +354,8 @@ void add_run(CLI::App& app, Action& action) {
   add_rows_option(*command, options->rows, "on a GPU: what rows are rounded to");
   command->add_option("--input", options->input, "hidden states (.safetensors)")
       ->option_text("FILE");
-  command->add_option("--input-name", options->input_name, "its tensor [T, hidden]")
+  command
+      ->add_option("--input-name", options->input_name, "its tensor [T, hidden] or [B, T, hidden]")
       ->option_text("NAME");
   command
       ->add_option("--token-ids-name", options->token_ids_name,

@@ -560,13 +560,15 @@ typedef struct shunt_grouped_gemm_spec {
   int32_t dtype; /* of the weights: SHUNT_F32, SHUNT_BF16, SHUNT_F16; rows are rounded to it */
   int64_t n;
   int64_t k;
-  int32_t bias;              /* flag */
-  int32_t prepared;          /* flag: 0 for plain weights */
-  int32_t batch_invariant;   /* flag: a row's bits do not depend on the number of others */
-  int32_t rows;              /* SHUNT_ROWS_AS_DTYPE, ..; others take rows in fp8 and their scales */
-  const char* format;        /* of packed weights, which are prepared; NULL: plain ones */
-  int32_t fast_accumulation; /* flag: sums over k of SHUNT_ROWS_FP8_TOKEN stay in tensor cores */
-  int32_t reserved;          /* 0 */
+  int32_t bias;            /* flag */
+  int32_t prepared;        /* flag: 0 for plain weights */
+  int32_t batch_invariant; /* flag: a row's bits do not depend on the number of others */
+  int32_t rows;            /* SHUNT_ROWS_AS_DTYPE, ..; others take rows in fp8 and their scales */
+  const char* format;      /* of packed weights, which are prepared; NULL: plain ones */
+  /* flag: sums over k may stay in the tensor cores (shunt/gemm.hpp); of SHUNT_ROWS_FP8_TOKEN, and
+   * not with batch_invariant */
+  int32_t fast_accumulation;
+  int32_t reserved; /* 0 */
 } shunt_grouped_gemm_spec;
 #define SHUNT_GROUPED_GEMM_SPEC_INIT \
   { sizeof(shunt_grouped_gemm_spec), 0, SHUNT_F32, 0, 0, 0, 1, 0, SHUNT_ROWS_AS_DTYPE, NULL, 0, 0 }
