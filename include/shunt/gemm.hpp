@@ -106,8 +106,9 @@ struct GroupedGemmSpec {
   bool batch_invariant = false;
   // Of rows fp8_token: sums over k may stay in Hopper's tensor cores, as use_fast_accum of
   // torch._scaled_grouped_mm has them: each of k / 32 instructions keeps 13 bits behind the first
-  // of the largest of what it adds. Else sums leave them every 128 products. Kernels for few rows
-  // have the latter whatever this says, so not with batch_invariant.
+  // of the largest of what it adds. Else sums leave them every 128 products. Kernels for few rows,
+  // and products with a bias or to f32, have the latter whatever this says, so not with
+  // batch_invariant.
   bool fast_accumulation = false;
   bool operator==(const GroupedGemmSpec&) const = default;
 };

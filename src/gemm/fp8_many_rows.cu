@@ -29,12 +29,12 @@
 // the instruction cache: 16 bits as they are, by bulk stores of boxes of 64 rows, which leave from
 // where the last step's operands lay (what that had is freed by warp 2) while products of the next
 // tile run; the same to the rows' places (row_places.hpp), by the warps that have them; pairs that
-// become fp8; and pairs in 16 bits. Each but those in fp8 has three: for scales of blocks; for
-// those of rows and columns, which step by step are only added up; and for the latter with sums
-// that stay in the tensor cores (fast): products of 256 weights at once, which read a slot's rows
-// once, 80 KB a step in all, and give it up a step later. The 128 columns of pairs that share a
-// scale are the block's; where warpgroups have halves of them, they exchange magnitudes. The last
-// cluster barrier: no block leaves while the other writes into it.
+// become fp8; and pairs in 16 bits. Each but those in fp8 has two, for scales of blocks and for
+// those of rows and columns, which step by step are only added up; and a third, but for rows'
+// places, for the latter with sums that stay in the tensor cores (fast): products of 256 weights at
+// once, which read a slot's rows once, 80 KB a step in all, and give it up a step later. The 128
+// columns of pairs that share a scale are the block's; where warpgroups have halves of them, they
+// exchange magnitudes. The last cluster barrier: no block leaves while the other writes into it.
 //
 // Bytes a step and block from L2, for 8.4 MFLOP: 32 KB of a tall tile, 40 of a low one. Shared
 // memory is written 48 KB and read 96: 1152 clocks at 128 bytes a clock, and the tensor cores need
@@ -715,8 +715,10 @@ bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& 
       start(many_rows<end, kind>, Room<end, kind>{});
     };
     if constexpr (end != End::any && end != End::pairs8) {
-      if (!args.block_scales && p.fast_accumulation) {
-        return start_kind(std::integral_constant<Scales, Scales::of_rows_fast>{});
+      if constexpr (end != End::places16) {
+        if (!args.block_scales && p.fast_accumulation) {
+          return start_kind(std::integral_constant<Scales, Scales::of_rows_fast>{});
+        }
       }
       if (!args.block_scales) return start_kind(std::integral_constant<Scales, Scales::of_rows>{});
     }

@@ -350,8 +350,7 @@ TEST(Fp8Gemm, ManyGroupsAndOne) {
   run_all({.n = 648, .k = 136, .sizes = {2100, 150, 513, 0, 700, 2048, 192}});  // and rests
 }
 
-// Whatever a tile ends in: plain results, to f32 (which has no form for it), pairs. (Rows' places:
-// LayerInFp8.)
+// Whatever a tile ends in: plain results, pairs, and to f32, which has no form for it.
 TEST(Fp8Gemm, FastAccumulation) {
   SHUNT_ON_HOPPER_ONLY();
   const std::vector<std::int32_t> ragged = {0, 1, 130, 0, 64, 65, 7, 300, 16, 200, 128};
