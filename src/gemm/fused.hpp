@@ -57,15 +57,16 @@ bool mlp_takes_places(const Context& context, const PreparedWeights& weights, co
                       const Tensor& out);
 // Weights as those that a product reads next.
 cuda_engine::NextWeights mlp_next(const Context& context, const PreparedWeights& weights);
-// Whether mlp_gate_up() over rows that a permutation picks would be faster with the rows gathered
-// beforehand, the weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read
-// them where they lie and as they are. Of rows that are scaled sums may be, unless `whole_k`: then
-// a row is rounded in one way, however many there are, and multiplied by one kind of instructions.
+// Rows that a permutation picks.
 struct MlpSource {
   DType dtype = DType::f32;
   bool pieces = true;  // lie in whole pieces of 16 bytes
   bool scaled = false, whole_k = false;
 };
+// Whether mlp_gate_up() over such rows would be faster with the rows gathered beforehand, the
+// weights' dtype, scaled where they are: on a GPU, whose kernels for many rows read them where they
+// lie and as they are. Of rows that are scaled sums may be, unless `whole_k`: then a row is rounded
+// in one way, however many there are, and multiplied by one kind of instructions.
 bool mlp_wants_gathered(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         const MlpSource& source);
 // Where rows of weights that are multiplied in fp8 are rounded, whichever is predicted to be the

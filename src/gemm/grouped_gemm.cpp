@@ -231,13 +231,8 @@ Support supports(const GroupedGemmSpec& spec, Device device) {
     }
   }
   if (spec.fast_accumulation) {
-    if (spec.rows != RowFormat::fp8_token) {
-      return refuse("fast_accumulation is true with rows {}: must be false, or rows fp8_token",
-                    to_string(spec.rows));
-    }
-    if (spec.batch_invariant) {
-      return refuse("fast_accumulation is true with batch_invariant: must be one of the two");
-    }
+    const Support fast = cuda_engine::fast_accumulation_fits("", spec.rows, spec.batch_invariant);
+    if (!fast) return fast;
   }
   return cuda_engine::supported_device("grouped_gemm", device);
 }

@@ -1,8 +1,10 @@
 // Packed weights into the layout of packed_layout.hpp, and back: on the host.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
+#include "core/check.hpp"
 #include "gemm/packed_layout.hpp"
 #include "shunt/format.hpp"
 #include "shunt/gemm.hpp"
@@ -21,6 +23,19 @@ inline bool computed(Format format, RowFormat rows) {
   if (rows == RowFormat::nvfp4) return format == Format::nvfp4 || format == Format::sparse_nvfp4;
   if (rows != RowFormat::fp8_token) return false;
   return format == Format::fp8_channel || format == Format::fp8_tensor;
+}
+// Whether sums may stay in the tensor cores, for a spec whose fields `owner` names.
+inline Support fast_accumulation_fits(std::string_view owner, RowFormat rows,
+                                      bool batch_invariant) {
+  if (rows != RowFormat::fp8_token) {
+    return refuse("{}fast_accumulation is true with rows {}: must be false, or rows fp8_token",
+                  owner, to_string(rows));
+  }
+  if (batch_invariant) {
+    return refuse("{}fast_accumulation is true with batch_invariant: must be one of the two",
+                  owner);
+  }
+  return {};
 }
 PackedLayout layout_of(const PreparedWeights& weights);
 

@@ -9,6 +9,7 @@
 #include "core/json.hpp"
 #include "cuda/runtime.hpp"
 #include "format/rules.hpp"
+#include "gemm/packed_prepare.hpp"
 #include "gemm/packed_product.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
@@ -302,15 +303,9 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     }
   }
   if (options.fast_accumulation) {
-    if (options.rows != RowFormat::fp8_token) {
-      return refuse(
-          "LayerOptions.fast_accumulation is true with rows {}: must be false, or rows fp8_token",
-          to_string(options.rows));
-    }
-    if (options.batch_invariant) {
-      return refuse(
-          "LayerOptions.fast_accumulation is true with batch_invariant: must be one of the two");
-    }
+    const Support fast =
+        cuda_engine::fast_accumulation_fits("LayerOptions.", options.rows, options.batch_invariant);
+    if (!fast) return fast;
   }
   if constexpr (cuda_engine::built) {
     if (packed && device.type == DeviceType::cuda) {

@@ -1,7 +1,6 @@
 // order(): checks of everything it is given, then the engine.
 #include "shunt/order.hpp"
 
-#include <algorithm>
 #include <limits>
 #include <string_view>
 
@@ -117,10 +116,7 @@ OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const Orde
   call.num_sorted_tiles = ints("order: num_sorted_tiles", out.num_sorted_tiles, {1});
   call.padded_inverse = ints("order: padded_inverse", out.padded_inverse, {tokens, spec.slots});
   if (out.zeroed) {
-    const auto end = out.zeroed.shape.begin() + std::clamp(out.zeroed.rank, 0, max_rank);
-    if (out.zeroed.rank < 0 || out.zeroed.rank > max_rank ||
-        std::any_of(out.zeroed.shape.begin(), end, [](auto size) { return size < 0; }) ||
-        !out.zeroed.contiguous() || !(out.zeroed.device == device) ||
+    if (!out.zeroed.contiguous() || !(out.zeroed.device == device) ||
         (out.zeroed.data == nullptr && out.zeroed.elements() > 0)) {
       fail(Status::invalid_argument, "order: zeroed is {}: must be dense, on the context's device",
            out.zeroed.describe());

@@ -315,6 +315,12 @@ TEST(WriteSafetensors, RefusesPlacesAndTensors) {
             }).find("a directory"),
             std::string::npos);
   EXPECT_EQ(error_of([&] { write_safetensors("", {{"x", x}}); }), "path is '': must name a file");
+  Tensor rankless = x;
+  rankless.rank = 100;
+  EXPECT_NE(error_of([&] {
+              write_safetensors(folder / "f", {{"x", rankless}});
+            }).find("f32 of rank 100: must be dense"),
+            std::string::npos);
   EXPECT_NE(error_of(
                 [&] {
                   write_safetensors(folder / "f", {{"x", x}, {"x", x}});

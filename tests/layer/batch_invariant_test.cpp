@@ -99,8 +99,8 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
   }
 }
 
-// Rows that begin at no multiple of 16 bytes, which kernels for many rows cannot copy, up to as
-// many as would be gathered for these anyway.
+// Rows that begin at no multiple of 16 bytes, which no kernel of Hopper's copies: from one token to
+// so many that aligned ones, too, would be gathered first.
 TEST(BatchInvariant, NorDoTheyWhereRowsAreNotAligned) {
   const Context context = test::engine();
   const LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 512, 256);

@@ -493,8 +493,10 @@ void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const C
   emit.row(row, ceilings);
 }
 
-std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most) {
-  const double copies = std::ceil(static_cast<double>(plan.rotate_bytes) / std::max(bytes, 1.0));
+std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most,
+                              double besides) {
+  const double copies =
+      std::ceil((static_cast<double>(plan.rotate_bytes) - besides) / std::max(bytes, 1.0));
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(copies, 1e9)), 1, most);
 }
 

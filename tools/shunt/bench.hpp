@@ -53,7 +53,9 @@ void run_case(const BenchPlan& plan, const Context& context, Emit& emit, const C
 // "T16", or "T16 zipf"; every case begins with it.
 std::string token_label(const BenchPlan& plan, std::int64_t tokens);
 // How many copies of `bytes` it takes to pass plan.rotate_bytes, within [1, most].
-std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most);
+// `besides`: bytes of every run that lie in one place.
+std::int64_t copies_to_rotate(const BenchPlan& plan, double bytes, std::int64_t most,
+                              double besides = 0);
 // Throws Error{out_of_memory} with a way out when `bytes` are not to be had.
 void require_memory(const BenchPlan& plan, double bytes);
 

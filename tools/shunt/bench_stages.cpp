@@ -258,11 +258,8 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
       batches.push_back(hit * 2 <= groups ? groups / hit : 1);
       const double rows = element_bytes(plan.dtype) *
                           static_cast<double>(tokens * plan.spec.route.top_k * (shape.n + shape.k));
-      // Rows lie in one place, and are crossed between two reads of a weight as well.
-      const double left = std::max(0.0, static_cast<double>(plan.rotate_bytes) - rows);
       const double once = matrix * static_cast<double>(hit * batches.back());
-      copies = std::max(copies, std::clamp<std::int64_t>(std::llround(std::ceil(left / once)), 1,
-                                                         std::int64_t{4096}));
+      copies = std::max(copies, copies_to_rotate(plan, once, 4096, rows));
     }
     const std::size_t one =
         prepared_bytes(context, plan.dtype, plan.format, groups, shape.n, shape.k);
