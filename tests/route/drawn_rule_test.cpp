@@ -90,9 +90,9 @@ void expect_of_hidden_states(Draw& draw, const RouteSpec& spec, std::int64_t tok
         largest = std::max(largest, std::abs(sum));
       }
       sum *= static_cast<double>(spec.logit_scale);
-      // Tensor cores align what an instruction adds, 16 products and the sum so far.
-      const double kept = on_gpu() ? 0x1p-23 * static_cast<double>((width + 15) / 16) * largest : 0;
-      const double bound = (0x1p-20 * terms + kept) * static_cast<double>(spec.logit_scale) + 1e-6;
+      const double bound = (0x1p-20 * terms + tensor_core_loss(width, largest)) *
+                               static_cast<double>(spec.logit_scale) +
+                           1e-6;
       if (spec.router_bias) sum += static_cast<double>(c.router_bias[at(e)]);
       const auto cap = static_cast<double>(spec.soft_cap);
       if (cap > 0) sum = cap * std::tanh(sum / cap);

@@ -22,6 +22,13 @@ namespace shunt::test {
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+// What a GPU's sum over `width` products may lose beside roundings: tensor cores align what an
+// instruction adds, 16 products and the sum so far, which is at most `largest`. A router for which
+// H is one part (8.0, 8.9) has it all.
+inline double tensor_core_loss(std::int64_t width, double largest) {
+  return on_gpu() ? 0x1p-23 * static_cast<double>((width + 15) / 16) * largest : 0;
+}
+
 // Logits and all that a spec may ask for.
 struct RouteCase {
   RouteSpec spec;
