@@ -50,4 +50,19 @@ inline bool map_rows(CUtensorMap& map, const void* data, bool bf16, std::int64_t
                        CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+// Likewise, as boxes of unit, 2 unit, .. count x unit rows: so many rows as a tile has come by one
+// copy, and no row more.
+template <int count>
+struct RowMaps {
+  CUtensorMap of[count];
+};
+template <int count>
+bool map_rows(RowMaps<count>& maps, const void* data, bool bf16, std::int64_t rows,
+              std::int64_t width, std::int64_t stride, int unit) {
+  for (int i = 0; i < count; ++i) {
+    if (!map_rows(maps.of[i], data, bf16, rows, width, stride, unit * (i + 1))) return false;
+  }
+  return true;
+}
+
 }  // namespace shunt::cuda_engine

@@ -8,7 +8,8 @@
 // with its first half; there are so many slots that one is free when that half's stage is. Where
 // tokens lie in order, a cluster of two blocks takes 256 rows of weights and shares them: tile
 // numbers are a cluster's then. Three warpgroups:
-//   0          shared: one thread orders bulk copies, of each 64 tokens 32 for both blocks. Else
+//   0          shared: one thread orders bulk copies, of the tokens, in steps of 16, half for both
+//              blocks. Else
 //              all copy tokens in pieces of 16 bytes, asynchronously where they are as they must
 //              be, else through registers. The first thread orders the weights' bulk copies
 //   1, 2       64 rows of weights each, all tokens: while the tensor cores multiply 32 of k (64 of
@@ -55,6 +56,7 @@ struct ManyFragments {
   static constexpr int weight_bytes = L::parts.bytes;
   static constexpr int slot_bytes = (weight_bytes + 127) / 128 * 128;
   static constexpr int stage_bytes = tokens * 128;
+  static constexpr int box = 8, maps = tokens / 2 / box;  // tokens of a copy: box, 2 box, ..
   using List = TileList<64, tokens / 64>;
   static constexpr int most_bytes = 226 * 1024;
   // Of a tile: where each token comes from, and times what.
@@ -184,7 +186,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::tokens / 2], const M
 template <class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     many_fragments(const __grid_constant__ FragmentArgs args,
-                   const __grid_constant__ CUtensorMap tokens,
+                   const __grid_constant__ RowMaps<S::maps> tokens,
                    const __grid_constant__ CUtensorMap out, int sharing) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
@@ -202,12 +204,14 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const scales = reinterpret_cast<float*>(sources + S::tokens);
   if (thread == 0) {
     if (usual || args.finish.plain || args.finish.situ) prefetch_tensor_map(&out);
-    if (sharing > 1) prefetch_tensor_map(&tokens);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], sharing > 1 ? 1 : 1 + S::copying);
       mbarrier_init(&empty[s], static_cast<unsigned>(8 * sharing));
     }
     mbarrier_init_fence();
+  }
+  if (sharing > 1 && thread >= 32 && thread < 32 + S::maps) {
+    prefetch_tensor_map(&tokens.of[thread - 32]);
   }
   wait_for_predecessor();
   let_successor_start();
@@ -241,20 +245,17 @@ __global__ void __launch_bounds__(S::threads, 1)
           const GroupTile at = list.find(tile);
           if (lane == 0) {
             const char* const weights = weights_of(at);
-            const int units = min(at.count + 63, S::tokens) / 64;  // of tokens
+            const int boxes = (at.count + 15) / 16, share = S::box * boxes;  // of tokens, a block's
+            const CUtensorMap* const map = &tokens.of[boxes - 1];
 #pragma unroll 1
             for (int i = 0; i < 2 * args.steps; ++i) {
               if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
               mbarrier_arrive_expect(
                   &full[ring.stage],
-                  static_cast<unsigned>(units * 8192 + (i % 2 == 0 ? S::weight_bytes : 0)));
+                  static_cast<unsigned>(2 * share * 128 + (i % 2 == 0 ? S::weight_bytes : 0)));
               if (i % 2 == 0) copy_weights(weights, i / 2);
-              unsigned char* const to = stages + ring.stage * S::stage_bytes + rank * 4096;
-#pragma unroll 1
-              for (int u = 0; u < units; ++u) {
-                copy_box_to_ranks(to + u * 8192, &tokens, &full[ring.stage], 64 * i,
-                                  at.row + 64 * u + 32 * rank, 3);
-              }
+              copy_box_to_ranks(stages + ring.stage * S::stage_bytes + share * rank * 128, map,
+                                &full[ring.stage], 64 * i, at.row + share * rank, 3);
               ring.next();
               if (ring.stage == 0) again = true;
             }
@@ -343,11 +344,11 @@ void launch_many(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   static_assert(S::stages >= 3 && 2 * S::slots > S::stages);
   CUtensorMap out{};
   map_results(out, args.finish, S::L::bf16, args.walk.rows);
-  CUtensorMap tokens{};
+  RowMaps<S::maps> tokens{};
   // Rows that lie in order come by tensor maps.
   const bool shared = args.direct && args.permutation == nullptr && args.columns > 1 &&
                       map_rows(tokens, args.source, S::L::bf16, args.source_rows, args.k,
-                               args.source_row_bytes / 2, 32);
+                               args.source_row_bytes / 2, S::box);
   const int sharing = shared ? 2 : 1;
   launch("grouped_gemm", gpu,
          {.grid = dim3(static_cast<unsigned>(std::max(plan.blocks / sharing, 1) * sharing)),

@@ -10,7 +10,7 @@
 // warpgroups:
 //   0          copies: one thread orders the weights' bulk copies, scales and all. The first tile
 //              it finds by itself, while the others list the groups. Tokens that lie in order it
-//              orders by a tensor map, 16 at once, of a step half of k for both blocks; others all
+//              orders by a tensor map, all at once, of a step half of k for both blocks; others all
 //              threads copy in pieces of 16 bytes, asynchronously where they are as they must be,
 //              else through registers. What is behind a group's last row is whatever there was:
 //              nobody reads its sums
@@ -52,7 +52,7 @@ struct MiddleFragments {
   static constexpr int tokens = tokens_;
   static constexpr int wide = 2;                       // tiles of the layout, a warpgroup's each
   static constexpr int blocks = 2;                     // of 64 rows of weights, a warpgroup's
-  static constexpr int box = 16;                       // tokens that a bulk copy brings
+  static constexpr int box = 16, maps = tokens / box;  // a bulk copy brings box, 2 box, .. tokens
   static constexpr int boxes = tokens == 128 ? 1 : 2;  // for results, of a warpgroup
   static constexpr int copying = 128, threads = copying + 128 * wide;
   static constexpr int weight_bytes = L::parts.bytes, token_bytes = tokens * 256;
@@ -223,7 +223,7 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::floats],
 template <class S, bool usual>
 __global__ void __launch_bounds__(S::threads, 1)
     middle_fragments(const __grid_constant__ FragmentArgs args,
-                     const __grid_constant__ CUtensorMap tokens,
+                     const __grid_constant__ RowMaps<S::maps> tokens,
                      const __grid_constant__ CUtensorMap out, bool mapped, int sharing) {
 #if defined(SHUNT_SM_90A)
   using L = typename S::L;
@@ -241,7 +241,6 @@ __global__ void __launch_bounds__(S::threads, 1)
   if (warp % 4 == 0 && lane == 0) {
     if (warp == 0) {
       if (usual || args.finish.plain || args.finish.situ) prefetch_tensor_map(&out);
-      if (mapped) prefetch_tensor_map(&tokens);
     }
 #pragma unroll
     for (int s = 0; s < S::stages; ++s) {
@@ -251,6 +250,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     mbarrier_init_fence();
   }
+  if (mapped && warp == 1 && lane < S::maps) prefetch_tensor_map(&tokens.of[lane]);
   __syncthreads();
   if (sharing > 1) cluster_arrive();
   const int columns = (args.columns + sharing * S::wide - 1) / (sharing * S::wide);
@@ -321,26 +321,18 @@ __global__ void __launch_bounds__(S::threads, 1)
       if (warp == 0) {
         while (more) {
           if (lane == 0) {
-            const int boxes = boxes_of(at);
+            const CUtensorMap* const map = &tokens.of[boxes_of(at) - 1];
 #pragma unroll 1
             for (int i = 0; i < args.steps; ++i) {
               mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
               if (i >= ahead) copy_weights(at, i, ring.stage);
-              unsigned char* to = stages + ring.stage * S::stage_bytes;
+              unsigned char* const to = stages + ring.stage * S::stage_bytes;
               if (sharing > 1) {
-                to += rank * (S::token_bytes / 2);
-#pragma unroll 1
-                for (int b = 0; b < boxes; ++b, to += S::box * 128) {
-                  copy_box_to_ranks(to, &tokens, &full[ring.stage], 128 * i + 64 * rank,
-                                    at.row + S::box * b, 3);
-                }
+                copy_box_to_ranks(to + rank * (S::token_bytes / 2), map, &full[ring.stage],
+                                  128 * i + 64 * rank, at.row, 3);
               } else {
-#pragma unroll 1
-                for (int b = 0; b < boxes; ++b, to += S::box * 128) {
-                  copy_box(to, &tokens, &full[ring.stage], 128 * i, at.row + S::box * b);
-                  copy_box(to + S::token_bytes / 2, &tokens, &full[ring.stage], 128 * i + 64,
-                           at.row + S::box * b);
-                }
+                copy_box(to, map, &full[ring.stage], 128 * i, at.row);
+                copy_box(to + S::token_bytes / 2, map, &full[ring.stage], 128 * i + 64, at.row);
               }
               ring.next();
             }
@@ -462,7 +454,7 @@ void launch_middle(const Gpu& gpu, const PackedPlan& plan, FragmentArgs args) {
   CUtensorMap out{};
   map_results(out, args.finish, S::L::bf16, args.walk.rows);
   // Rows that lie in order come by a tensor map, to two blocks at once where both have weights.
-  CUtensorMap tokens{};
+  RowMaps<S::maps> tokens{};
   const bool mapped = args.direct && args.permutation == nullptr &&
                       map_rows(tokens, args.source, S::L::bf16, args.source_rows, args.k,
                                args.source_row_bytes / 2, S::box);

@@ -5,8 +5,8 @@
 // weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
 // by in steps of 64 through a ring of stages. 12 warps:
 //   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
-//               or a box of a tensor), and of each 64 tokens 32 for both blocks of the cluster (in
-//               turn, of all tokens at once half where a tile has enough);
+//               or a box of a tensor), and of the tokens, in steps of 16, half for both blocks of
+//               the cluster;
 //               what lies beyond the edges comes as zeros, what lies behind the group's end is
 //               another group's and is not stored.
 //               Where groups are older than the grid before this one, only it waits for that:
@@ -58,9 +58,9 @@ struct ManyTile {
   static constexpr bool in_turn = in_turn_;
   static constexpr bool gathers = gathers_;  // tokens as a permutation picks them
   static constexpr bool places = places_;    // results go to the rows' places
-  static constexpr int box = 64 / cluster;   // tokens of a copy
-  // Where that takes no box less, half of a tile comes by one copy, of so many; 0: never.
-  static constexpr int large_box = in_turn && !gathers ? tokens / cluster : 0;
+  // A block's share of a tile's tokens comes by one copy, of a multiple of so many tokens, each
+  // with a map of its own.
+  static constexpr int box = 16 / cluster, maps = gathers ? 1 : tokens / 16;
   static constexpr int rows = (in_turn ? 64 : 128) * blocks;  // of weights, a block's
   static constexpr int tiles = rows / 128;                    // of the prepared layout
   static constexpr int step = 64;                             // along k
@@ -145,8 +145,7 @@ struct Rounds {
 template <class T, class S>
 __global__ void __launch_bounds__(S::threads, 1)
     many_rows(const __grid_constant__ HopperArgs args, const __grid_constant__ CUtensorMap weights,
-              const __grid_constant__ CUtensorMap tokens,
-              const __grid_constant__ CUtensorMap large_tokens,
+              const __grid_constant__ RowMaps<S::maps> tokens,
               const __grid_constant__ CUtensorMap out) {
 #if defined(SHUNT_SM_90A)
   extern __shared__ __align__(1024) unsigned char stages[];
@@ -161,14 +160,15 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const sources = reinterpret_cast<std::uint32_t*>(empty + S::stages);  // of tiles found
   if (thread == 0) {
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
-    if (!S::gathers) prefetch_tensor_map(&tokens);
-    if (S::large_box > 0) prefetch_tensor_map(&large_tokens);
     if (args.finish.plain && !S::places) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
       mbarrier_init(&full[s], S::gathers ? 3 : 1);
       mbarrier_init(&empty[s], S::multiplying * S::cluster);
     }
     mbarrier_init_fence();
+  }
+  if (!S::gathers && thread >= 32 && thread < 32 + S::maps) {
+    prefetch_tensor_map(&tokens.of[thread - 32]);
   }
   const bool early = args.early;  // weights and groups are older than the grid before this one
   if (!early) {
@@ -198,9 +198,9 @@ __global__ void __launch_bounds__(S::threads, 1)
         const GroupTile at = found[parity];
         if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
         if (lane == 0) {
-          const int units = (at.count + 63) / 64;
-          const bool at_once = S::large_box > 0 && 64 * units == S::tokens;
-          const int first = at.row + (at_once ? S::large_box : S::box) * rank;
+          const int boxes = (at.count + 15) / 16, share = S::box * boxes;  // of tokens, a block's
+          const CUtensorMap* const map = &tokens.of[S::gathers ? 0 : boxes - 1];
+          const int first = at.row + share * rank;
           const int part = S::cluster * at.column + rank;
           const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
           const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(S::threads, 1)
               tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
           const int weight_row = at.group * args.group_rows + part * S::rows;
           const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) +
-                            units * (S::gathers ? gathered_bytes : 64 * 128);
+                            (S::gathers ? 1 : S::cluster) * share * 128;
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             const int s = ring.stage;
@@ -227,14 +227,9 @@ __global__ void __launch_bounds__(S::threads, 1)
             } else {
               copy_box(stage, &weights, &full[s], S::step * i, weight_row);
             }
-            if (at_once) {
-              unsigned char* const to = stage + S::weight_bytes + S::large_box * rank * 128;
-              copy_box_to_ranks(to, &large_tokens, &full[s], S::step * i, first, 3);
-            }
-#pragma unroll 1
-            for (int u = 0; u < units && !S::gathers && !at_once; ++u) {
-              unsigned char* const to = stage + S::weight_bytes + (64 * u + S::box * rank) * 128;
-              copy_box_to_ranks(to, &tokens, &full[s], S::step * i, first + 64 * u, 3);
+            if (!S::gathers) {
+              copy_box_to_ranks(stage + S::weight_bytes + share * rank * 128, map, &full[s],
+                                S::step * i, first, 3);
             }
             ring.next();
             if (ring.stage == 0) again = true;
@@ -257,34 +252,34 @@ __global__ void __launch_bounds__(S::threads, 1)
       }
     } else if (S::gathers) {
       if (early) wait_for_predecessor();
-      SharedGather<S::tokens / 64> gather(shared_address(stages) + S::weight_bytes, rank, warp - 2,
+      SharedGather<S::tokens / 16> gather(shared_address(stages) + S::weight_bytes, rank, warp - 2,
                                           lane);
       // Steps are passed on when `behind` more have been ordered, of this tile or the next.
       constexpr int behind = S::stages - 3;
       const bool carried = args.steps >= behind;
       StageRing<S::stages> ring, landed;
-      int owed = 0, units = 0;  // steps of the tile before, and its units
+      int owed = 0;  // steps of the tile before
       bool again = false;
-      const auto pass_on = [&](int of) {
+      const auto pass_on = [&](bool of_tile_before) {
         const int s = landed.stage;
-        gather.pass_on(static_cast<std::uint32_t>(s * S::stage_bytes), of, &full[s], lane);
+        gather.pass_on(static_cast<std::uint32_t>(s * S::stage_bytes), of_tile_before, &full[s],
+                       lane);
         landed.next();
       };
       for (int round = 0; round < rounds.count; ++round) {
         const int parity = round % 2;
         named_barrier(5 + parity, copying);
-        const int units_before = units;
-        units = gather.begin(sources + parity * S::source_count, found[parity].count);
+        gather.begin(sources + parity * S::source_count, found[parity].count);
         if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {
           const int s = ring.stage;
           if (again) mbarrier_wait(&empty[s], ring.parity ^ 1);
-          gather.order(args, units, static_cast<std::uint32_t>(s * S::stage_bytes),
+          gather.order(args, static_cast<std::uint32_t>(s * S::stage_bytes),
                        std::int64_t{2 * S::step} * i);
           if (i + owed >= behind) {
             cp_async_wait<behind>();
-            pass_on(i >= behind ? units : units_before);
+            pass_on(i < behind);
           }
           ring.next();
           if (ring.stage == 0) again = true;
@@ -292,7 +287,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         owed = behind;
         if (!carried || round + 1 == rounds.count) {
           cp_async_wait<0>();
-          for (int i = 0; i < min(behind, args.steps); ++i) pass_on(units);
+          for (int i = 0; i < min(behind, args.steps); ++i) pass_on(false);
           owed = 0;
         }
       }
@@ -346,14 +341,13 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
                  bool bf16) {
   if (S::gathers && args.source_rows * args.source_row_bytes / 16 >= most_pieces) return false;
   args.columns = (args.group_rows + S::cluster * S::rows - 1) / (S::cluster * S::rows);
-  CUtensorMap weights{}, tokens{}, large_tokens{}, out{};
+  CUtensorMap weights{}, out{};
+  RowMaps<S::maps> tokens{};
   if ((args.tiles == nullptr &&
        !map_rows(weights, p.matrices.data, bf16, std::int64_t{p.groups} * args.group_rows,
                  p.layout.k, p.matrices.strides[1], S::rows)) ||
       (!S::gathers && !map_rows(tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
                                 p.rows.strides[0], S::box)) ||
-      (S::large_box > 0 && !map_rows(large_tokens, p.rows.data, bf16, p.rows.shape[0], p.layout.k,
-                                     p.rows.strides[0], S::large_box)) ||
       (args.finish.plain && !S::places &&
        !map_row_ends(out, p.out.data, p.out.dtype == DType::bf16, p.out.shape[0],
                      args.finish.out_columns, p.out.strides[0], p.layout.paired ? 32 : 64, 64))) {
@@ -364,7 +358,7 @@ bool launch_many(const Gpu& gpu, const ProductPlan& plan, const GroupedProduct& 
           .block = dim3(S::threads),
           .shared = static_cast<std::size_t>(S::shared_bytes(args.groups)),
           .cluster = S::cluster},
-         many_rows<T, S>, args, weights, tokens, large_tokens, out);
+         many_rows<T, S>, args, weights, tokens, out);
   return true;
 }
 

@@ -30,7 +30,7 @@ constexpr double l2_bytes_a_clock = 40;  // a multiprocessor
 constexpr double at_once_bytes_a_clock = 64;  // likewise, where one copy brings a tile's rows
 constexpr double at_once_power = 0.6;         // and of copy_power
 constexpr double passed_bytes_a_clock = 20;   // of gathered rows, from block to block of a cluster
-constexpr double gathered_share = 1.01;       // of a product's time, with rows gathered on the way
+constexpr double gathered_share = 1.021;      // of a product's time, with rows gathered on the way
 constexpr double together_clocks = 3500;      // a tile's end and the next one's start
 constexpr double in_turn_clocks = 1000;
 constexpr double few_bytes_a_clock = 36;                     // that one block streams at most
@@ -88,18 +88,19 @@ struct Model {
     for (const double away : eighths) {
       const double rows_here = std::max(1.0, mean + away * spread);
       const double down = std::ceil(rows_here / tokens);
-      // Rows are multiplied in steps of 16 from 32 on, and loaded in units of 64.
+      // Rows are loaded in steps of 16, and multiplied so from 32 on. In place steps of 64 are
+      // counted: whatever a copy has, it takes its time.
       const double wide = std::max(32.0, std::ceil(rows_here / 16) * 16 / down);
-      const double loaded = std::ceil(wide / 64) * 64;
+      const double loaded = sizes.gathered ? wide : std::ceil(wide / 64) * 64;
       const double here = wide * down / 64;
       const double products = rows * wide * 64 * 2 / (4096 * 0.95);
       const bool at_once = in_turn && !sizes.gathered && wide > tokens - 64;
-      double loads = (rows * 128 + loaded / cluster * 128) /
-                     (at_once ? at_once_bytes_a_clock : l2_bytes_a_clock);
+      const double bytes = rows * 128 + loaded / cluster * 128;
+      double loads = bytes / (at_once ? at_once_bytes_a_clock : l2_bytes_a_clock);
       if (sizes.gathered) loads += loaded / cluster * 128 / passed_bytes_a_clock;
       tiles += down / std::size(eighths);
       units += here / std::size(eighths);
-      copied += (at_once ? at_once_power : 1) * down * (rows * 128 + loaded / cluster * 128);
+      copied += (at_once ? at_once_power : 1) * down * bytes;
       multiplied += down * rows * wide;
       clocks += down / std::size(eighths) *
                 (static_cast<double>(steps) * both(products, loads) +
@@ -279,8 +280,8 @@ bool gather_first(ProductSizes sizes, const GpuFigures& gpu) {
   const ProductPlan after = plan_product(sizes, gpu);
   if (after.kernel == ProductPlan::portable) return false;
   constexpr double surely = 1.01;  // predictions that are closer say nothing
-  // Read and written, a part of it in the L2.
-  const double bytes = 0.75 * 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
+  // Read and written.
+  const double bytes = 2 * 2 * static_cast<double>(sizes.rows * sizes.k);
   sizes.gathered = true;
   sizes.weighed = weighed;
   const ProductPlan on_the_way = plan_product(sizes, gpu);

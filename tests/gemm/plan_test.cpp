@@ -95,7 +95,8 @@ TEST(ProductPlan, ManyRowsAreGatheredByAPass) {
   }
   for (const auto& s :
        {sizes(128, 512, 1536, 2048), sizes(128, 2048, 1536, 2048), sizes(128, 4096, 1536, 2048),
-        sizes(128, 8192, 1536, 2048), sizes(32, 512, 4096, 7168)}) {
+        sizes(128, 8192, 1536, 2048), sizes(128, 12288, 1536, 2048), sizes(128, 8192, 3072, 5120),
+        sizes(32, 512, 4096, 7168)}) {
     EXPECT_FALSE(gather_first(s, h200)) << s.rows << " rows, k " << s.k;
   }
   GpuFigures b200 = h200;  // whose own kernel reads rows in order only
