@@ -292,6 +292,20 @@ TEST(PackedGemm, EveryFormatRaggedGroupsAndTails) {
   }
 }
 
+// Each multiple of 16 rows has a tensor map of its own.
+TEST(PackedGemm, TilesOfEveryHeight) {
+  SHUNT_ON_GPU_ONLY();
+  std::vector<std::int32_t> sizes;
+  for (int rows = 16; rows <= 256; rows += 16) sizes.push_back(rows - rows / 16 % 3);
+  for (const FormatSpec& format : {FormatSpec{Format::nvfp4}, FormatSpec{Format::sparse_nvfp4}}) {
+    // So long along k that blocks share rows, and shorter.
+    for (const std::int64_t k : {2056, 272}) {
+      run_all({.format = format, .n = 440, .k = k, .sizes = sizes});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(PackedGemm, RowsOfEveryKind) {
   SHUNT_ON_GPU_ONLY();
   for (const FormatSpec& format :

@@ -224,6 +224,16 @@ TEST(HopperGemm, RaggedGroupsAndTails) {
   }
 }
 
+// Each multiple of 16 rows has a tensor map of its own.
+TEST(HopperGemm, TilesOfEveryHeight) {
+  SHUNT_ON_HOPPER_ONLY();
+  std::vector<std::int32_t> sizes;
+  for (int rows = 16; rows <= 256; rows += 16) sizes.push_back(rows - rows / 16 % 3);
+  for (const int from : {0, 300}) {
+    run_all({.n = 264, .k = 776, .sizes = sizes, .gathered_from = from, .holes = from > 0});
+  }
+}
+
 TEST(HopperGemm, WidthsOfModels) {
   SHUNT_ON_HOPPER_ONLY();
   for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{2880, 1408}, {768, 2880}}) {
