@@ -36,14 +36,19 @@ std::size_t packed_bytes(std::size_t k, std::size_t group) {
   return pairs_bytes(k) + (k + group - 1) / group * amx_rows * sizeof(float);
 }
 
+template <bool planes>
 void pack_row(const void* row, std::size_t k, std::size_t group, float more, char* to,
               float* units) {
   const auto* const numbers = static_cast<const char*>(row) + fixed_numbers_at(k, group);
   const __m512i below = _mm512_set1_epi32(255);
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  // fixed_plane_order's inverse.
+  const __m256i joined = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(8, 0, 10, 2, 12, 4, 14, 6, 9, 1, 11, 3, 13, 5, 15, 7));
   for (std::size_t at = 0; at < k; at += tile_k, to += tile_bytes) {
-    const __m512i n = _mm512_cvtepi16_epi32(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + 2 * at)));
+    __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + 2 * at));
+    if constexpr (planes) both = _mm256_shuffle_epi8(both, joined);
+    const __m512i n = _mm512_cvtepi16_epi32(both);
     const __m512i lower = _mm512_and_si512(n, below);
     const __m512i first = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(n, lower)));
     const __m512i second = _mm512_castps_si512(_mm512_cvtepi32_ps(lower));
@@ -59,7 +64,7 @@ void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t
   pack_tiles(rows, count, packed_bytes(k, group), to,
              [&](const void* row, char* tile, std::size_t r) {
                auto* const units = reinterpret_cast<float*>(tile + pairs_bytes(k));
-               pack_row(row, k, group, Codes::more, tile + 64 * r, units + r);
+               pack_row<Codes::planes>(row, k, group, Codes::more, tile + 64 * r, units + r);
              });
 }
 
@@ -88,6 +93,7 @@ struct Numbers {
 constexpr Numbers numbers;
 
 struct E2m1Pairs {
+  static constexpr bool planes = true;  // of rows
   static constexpr float more = 1;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   struct Extra {};
@@ -102,6 +108,7 @@ struct E2m1Pairs {
   }
 };
 struct Int4Pairs {
+  static constexpr bool planes = true;
   static constexpr float more = 1;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   using Extra = __m512i;  // the zero points
@@ -137,6 +144,7 @@ struct Spread {
 };
 constexpr Spread spread;
 struct SparsePairs {
+  static constexpr bool planes = false;
   static constexpr float more = 256;
   static constexpr std::size_t step_k = 16, step_bytes = 384;
   struct Extra {};

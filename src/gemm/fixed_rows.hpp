@@ -26,7 +26,8 @@ namespace shunt::cpu_engine {
 
 // In memory: the blocks, then the numbers, filled up with zeros to a multiple of 32. A number is 16
 // bits; rows in bytes have of a block of 32 first the upper bytes and then the lower ones, both
-// signed.
+// signed; rows in planes have of each eight the upper bytes in fixed_plane_order, then the lower
+// ones, which have no sign.
 struct FixedBlock {
   float unit;  // 2^(e-14), times the unit of the codes
   // What the products of codes that are more than they mean add, negated.
@@ -39,6 +40,8 @@ constexpr std::size_t fixed_byte_group = 64;  // of int8
 // dense3: with so many more its numbers are positive bytes; its rows have so many bits less.
 constexpr int fixed_dense3_more = 128;
 constexpr std::uint32_t fixed_dense3_less = 1;
+// As a word of eight codes has them: those in the lower nibbles of its bytes, then the others.
+constexpr int fixed_plane_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 constexpr std::size_t fixed_numbers_at(std::size_t k, std::size_t group) {
   return (k + group - 1) / group * sizeof(FixedBlock);
 }
@@ -70,7 +73,8 @@ extern const FixedKernels fixed_kernels;
 extern const FixedFormat fixed_sparse;
 }  // namespace avx512_vnni
 namespace avx512_vbmi {
-extern const FixedFormat fixed_dense3;         // rows in bytes
+extern const FixedFormat nvfp4_planes, mxfp4_planes, int4_planes;  // groups of 16 or 32
+extern const FixedFormat fixed_dense3;                             // rows in bytes
 extern const FixedFormat fixed_dense3_shared;  // the same, with fewer loads (Features::fewer_loads)
 }  // namespace avx512_vbmi
 

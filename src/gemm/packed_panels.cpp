@@ -435,6 +435,7 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 : vnni           ? avx512_vnni::fixed_kernels
                                                  : none;
   const bool vbmi = features().avx512_vbmi, tiles = isa == Isa::amx_bf16 && vnni;
+  const bool planes = vnni && vbmi && (group == 16 || group == 32);
   const bool bytes = tiles && vbmi && features().amx_int8;
   const auto product = [&](const FixedFormat& format, const FixedTiles& many = {}) {
     return format.row != nullptr ? FixedProduct{format, group, many} : FixedProduct{};
@@ -442,17 +443,22 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   const auto of_pairs = [&](const FixedTiles& many) {
     return tiles && (group == 16 || group == 32) ? many : FixedTiles{};
   };
+  const auto of_nibbles = [&](const FixedFormat& words, const FixedFormat& in_planes,
+                              const FixedTiles& many) {
+    return planes ? product(in_planes, tiles ? many : FixedTiles{}) : product(words);
+  };
   const auto of_bytes = [&](const FixedTiles& many) {
     return bytes && group % 64 == 0 && group <= most_tiled_group ? many : FixedTiles{};
   };
   switch (panels.format.format) {
     case Format::nvfp4:
-      return product(kernels.nvfp4, of_pairs(amx_bf16::nvfp4_pairs));
+      return of_nibbles(kernels.nvfp4, avx512_vbmi::nvfp4_planes, amx_bf16::nvfp4_pairs);
     case Format::mxfp4:
-      return product(kernels.mxfp4, of_pairs(amx_bf16::mxfp4_pairs));
+      return of_nibbles(kernels.mxfp4, avx512_vbmi::mxfp4_planes, amx_bf16::mxfp4_pairs);
     case Format::int4:
-      return product(kernels.int4,
-                     group < 64 ? of_pairs(amx_bf16::int4_pairs) : of_bytes(amx_int8::int4_tiles));
+      if (group < 64)
+        return of_nibbles(kernels.int4, avx512_vbmi::int4_planes, amx_bf16::int4_pairs);
+      return product(kernels.int4, of_bytes(amx_int8::int4_tiles));
     case Format::int8:
       return product(features().int8_by_words ? kernels.int8_to_l1 : kernels.int8,
                      of_bytes(amx_int8::int8_tiles));

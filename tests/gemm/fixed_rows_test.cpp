@@ -68,6 +68,11 @@ class FixedRows : public testing::TestWithParam<Case> {
     const cpu_engine::Features& cpu = cpu_engine::features();
     return in_dense3() && isa() >= Isa::avx512 && cpu.avx512_vnni && cpu.avx512_vbmi;
   }
+  bool in_planes() const {
+    const cpu_engine::Features& cpu = cpu_engine::features();
+    return (in_e2m1() || format().format == Format::int4) && product().group <= 32 &&
+           isa() >= Isa::avx512 && cpu.avx512_vnni && cpu.avx512_vbmi;
+  }
   // The i-th number of a row of `size`.
   int number(const std::vector<char>& bytes, std::size_t size, std::size_t i) const {
     const char* const numbers = bytes.data() + cpu_engine::fixed_numbers_at(size, product().group);
@@ -75,6 +80,14 @@ class FixedRows : public testing::TestWithParam<Case> {
       const std::size_t at = i / 32 * 64 + i % 32;
       return 256 * static_cast<signed char>(numbers[at]) +
              static_cast<signed char>(numbers[at + 32]);
+    }
+    if (in_planes()) {
+      const auto* const order = cpu_engine::fixed_plane_order;
+      const auto at =
+          i / 8 * 16 +
+          static_cast<std::size_t>(std::find(order, order + 8, static_cast<int>(i % 8)) - order);
+      return 256 * static_cast<signed char>(numbers[at]) +
+             static_cast<unsigned char>(numbers[at + 8]);
     }
     std::int16_t n = 0;
     std::memcpy(&n, numbers + 2 * place(i), 2);
