@@ -147,7 +147,7 @@ struct Planes {
         const char* word = at + 4 * from;
         std::size_t number = x;
         for (std::size_t left = words; left > 0; word += 256, number += 16, --left) {
-          SHUNT_UNROLL for (int i = 0; i < many; ++i) fetch(word + ahead + 64 * i);
+          SHUNT_UNROLL for (int i = 0; i < many; ++i) fetch(word + ahead + std::ptrdiff_t{64} * i);
           step(codes, word, tile.row, number, upper, lower);
         }
         SHUNT_UNROLL for (int i = 0; i < many; ++i) {
