@@ -15,6 +15,7 @@
 #include "gemm/fixed_bound.hpp"
 #include "gemm/fused.hpp"
 #include "gemm/gemm_data.hpp"
+#include "gemm/packed_panels.hpp"
 
 namespace shunt::test {
 namespace {
@@ -335,6 +336,82 @@ TEST(FixedRowsPlan, FloatsStayWhereIntegersDoNotReach) {
               isa == Isa::avx2 || (vnni && isa != Isa::avx512_bf16));
   }
 }
+
+#if defined(__x86_64__)
+// What a CPU with VNNI and without VBMI takes: the bits of AVX2, of the same panel.
+TEST(FixedRowsInWords, AreThoseOfAvx2) {
+  if (!cpu_engine::features().avx512_vnni) GTEST_SKIP() << "needs AVX-512 with VNNI";
+  using cpu_engine::FixedFormat;
+  struct Kernels {
+    FormatSpec format;
+    cpu_engine::PackedScale scale;
+    const FixedFormat &avx2, &vnni;
+  };
+  const cpu_engine::FixedKernels &avx2 = cpu_engine::avx2::fixed_kernels,
+                                 &vnni = cpu_engine::avx512_vnni::fixed_kernels;
+  for (const Kernels& kernels :
+       {Kernels{{Format::nvfp4}, cpu_engine::PackedScale::e4m3, avx2.nvfp4, vnni.nvfp4},
+        {{Format::mxfp4}, cpu_engine::PackedScale::e8m0, avx2.mxfp4, vnni.mxfp4},
+        {{Format::int4, 32}, cpu_engine::PackedScale::bf16, avx2.int4, vnni.int4}}) {
+    for (const std::size_t k : {16, 100, 256, 515}) {
+      const cpu_engine::PackedPanels panels{
+          .format = kernels.format, .n = 64, .k = static_cast<std::int64_t>(k)};
+      const auto group = static_cast<std::size_t>(panels.group());
+      std::vector<char> panel(static_cast<std::size_t>(panels.panel_bytes()));
+      std::uint32_t random = 1;
+      for (char& byte : panel) {
+        random = random * 1664525 + 1013904223;
+        byte = static_cast<char>(random >> 24);
+      }
+      // Scales that are neither NaN nor far from one.
+      const auto scales = static_cast<std::size_t>(panels.scale_bytes());
+      std::size_t at = 0;
+      for (std::size_t begin = 0; begin < k; begin += group) {
+        for (std::size_t i = 0; i < scales; ++i) {
+          const int small = panel[at + i] & 7;
+          panel[at + i] = static_cast<char>(kernels.format.format == Format::mxfp4   ? 124 + small
+                                            : kernels.format.format == Format::nvfp4 ? 0x30 + small
+                                            : i % 2 == 0                             ? panel[at + i]
+                                                                                     : 0x3e);
+        }
+        const std::size_t end = std::min(begin + group, k);
+        at += scales +
+              static_cast<std::size_t>(panels.code_bytes(static_cast<std::int64_t>(end - begin)));
+      }
+      ASSERT_EQ(at, panel.size());
+      for (const std::size_t rows : {1, 2, 3, 4, 6, 7, 13}) {
+        const Array x = random_array(
+            DType::f16, {static_cast<std::int64_t>(rows), static_cast<std::int64_t>(k)}, 22);
+        const auto multiply = [&](const FixedFormat& format) {
+          std::vector<std::vector<char>> fixed;
+          std::vector<const void*> of;
+          std::vector<float> from((k + 31) / 32 * 32);
+          for (std::size_t r = 0; r < rows; ++r) {
+            for (std::size_t i = 0; i < k; ++i)
+              from[i] = x.get(static_cast<std::int64_t>(r * k + i));
+            fixed.emplace_back(cpu_engine::fixed_row_bytes(k, group));
+            EXPECT_TRUE(format.row(from.data(), k, group, fixed.back().data()));
+            of.push_back(fixed.back().data());
+          }
+          std::vector<float> sums(64 * rows, 0.25F);
+          constexpr float globals[4] = {1, 0.5F, 3, 1};
+          format.multiply({.rows = of.data(),
+                           .count = rows,
+                           .panel = panel.data(),
+                           .k = k,
+                           .group = group,
+                           .globals = globals,
+                           .scale = kernels.scale,
+                           .sums = sums.data()});
+          return sums;
+        };
+        EXPECT_EQ(multiply(kernels.vnni), multiply(kernels.avx2))
+            << to_string(kernels.format) << ", " << rows << " rows, k " << k;
+      }
+    }
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace shunt::test
