@@ -1,5 +1,5 @@
-// Codes of four bits times rows in blocks of 16 or 32 integers (fixed_rows.hpp), in AVX-512 with
-// VNNI and VBMI.
+// Codes of four bits times rows in blocks of integers (fixed_rows.hpp), in AVX-512 with VNNI and
+// VBMI.
 //
 // A row's number of 16 bits is two bytes, n = 256 * upper + lower, the upper one signed and the
 // lower one not, and a code is a byte below 25, which vpdpbusd takes for either: as the byte

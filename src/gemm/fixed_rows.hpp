@@ -73,7 +73,7 @@ extern const FixedKernels fixed_kernels;
 extern const FixedFormat fixed_sparse;
 }  // namespace avx512_vnni
 namespace avx512_vbmi {
-extern const FixedFormat nvfp4_planes, mxfp4_planes, int4_planes;  // groups of 16 or 32
+extern const FixedFormat nvfp4_planes, mxfp4_planes, int4_planes;  // groups of 16 n
 extern const FixedFormat fixed_dense3;                             // rows in bytes
 extern const FixedFormat fixed_dense3_shared;  // the same, with fewer loads (Features::fewer_loads)
 }  // namespace avx512_vbmi

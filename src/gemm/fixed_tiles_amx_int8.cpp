@@ -43,6 +43,11 @@ struct Order {
   alignas(64) std::uint8_t at[2][64];
   constexpr Order() : at{} {
     for (int i = 0; i < 64; ++i) {
+      if (Codes::planes) {
+        at[0][i] = static_cast<std::uint8_t>(i / 8 * 16 + 8 + i % 8);
+        at[1][i] = static_cast<std::uint8_t>(i / 8 * 16 + i % 8);
+        continue;
+      }
       const int number = i / 8 * 8 + Codes::order[i % 8];
       at[0][i] = static_cast<std::uint8_t>(2 * number);
       at[1][i] = static_cast<std::uint8_t>(2 * number + 1);
@@ -90,7 +95,8 @@ SHUNT_INLINE __m512i high_nibbles(__m512i words) {
 }
 
 struct Int4Tiles {
-  static constexpr int order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  static constexpr bool planes = true;  // of rows, in their order
+  static constexpr auto& order = fixed_plane_order;
   static constexpr bool of_bytes = false;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   using Extra = __m512i;  // the zero points, four times each
@@ -105,6 +111,7 @@ struct Int4Tiles {
   }
 };
 struct Int8Tiles {
+  static constexpr bool planes = false;
   static constexpr int order[8] = {0, 2, 1, 3, 4, 6, 5, 7};  // as fix_row() left them
   static constexpr bool of_bytes = true;
   static constexpr std::size_t step_k = 4, step_bytes = 256;

@@ -435,7 +435,7 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
                                 : vnni           ? avx512_vnni::fixed_kernels
                                                  : none;
   const bool vbmi = features().avx512_vbmi, tiles = isa == Isa::amx_bf16 && vnni;
-  const bool planes = vnni && vbmi && (group == 16 || group == 32);
+  const bool planes = vnni && vbmi && group % 16 == 0;
   const bool bytes = tiles && vbmi && features().amx_int8;
   const auto product = [&](const FixedFormat& format, const FixedTiles& many = {}) {
     return format.row != nullptr ? FixedProduct{format, group, many} : FixedProduct{};
@@ -456,9 +456,9 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
     case Format::mxfp4:
       return of_nibbles(kernels.mxfp4, avx512_vbmi::mxfp4_planes, amx_bf16::mxfp4_pairs);
     case Format::int4:
-      if (group < 64)
-        return of_nibbles(kernels.int4, avx512_vbmi::int4_planes, amx_bf16::int4_pairs);
-      return product(kernels.int4, of_bytes(amx_int8::int4_tiles));
+      return of_nibbles(
+          kernels.int4, avx512_vbmi::int4_planes,
+          group < 64 ? of_pairs(amx_bf16::int4_pairs) : of_bytes(amx_int8::int4_tiles));
     case Format::int8:
       return product(features().int8_by_words ? kernels.int8_to_l1 : kernels.int8,
                      of_bytes(amx_int8::int8_tiles));

@@ -71,7 +71,7 @@ class FixedRows : public testing::TestWithParam<Case> {
   }
   bool in_planes() const {
     const cpu_engine::Features& cpu = cpu_engine::features();
-    return (in_e2m1() || format().format == Format::int4) && product().group <= 32 &&
+    return (in_e2m1() || format().format == Format::int4) && product().group % 16 == 0 &&
            isa() >= Isa::avx512 && cpu.avx512_vnni && cpu.avx512_vbmi;
   }
   // The i-th number of a row of `size`.
@@ -352,7 +352,8 @@ TEST(FixedRowsInWords, AreThoseOfAvx2) {
   for (const Kernels& kernels :
        {Kernels{{Format::nvfp4}, cpu_engine::PackedScale::e4m3, avx2.nvfp4, vnni.nvfp4},
         {{Format::mxfp4}, cpu_engine::PackedScale::e8m0, avx2.mxfp4, vnni.mxfp4},
-        {{Format::int4, 32}, cpu_engine::PackedScale::bf16, avx2.int4, vnni.int4}}) {
+        {{Format::int4, 32}, cpu_engine::PackedScale::bf16, avx2.int4, vnni.int4},
+        {{Format::int4, 128}, cpu_engine::PackedScale::bf16, avx2.int4, vnni.int4}}) {
     for (const std::size_t k : {16, 100, 256, 515}) {
       const cpu_engine::PackedPanels panels{
           .format = kernels.format, .n = 64, .k = static_cast<std::int64_t>(k)};
