@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           const GroupTile at = list.find(tile);
           if (lane == 0) {
             const char* const weights = weights_of(at);
-            const int boxes = (at.count + 15) / 16, share = S::box * boxes;  // of tokens, a block's
-            const CUtensorMap* const map = &tokens.of[boxes - 1];
+            const int share = (at.count + 15) / 16 * S::box;  // of tokens, a block's
+            const CUtensorMap* const map = &tokens.of[share / S::box - 1];
 #pragma unroll 1
             for (int i = 0; i < 2 * args.steps; ++i) {
               if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);

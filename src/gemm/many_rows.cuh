@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         const GroupTile at = found[parity];
         if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
         if (lane == 0) {
-          const int boxes = (at.count + 15) / 16, share = S::box * boxes;  // of tokens, a block's
-          const CUtensorMap* const map = &tokens.of[S::gathers ? 0 : boxes - 1];
+          const int share = (at.count + 15) / 16 * S::box;  // of tokens, a block's
+          const CUtensorMap* const map = &tokens.of[S::gathers ? 0 : share / S::box - 1];
           const int first = at.row + share * rank;
           const int part = S::cluster * at.column + rank;
           const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));

@@ -89,7 +89,8 @@ struct Model {
       const double rows_here = std::max(1.0, mean + away * spread);
       const double down = std::ceil(rows_here / tokens);
       // Rows are loaded in steps of 16, and multiplied so from 32 on. In place steps of 64 are
-      // counted: whatever a copy has, it takes its time.
+      // counted: with those of 16 the plan took slower tiles than it does
+      // (docs/notes/cuda-gemm.md).
       const double wide = std::max(32.0, std::ceil(rows_here / 16) * 16 / down);
       const double loaded = sizes.gathered ? wide : std::ceil(wide / 64) * 64;
       const double here = wide * down / 64;
