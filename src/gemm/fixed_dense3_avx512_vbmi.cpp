@@ -25,6 +25,8 @@ namespace {
 #include "gemm/packed_tiles.inl"
 // How they become integers.
 #include "gemm/fixed_blocks.inl"
+// And in bytes.
+#include "gemm/fix_rows_avx512.inl"
 
 template <class Word>
 SHUNT_INLINE Word bytes_at(const char* p) {
@@ -41,28 +43,13 @@ SHUNT_INLINE __m512i whole(__m512i upper, __m512i lower) {
 
 // In two bytes a number, 32 at a time.
 bool fix_row_to_bytes(const float* from, std::size_t k, std::size_t group, void* to) {
-  auto* block = static_cast<FixedBlock*>(to);
-  auto* numbers = static_cast<signed char*>(to) + fixed_numbers_at(k, group);
-  for (std::size_t begin = 0; begin < k; begin += group, ++block, numbers += 2 * group) {
-    const __m512 x[2] = {_mm512_loadu_ps(from + begin), _mm512_loadu_ps(from + begin + 16)};
-    const __m512i size = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(x[0])),
-                                          _mm512_castps_si512(_mm512_abs_ps(x[1])));
-    const std::uint32_t exponent = block_exponent(_mm512_reduce_max_epu32(size));
-    if (exponent == 255) return false;
-    const __m512 factor = _mm512_set1_ps(power_of_bits(268 - fixed_dense3_less - exponent));
-    __m512i sum = _mm512_setzero_si512();
-    SHUNT_UNROLL for (int h = 0; h < 2; ++h) {
-      const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(x[h], factor));
-      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
-      auto* const at = reinterpret_cast<__m128i*>(numbers + std::ptrdiff_t{16} * h);
-      _mm_storeu_si128(at, _mm512_cvtepi32_epi8(upper));
-      _mm_storeu_si128(at + 2, _mm512_cvtepi32_epi8(n));  // what is left, with its sign
-      sum = _mm512_add_epi32(sum, n);
-    }
-    *block = {power_of_bits(exponent - 14 + fixed_dense3_less) * dense3_unit,
-              -fixed_dense3_more * _mm512_reduce_add_epi32(sum)};
-  }
-  return true;
+  const auto store = [](char* numbers, std::size_t i, __m512i n) {
+    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
+    auto* const at = reinterpret_cast<__m128i*>(numbers + i / 32 * 64 + i % 32);
+    _mm_storeu_si128(at, _mm512_cvtepi32_epi8(upper));
+    _mm_storeu_si128(at + 2, _mm512_cvtepi32_epi8(n));  // what is left, with its sign
+  };
+  return fix_blocks<fixed_dense3_less>(from, k, group, to, dense3_unit, fixed_dense3_more, store);
 }
 
 // `shares`: two to four rows meet 32 columns at once, so that what is loaded of a row serves twice.

@@ -42,9 +42,8 @@ void pack_row(const void* row, std::size_t k, std::size_t group, float more, cha
   const auto* const numbers = static_cast<const char*>(row) + fixed_numbers_at(k, group);
   const __m512i below = _mm512_set1_epi32(255);
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-  // fixed_plane_order's inverse.
   const __m256i joined = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(8, 0, 10, 2, 12, 4, 14, 6, 9, 1, 11, 3, 13, 5, 15, 7));
+      _mm_load_si128(reinterpret_cast<const __m128i*>(fixed_planes.to_words)));
   for (std::size_t at = 0; at < k; at += tile_k, to += tile_bytes) {
     __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + 2 * at));
     if constexpr (planes) both = _mm256_shuffle_epi8(both, joined);

@@ -24,38 +24,20 @@ namespace {
 #include "gemm/packed_tiles.inl"
 // How they become integers.
 #include "gemm/fixed_blocks.inl"
+// And in bytes.
+#include "gemm/fix_rows_avx512.inl"
 
 // ---- rows --------------------------------------------------------------------------------------
 
 template <class Codes>
 bool fix_row_to_planes(const float* from, std::size_t k, std::size_t group, void* to) {
-  const std::size_t padded = (k + fixed_step - 1) / fixed_step * fixed_step;
-  auto* block = static_cast<FixedBlock*>(to);
-  auto* numbers = static_cast<char*>(to) + fixed_numbers_at(k, group);
-  // Of each eight numbers the upper bytes in fixed_plane_order, then the lower ones.
   const __m256i planes = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(1, 9, 3, 11, 5, 13, 7, 15, 0, 8, 2, 10, 4, 12, 6, 14));
-  for (std::size_t begin = 0; begin < k; begin += group, ++block) {
-    const std::size_t end = begin + group < padded ? begin + group : padded;
-    __m512i largest = _mm512_setzero_si512();
-    for (std::size_t i = begin; i < end; i += 16) {
-      const __m512 x = _mm512_abs_ps(_mm512_loadu_ps(from + i));
-      largest = _mm512_max_epu32(largest, _mm512_castps_si512(x));
-    }
-    const std::uint32_t exponent = block_exponent(_mm512_reduce_max_epu32(largest));
-    if (exponent == 255) return false;
-    const __m512 factor = _mm512_set1_ps(power_of_bits(268 - exponent));
-    __m512i sum = _mm512_setzero_si512();
-    for (std::size_t i = begin; i < end; i += 16, numbers += 32) {
-      const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from + i), factor));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers),
-                          _mm256_shuffle_epi8(_mm512_cvtepi32_epi16(n), planes));
-      sum = _mm512_add_epi32(sum, n);
-    }
-    *block = {power_of_bits(exponent - 14) * Codes::unit,
-              -Codes::more * _mm512_reduce_add_epi32(sum)};
-  }
-  return true;
+      _mm_load_si128(reinterpret_cast<const __m128i*>(fixed_planes.of_words)));
+  const auto store = [&](char* numbers, std::size_t i, __m512i n) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + 2 * i),
+                        _mm256_shuffle_epi8(_mm512_cvtepi32_epi16(n), planes));
+  };
+  return fix_blocks<0>(from, k, group, to, Codes::unit, Codes::more, store);
 }
 
 // ---- codes -------------------------------------------------------------------------------------

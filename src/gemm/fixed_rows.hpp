@@ -42,6 +42,21 @@ constexpr int fixed_dense3_more = 128;
 constexpr std::uint32_t fixed_dense3_less = 1;
 // As a word of eight codes has them: those in the lower nibbles of its bytes, then the others.
 constexpr int fixed_plane_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+// Of eight numbers, which byte of the 16 goes to each place: from words to planes, and back.
+struct FixedPlanes {
+  alignas(16) std::uint8_t of_words[16];
+  alignas(16) std::uint8_t to_words[16];
+  constexpr FixedPlanes() : of_words{}, to_words{} {
+    for (int place = 0; place < 8; ++place) {
+      const int lower = 2 * fixed_plane_order[place], upper = lower + 1;
+      of_words[place] = static_cast<std::uint8_t>(upper);
+      of_words[place + 8] = static_cast<std::uint8_t>(lower);
+      to_words[upper] = static_cast<std::uint8_t>(place);
+      to_words[lower] = static_cast<std::uint8_t>(place + 8);
+    }
+  }
+};
+inline constexpr FixedPlanes fixed_planes;
 constexpr std::size_t fixed_numbers_at(std::size_t k, std::size_t group) {
   return (k + group - 1) / group * sizeof(FixedBlock);
 }

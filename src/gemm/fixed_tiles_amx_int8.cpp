@@ -43,14 +43,8 @@ struct Order {
   alignas(64) std::uint8_t at[2][64];
   constexpr Order() : at{} {
     for (int i = 0; i < 64; ++i) {
-      if (Codes::planes) {
-        at[0][i] = static_cast<std::uint8_t>(i / 8 * 16 + 8 + i % 8);
-        at[1][i] = static_cast<std::uint8_t>(i / 8 * 16 + i % 8);
-        continue;
-      }
-      const int number = i / 8 * 8 + Codes::order[i % 8];
-      at[0][i] = static_cast<std::uint8_t>(2 * number);
-      at[1][i] = static_cast<std::uint8_t>(2 * number + 1);
+      at[0][i] = static_cast<std::uint8_t>(i / 8 * 16 + Codes::lower(i % 8));
+      at[1][i] = static_cast<std::uint8_t>(i / 8 * 16 + Codes::upper(i % 8));
     }
   }
 };
@@ -85,7 +79,8 @@ void pack(const void* const* rows, std::size_t count, std::size_t k, std::size_t
 
 // ---- codes -------------------------------------------------------------------------------------
 //
-// A step of 16 columns becomes signed bytes, [step_k / 4][16][4], each eight of k in `order`.
+// A step of 16 columns becomes signed bytes, [step_k / 4][16][4]. lower(i), upper(i): which byte of
+// eight of a row's numbers meets the i-th of them.
 
 SHUNT_INLINE __m512i low_nibbles(__m512i words) {
   return _mm512_and_si512(words, _mm512_set1_epi8(15));
@@ -95,8 +90,9 @@ SHUNT_INLINE __m512i high_nibbles(__m512i words) {
 }
 
 struct Int4Tiles {
-  static constexpr bool planes = true;  // of rows, in their order
-  static constexpr auto& order = fixed_plane_order;
+  // Rows lie in planes.
+  static constexpr int lower(int i) { return 8 + i; }
+  static constexpr int upper(int i) { return i; }
   static constexpr bool of_bytes = false;
   static constexpr std::size_t step_k = 8, step_bytes = 256;
   using Extra = __m512i;  // the zero points, four times each
@@ -111,8 +107,10 @@ struct Int4Tiles {
   }
 };
 struct Int8Tiles {
-  static constexpr bool planes = false;
-  static constexpr int order[8] = {0, 2, 1, 3, 4, 6, 5, 7};  // as fix_row() left them
+  // Of words, as fix_row() left them.
+  static constexpr int order[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  static constexpr int lower(int i) { return 2 * order[i]; }
+  static constexpr int upper(int i) { return 2 * order[i] + 1; }
   static constexpr bool of_bytes = true;
   static constexpr std::size_t step_k = 4, step_bytes = 256;
   struct Extra {};

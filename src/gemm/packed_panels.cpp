@@ -445,16 +445,16 @@ FixedProduct fixed_product([[maybe_unused]] Isa isa, [[maybe_unused]] const Pack
   };
   const auto of_nibbles = [&](const FixedFormat& words, const FixedFormat& in_planes,
                               const FixedTiles& many) {
-    return planes ? product(in_planes, tiles ? many : FixedTiles{}) : product(words);
+    return planes ? product(in_planes, many) : product(words);
   };
   const auto of_bytes = [&](const FixedTiles& many) {
     return bytes && group % 64 == 0 && group <= most_tiled_group ? many : FixedTiles{};
   };
   switch (panels.format.format) {
     case Format::nvfp4:
-      return of_nibbles(kernels.nvfp4, avx512_vbmi::nvfp4_planes, amx_bf16::nvfp4_pairs);
+      return of_nibbles(kernels.nvfp4, avx512_vbmi::nvfp4_planes, of_pairs(amx_bf16::nvfp4_pairs));
     case Format::mxfp4:
-      return of_nibbles(kernels.mxfp4, avx512_vbmi::mxfp4_planes, amx_bf16::mxfp4_pairs);
+      return of_nibbles(kernels.mxfp4, avx512_vbmi::mxfp4_planes, of_pairs(amx_bf16::mxfp4_pairs));
     case Format::int4:
       return of_nibbles(
           kernels.int4, avx512_vbmi::int4_planes,
