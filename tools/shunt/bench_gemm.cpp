@@ -21,12 +21,13 @@ struct Products {
   Context context;
   GroupedGemmSpec spec;
   bench::Walk walk = bench::Walk::offsets;
-  std::int64_t capacity = 0;  // rows of a group, unless by offsets
-  Variants rows, out;         // [R, ..]
-  Variants offsets;           // counts, where they are masked
-  std::int64_t expected = 0;  // rows of a group
-  Tensor row_scales;          // of rows that are fp8
-  Variants weights;           // of call 0, as they were before
+  std::int64_t capacity = 0;    // rows of a group, unless by offsets
+  Variants rows, out;           // [R, ..]
+  Variants offsets;             // counts, where they are masked
+  std::int64_t expected = 0;    // rows of a group
+  Tensor row_scales;            // of rows that are fp8
+  Variants weights;             // of call 0, as they were before; or, packed,
+  std::vector<float> unpacked;  // [N, K], of every group
   std::vector<Buffer> memory;
   std::vector<PreparedWeights> prepared;
   std::vector<std::int32_t> first_offsets;
@@ -60,11 +61,18 @@ struct Products {
   }
 };
 
+// Of every row that is fp8 already.
+constexpr float row_scale = 0.01F;
+
 // A few results against sums in double precision, of the first and the last rows of groups too.
+// Packed weights: kernels for many rows round some formats' to 16 bits, tensor cores lose bits of
+// sums of fp8, each by chance alone; three hundredths of a sum's deviation are more than either.
 void check_products(const Products& made, const std::string& label) {
   const GroupedGemmSpec& spec = made.spec;
   const std::int64_t count = made.first_offsets.back();
-  if (count == 0) return;
+  if (count == 0 || spec.rows == RowFormat::nvfp4) return;  // rows rounded by the product itself
+  const bool packed = !made.unpacked.empty();
+  const double scale = made.row_scales ? double{row_scale} : 1;
   std::mt19937_64 random(1);
   const auto fetch = [&](const Tensor& tensor, std::int64_t row) {
     std::vector<char> bytes_of(at(bytes(tensor.dtype, tensor.shape[1])));
@@ -84,17 +92,21 @@ void check_products(const Products& made, const std::string& label) {
     for (int nth = 0; nth < 4; ++nth) {
       const std::int64_t column =
           nth == 0 ? spec.n - 1 : static_cast<std::int64_t>(random() % at(spec.n));
-      const std::vector<char> w = fetch(made.weights[0], group * spec.n + column);
-      double sum = 0, magnitude = 0;
+      std::vector<char> w;
+      if (!packed) w = fetch(made.weights[0], group * spec.n + column);
+      double sum = 0, magnitude = 0, squares = 0;
       for (std::int64_t k = 0; k < spec.k; ++k) {
-        const double term = static_cast<double>(load_f32(x.data(), spec.dtype, k)) *
-                            static_cast<double>(load_f32(w.data(), spec.dtype, k));
+        const float weight =
+            packed ? made.unpacked[at(column * spec.k + k)] : load_f32(w.data(), spec.dtype, k);
+        const double term = scale * static_cast<double>(load_f32(x.data(), made.rows[0].dtype, k)) *
+                            static_cast<double>(weight);
         sum += term;
         magnitude += std::abs(term);
+        squares += term * term;
       }
       const double got = static_cast<double>(load_f32(y.data(), spec.dtype, column));
-      const double most =
-          0.004 * std::abs(sum) + 1e-7 * static_cast<double>(spec.k) * magnitude + 1e-6;
+      const double most = 0.004 * std::abs(sum) + 1e-7 * static_cast<double>(spec.k) * magnitude +
+                          1e-6 + (packed ? 0.03 * std::sqrt(squares) : 0);
       if (!(std::abs(got - sum) <= most)) {
         differs(label, fmt::format("row {}, column {} is {}, not {}", row, column, got, sum));
       }
@@ -103,7 +115,6 @@ void check_products(const Products& made, const std::string& label) {
 }
 
 // Weights and rows that are fp8 already: one random matrix for all groups, rows of random bytes.
-// What is multiplied is checked by the tests.
 void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   const GroupedGemmSpec& spec = made.spec;
   const Context& context = made.context;
@@ -112,6 +123,8 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   std::vector<float> numbers(at(spec.n * spec.k));
   for (float& x : numbers) x = normal(random) / std::sqrt(static_cast<float>(spec.k));
   const BenchMatrix packed(host(), spec.format, view(numbers.data(), {spec.n, spec.k}));
+  made.unpacked.resize(numbers.size());
+  unpack(packed.matrix(), view(made.unpacked.data(), {spec.n, spec.k}));
   const std::vector<PackedMatrix> all(at(spec.groups), packed.matrix());
   for (std::int64_t i = 0; i < n; ++i) {
     made.memory.push_back(context.allocate(prepared_bytes(
@@ -133,7 +146,7 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
     context.copy(made.rows[i].data, bytes.data(), bytes.size());
   }
   const std::int64_t blocks = spec.rows == RowFormat::fp8_token ? 1 : (spec.k + 127) / 128;
-  const std::vector<float> scales(at(rows * blocks), 0.01f);
+  const std::vector<float> scales(at(rows * blocks), row_scale);
   made.memory.push_back(context.allocate(scales.size() * sizeof(float)));
   context.copy(made.memory.back().data(), scales.data(), scales.size() * sizeof(float));
   made.row_scales = view(static_cast<const void*>(made.memory.back().data()), DType::f32,
@@ -245,10 +258,7 @@ StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spre
           .on_tensor_cores = shape.dtype != DType::f32,
           .fp8_rows = shape.rows != RowFormat::as_dtype,
           .call = [made](std::int64_t i) { made->run(i); },
-          .check =
-              [made, label, packed] {
-                if (!packed) check_products(*made, label);
-              }};
+          .check = [made, label] { check_products(*made, label); }};
 }
 
 }  // namespace shunt::tool

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <random>
 
 #include "bench.hpp"
 #include "bench_packed.hpp"
 #include "cost.hpp"
+#include "layer_check.hpp"
 #include "terminal.hpp"
 
 namespace shunt::tool {
@@ -23,6 +25,7 @@ struct Source {
         format(plan.format),
         matrices(on, bf16, largest(plan.spec) + (std::int64_t{1} << 20)),
         unit(unit_rows(plan.spec.route.columns(), plan.spec.hidden, 7)),
+        biases(static_cast<std::size_t>(plan.spec.route.columns())),
         router_memory(on.allocate(unit.size() * 2)),
         router(view(router_memory.data(), bf16, {plan.spec.route.columns(), plan.spec.hidden})) {
     for (std::size_t i = 0; i < unit.size(); ++i) {
@@ -30,6 +33,10 @@ struct Source {
       static_cast<std::uint16_t*>(router_memory.data())[i] =
           static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
     }
+    // So small that routing is what the hidden states say.
+    std::mt19937_64 random(8);
+    std::normal_distribution<float> normal(0, 1e-4F);
+    for (float& bias : biases) bias = normal(random);
   }
 
   static std::int64_t largest(const LayerSpec& spec) {
@@ -73,8 +80,12 @@ struct Source {
       return wanted ? matrices.take(n) : Tensor{};
     };
     weights.router = router;
-    weights.router_bias = vector(spec.route.router_bias, spec.route.columns());
-    weights.selection_bias = vector(spec.route.selection_bias, spec.route.experts);
+    if (spec.route.router_bias) {
+      weights.router_bias = view(biases.data(), {spec.route.columns()});
+    }
+    if (spec.route.selection_bias) {
+      weights.selection_bias = view(biases.data(), {spec.route.experts});
+    }
     weights.per_expert_scale = vector(spec.route.per_expert_scale, spec.route.columns());
     const auto& e = spec.experts;
     weights.experts =
@@ -104,6 +115,7 @@ struct Source {
   std::map<std::pair<std::int64_t, std::int64_t>, BenchMatrix> packed_sizes;
   RandomPool matrices;
   std::vector<float> unit;  // the router's rows, as hidden states are made from them
+  std::vector<float> biases;
   Buffer router_memory;
   Tensor router;
 };
@@ -157,9 +169,11 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   require_memory(plan, one * static_cast<double>(copies));
 
   Source source(plan, context);
+  const LayerWeights first = source.layer(plan.spec);
   std::vector<Layer> layers;
   layers.reserve(static_cast<std::size_t>(copies));
-  for (std::int64_t i = 0; i < copies; ++i) {
+  layers.emplace_back(plan.spec, first, context, options);
+  for (std::int64_t i = 1; i < copies; ++i) {
     layers.emplace_back(plan.spec, source.layer(plan.spec), context, options);
   }
 
@@ -176,6 +190,8 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
     const Tensor out = view(out_memory.data(), plan.dtype, {tokens, width});
     std::vector<std::int32_t> chosen(static_cast<std::size_t>(tokens * k));
     const Tensor ids = view(chosen.data(), DType::i32, {tokens, k});
+    std::vector<float> slots(chosen.size());
+    const Tensor weights = view(slots.data(), {tokens, k});
 
     std::vector<RoutingSource> sources;
     sources.reserve(static_cast<std::size_t>(rotation.layers));
@@ -190,7 +206,12 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
       batch.hidden = view(batch.memory.data(), plan.dtype, {tokens, width});
       states_for(context, source.unit, sources[at].next(tokens), k, batch.hidden);
       // What is counted is what the layer chose, not what was planned.
-      layers[at].forward({.hidden = batch.hidden}, {.output = out, .ids = ids}, workspace);
+      layers[at].forward({.hidden = batch.hidden}, {.output = out, .ids = ids, .weights = weights},
+                         workspace);
+      if (v == 0) {
+        check_layer(token_label(plan, tokens), plan.spec, first, context,
+                    {batch.hidden, ids, weights, out, tokens}, rounded_to_16_bits);
+      }
       const int computed = plan.spec.route.experts - plan.spec.zero_experts;
       batch.hit = distinct_experts(chosen, computed);
       batch.pairs = std::count_if(chosen.begin(), chosen.end(),

@@ -10,34 +10,12 @@
 #include "bench_tensors.hpp"
 #include "core/convert.hpp"
 #include "layer/plan.hpp"
+#include "layer_check.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::tool {
 
 namespace {
-
-struct Layers {
-  Context context;
-  std::vector<Layer> layers;  // in turn
-  Variants hidden, out, ids, weights, logits;
-  Variants valid;  // where not all tokens are: how many
-  Buffer workspace;
-  bench::RoutingFrom from = bench::RoutingFrom::hidden;
-  // That puts out the ids that it chose, or is given them.
-  void run(std::int64_t i) const { run(i, from); }
-  void run(std::int64_t i, bench::RoutingFrom begin) const {
-    LayerInputs in{.hidden = hidden[i]};
-    if (valid.count() > 0) in.valid_tokens = valid[0];
-    LayerOutputs to{.output = out[i]};
-    if (begin == bench::RoutingFrom::ids) {
-      in.ids = ids[i], in.weights = weights[i];
-    } else {
-      if (begin == bench::RoutingFrom::logits) in.logits = logits[i];
-      to.ids = ids[i], to.weights = weights[i];
-    }
-    layers[at(i) % layers.size()].forward(in, to, workspace);
-  }
-};
 
 // Random weights on the GPU; a layer prepares a copy of its own.
 class Weights {
@@ -132,6 +110,30 @@ class Weights {
   std::vector<BenchMatrix> packed_;
 };
 
+struct Layers {
+  Context context;
+  std::vector<Layer> layers;       // in turn
+  std::unique_ptr<Weights> first;  // the first one's, as they were
+  Variants hidden, out, ids, weights, logits;
+  Variants valid;  // where not all tokens are: how many
+  Buffer workspace;
+  bench::RoutingFrom from = bench::RoutingFrom::hidden;
+  // That puts out the ids that it chose, or is given them.
+  void run(std::int64_t i) const { run(i, from); }
+  void run(std::int64_t i, bench::RoutingFrom begin) const {
+    LayerInputs in{.hidden = hidden[i]};
+    if (valid.count() > 0) in.valid_tokens = valid[0];
+    LayerOutputs to{.output = out[i]};
+    if (begin == bench::RoutingFrom::ids) {
+      in.ids = ids[i], in.weights = weights[i];
+    } else {
+      if (begin == bench::RoutingFrom::logits) in.logits = logits[i];
+      to.ids = ids[i], to.weights = weights[i];
+    }
+    layers[at(i) % layers.size()].forward(in, to, workspace);
+  }
+};
+
 // Copies of the layer, each called in its turn: so many that `rotate_bytes` are read before an
 // expert is met again, as far as 16 GB go. A call that hits few experts leaves them in the L2,
 // where the next ones would find some.
@@ -178,11 +180,12 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
       copies_of(spec, shape, expert_bytes(spec, shape.dtype) * smaller, rotate_bytes);
   std::vector<std::vector<float>> routers;
   for (std::int64_t i = 0; i < copies; ++i) {
-    Weights random(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
-    if (packed) random.pack_experts(shape.format);
-    if (spread != Spread::uniform) routers.push_back(floats_of(context, random.weights.router));
-    made->layers.emplace_back(spec, random.weights, context, options);
+    auto random = std::make_unique<Weights>(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
+    if (packed) random->pack_experts(shape.format);
+    if (spread != Spread::uniform) routers.push_back(floats_of(context, random->weights.router));
+    made->layers.emplace_back(spec, random->weights, context, options);
     context.synchronize();
+    if (i == 0) made->first = std::move(random);
   }
   // Every variant has tokens, and so experts, of its own.
   const std::int64_t least = std::max<std::int64_t>(copies, tokens <= 64 ? 32 : 4);
@@ -234,6 +237,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   if (shape.fast_accumulation) label += " fast";
   if (shape.from == bench::RoutingFrom::logits) label += " from logits";
   if (shape.from == bench::RoutingFrom::ids) label += " from ids";
+  const float tolerance = shape.rows == RowFormat::as_dtype ? rounded_to_16_bits : rounded_to_fp8;
   return {.op = "layer",
           .label = label,
           .dtype = shape.dtype,
@@ -242,10 +246,16 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
           .on_tensor_cores = shape.dtype != DType::f32,
           .fp8_rows = shape.rows != RowFormat::as_dtype,
           .call = [made](std::int64_t i) { made->run(i); },
-          // Its own tests compare it with the CPU engine; here, that a call gives numbers, and the
-          // same ones again.
+          // Two tokens beside the CPU engine, and all of them the same again.
           .check =
-              [made, label, tokens] {
+              [made, label, tokens, valid, tolerance] {
+                check_layer(label, made->layers[0].spec(), made->first->weights, made->context,
+                            {.hidden = made->hidden[0],
+                             .ids = made->ids[0],
+                             .weights = made->weights[0],
+                             .output = made->out[0],
+                             .valid = valid},
+                            tolerance);
                 const OnHost first(made->context, made->out[0]);
                 made->run(0);
                 made->context.synchronize();
