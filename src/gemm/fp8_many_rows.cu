@@ -3,7 +3,7 @@
 // are rounded to fp8 together lie in four threads.
 //
 // A block multiplies up to 128 tokens by 256 rows of weights, a cluster of two takes tiles of one
-// of two forms, tile numbers cluster, cluster + clusters, .. of TallFirst: tall, up to 256 tokens,
+// of two forms, in the order of TallFirst, as TileClaims hands them out: tall, up to 256 tokens,
 // 128 for each block, by the same weights; low, up to 128 tokens, the same for both, by 512 rows of
 // weights. What the blocks share comes by multicast, a half from each. k goes by in steps
 // of 128 through a ring of slots of 48 KB: two boxes of 64 tokens, then 256 rows of weights. 12
@@ -12,7 +12,7 @@
 //               comes as zeros, which are multiplied for less power than another group's rows)
 //   warp 1      the step's scales; or, where they are a row's and a column's, a tile's
 //   warp 2      16 bits as they are, in order: one thread orders the stores of a tile's results
-//   warp 3      finds tiles ahead of the others
+//   warp 3      claims and finds the next tile while the last steps of one are ordered
 //   warps 4-11  two warpgroups: 64 tokens each by 128 of the weights, then by the other 128; of 64
 //               tokens and fewer, each by 128 of the weights. Products of a step leave the tensor
 //               cores for the sums, times their scales, while the other warpgroup multiplies
@@ -53,6 +53,7 @@
 #include "gemm/packed_product.hpp"
 #include "gemm/store_map.hpp"
 #include "gemm/tall_first.cuh"
+#include "gemm/tile_claims.cuh"
 
 namespace shunt::cuda_engine {
 
@@ -114,11 +115,6 @@ struct Share {
 
 #if defined(SHUNT_SM_90A)
 
-// The compiler sees: the same in all lanes. It else computes descriptors in every lane, some 25
-// instructions before each product.
-__device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) {
-  return __shfl_sync(0xffffffffu, x, 0);
-}
 // Keeps x, instead of working it out again wherever it is read.
 __device__ __forceinline__ std::uint32_t once(std::uint32_t x) {
   asm volatile("mov.u32 %0, %0;" : "+r"(x));
@@ -182,6 +178,7 @@ __global__ void __launch_bounds__(threads, 1)
   __shared__ std::uint64_t full[slots_most], empty[slots_most], found[tiles_ahead],
       left[tiles_ahead];
   __shared__ std::uint64_t staged, stored, scaled[2], rescaled[2];
+  __shared__ __align__(8) TileClaims claims;
   __shared__ int4 found_tile[tiles_ahead];  // group (-1: no more), row, count, column
   __shared__ float met[2][teams][box];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -207,6 +204,7 @@ __global__ void __launch_bounds__(threads, 1)
       mbarrier_init(&found[t], 1);
       mbarrier_init(&left[t], (end == End::plain16 ? 3 : 2) + finishers);
     }
+    claims.init();
     mbarrier_init(&staged, finishers);
     mbarrier_init(&stored, 1);
     for (int t = 0; t < 2; ++t) {
@@ -269,6 +267,7 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll 1
           for (int i = 0; i < args.steps; ++i) {
             if (again) mbarrier_wait(&empty[slot], parity ^ 1);
+            claims.at_step(true, i, args.steps);
             unsigned char* const to = ring + slot * slot_bytes;
             mbarrier_arrive_expect(&full[slot], bytes);
 #pragma unroll 1
@@ -302,11 +301,11 @@ __global__ void __launch_bounds__(threads, 1)
       }
     } else if (warp == 3) {
       const int clusters = static_cast<int>(gridDim.x) / cluster, tiles = list.tiles();
-      bool more = true, round = false;
-      for (int tile = static_cast<int>(blockIdx.x) / cluster; more; tile += clusters) {
-        more = tile < tiles;
+      int tile = static_cast<int>(blockIdx.x) / cluster;
+      bool round = false;
+      for (unsigned nth = 1;; ++nth) {
         GroupTile next{.group = -1};
-        if (more) next = list.find(tile);
+        if (tile < tiles) next = list.find(tile);
         if (lane == 0) {
           if (round) mbarrier_wait(&left[place], place_parity ^ 1);
           found_tile[place] = make_int4(next.group, next.row, next.count, next.column);
@@ -314,6 +313,9 @@ __global__ void __launch_bounds__(threads, 1)
         }
         __syncwarp();
         if (++place == tiles_ahead) place = 0, place_parity ^= 1, round = true;
+        if (next.group < 0) break;
+        if (lane == 0) tile = claims.next(args.counter, tiles, clusters, rank, nth);
+        tile = __shfl_sync(0xffffffffu, tile, 0);
       }
     } else if (warp == 2) {
       unsigned staged_parity = 0;
@@ -494,6 +496,7 @@ __global__ void __launch_bounds__(threads, 1)
       const auto multiply = [&](auto of) {
         constexpr int count = decltype(of)::value;
         // Of the next step: its operands, and whether it is there.
+        // Uniform: or descriptors are computed in every lane, some 25 instructions a product.
         const auto find_operands = [&] {
           return uniform(ring_at + static_cast<std::uint32_t>(slot * (slot_bytes / 16)));
         };

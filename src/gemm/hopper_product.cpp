@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gemm/pair_stream.hpp"
+#include "gemm/tile_counter.hpp"
 #include "gemm/weighed.hpp"
 
 #ifndef SHUNT_BUILT_FOR_SM_90A
@@ -120,6 +121,7 @@ bool multiply_as_planned(const Gpu& gpu, const ProductPlan& plan, const GroupedP
                   .slots = p.slots,
                   .row_scale = p.row_scale,
                   .early = p.early,
+                  .counter = tile_counter(gpu, p.early),
                   .finish = {.paired = layout.paired,
                              .activates = activates,
                              .plain = in_registers && p.out.dtype == layout.dtype &&

@@ -57,6 +57,7 @@ struct HopperArgs {
   int slots = 1;
   const float* row_scale = nullptr;  // few_rows: times row_scale[r], of the order
   bool early = false;  // offsets were there before the grid that precedes this one started
+  std::uint32_t* counter = nullptr;  // of claimed tiles: tile_claims.cuh
   Finish finish;
 };
 

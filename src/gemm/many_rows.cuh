@@ -2,24 +2,25 @@
 // ("tokens") its B, so that the ragged side is the one that instructions cut, here in steps of 16.
 //
 // A cluster of two blocks takes tiles of up to `tokens` rows of a group by two blocks' rows of
-// weights, one tile a round; each block has one half of the weights and all of the tokens. k goes
-// by in steps of 64 through a ring of stages. 12 warps:
-//   warp 0      one thread orders bulk copies: the block's weights (tiles of the prepared layout,
+// weights, one tile a round, as TileClaims hands them out; each block has one half of the weights
+// and all of the tokens. k goes by in steps of 64 through a ring of stages. 12 warps:
+//   warp 0      orders bulk copies, by one lane: the block's weights (tiles of the prepared layout,
 //               or a box of a tensor), and of the tokens, in steps of 16, half for both blocks of
 //               the cluster;
 //               what lies beyond the edges comes as zeros, what lies behind the group's end is
 //               another group's and is not stored.
 //               Where groups are older than the grid before this one, only it waits for that:
 //               whatever is stored comes of what it copied
-//   warp 1      finds the tiles, one or two ahead of warp 0: that takes a thousand clocks; and
-//               the rows that a permutation picks for them
+//   warp 1      claims and finds the next tile while the last steps of one are ordered: finding
+//               takes a thousand clocks; and the rows that a permutation picks for it
 //   warps 2, 3  where a permutation picks the tokens, which then come without warp 0: copy this
 //               block's half of them, and pass it on to the other block (shared_gather.cuh)
 //   warps 4-11  two warpgroups with wgmma. Together: both have the same tile, 64 `blocks` rows of
 //               weights each, and all tokens. In turn: each has every other tile, so that the end
 //               of one passes while the other's products run
 //   full[s]     stage s is there, and before a tile's first step which tile it is: 1 arrival, the
-//               ordering thread's, and the bytes of both blocks
+//               ordering thread's, and the bytes of both blocks. One more stage, without bytes,
+//               says that there is no other tile
 //   turn        named barriers 3 and 4, in turn only: the last of a warpgroup's stages was there,
 //               and the other one may go on to its own
 //   found, read named barriers 5 to 8: of warps 0 and 1, for tiles of even and odd rounds
@@ -44,7 +45,9 @@
 #include "gemm/finish.cuh"
 #include "gemm/shared_gather.cuh"
 #include "gemm/store_map.hpp"
+#include "gemm/tile_claims.cuh"
 #include "gemm/tile_list.cuh"
+#include "gemm/warp_copies.cuh"
 
 namespace shunt::cuda_engine {
 
@@ -73,9 +76,10 @@ struct ManyTile {
   static constexpr int stages = 192 * 1024 / stage_bytes + (tokens == 192);
   // Everything lies in dynamic memory, which then begins at a multiple of 1024.
   static constexpr int source_count = gathers ? tokens / 2 : 0;  // a tile's, of a block
-  // full, empty, tiles of stages, found and their rows
   static_assert(sizeof(GroupTile) == 16);
-  static constexpr int barrier_bytes = 32 * (stages + 1) + 8 * source_count;
+  static constexpr int claim_bytes = 136;  // TileClaims
+  // full, empty, tiles of stages, found and their rows, claims, over
+  static constexpr int barrier_bytes = 32 * (stages + 1) + 8 * source_count + claim_bytes + 8;
   __host__ __device__ static constexpr int boxes(int groups) {
     constexpr int most = 227 * 1024;
     return bytes_with(2, 0) > most || bytes_with(2, groups) > most ? 1 : 2;
@@ -126,20 +130,6 @@ __device__ __forceinline__ void multiply_steps(float (&d)[S::blocks][S::tokens /
   if (lane < S::cluster) mbarrier_free_at(&empty[before], lane);
 }
 
-// Which tiles a cluster has, the same in all its warps: in every round one of as many that follow
-// each other, another place further each time. Tiles that follow each other differ in rows by a
-// period, and no cluster should have the short ones only.
-struct Rounds {
-  int clusters, cluster, count;
-  __device__ __forceinline__ Rounds(int all, int mine, int tiles) : clusters(all), cluster(mine) {
-    count = tiles / clusters;
-    count += tile(count) < tiles;
-  }
-  __device__ __forceinline__ int tile(int round) const {
-    return round * clusters + (cluster + round) % clusters;
-  }
-};
-
 #endif
 
 template <class T, class S>
@@ -157,8 +147,14 @@ __global__ void __launch_bounds__(S::threads, 1)
   GroupTile* const found = tile_of + S::stages;
   auto* const full = reinterpret_cast<std::uint64_t*>(found + 2);
   std::uint64_t* const empty = full + S::stages;
-  auto* const sources = reinterpret_cast<std::uint32_t*>(empty + S::stages);  // of tiles found
+  auto* const claims = reinterpret_cast<TileClaims*>(empty + S::stages);
+  static_assert(sizeof(TileClaims) == S::claim_bytes);
+  // In turn: no tile is left, for the warpgroup that has the next round.
+  auto* const over = reinterpret_cast<int*>(claims + 1);
+  auto* const sources = reinterpret_cast<std::uint32_t*>(over + 2);  // of tiles found
   if (thread == 0) {
+    claims->init();
+    *over = 0;
     if (args.tiles == nullptr) prefetch_tensor_map(&weights);
     if (args.finish.plain && !S::places) prefetch_tensor_map(&out);
     for (int s = 0; s < S::stages; ++s) {
@@ -179,9 +175,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   list.build(args.walk, thread, S::threads, 0);
   cluster_barrier();  // the other block's barriers are there
 
-  const int rank = static_cast<int>(cluster_rank());
-  const Rounds rounds(static_cast<int>(gridDim.x) / S::cluster,
-                      static_cast<int>(blockIdx.x) / S::cluster, list.tiles());
+  const int rank = uniform(static_cast<int>(cluster_rank()));
   constexpr int copying = S::gathers ? 128 : 64;  // threads that a tile found concerns
   if (warp < 4) {
     fewer_registers<S::few_registers>();  // with the others' all that the block has
@@ -190,58 +184,76 @@ __global__ void __launch_bounds__(S::threads, 1)
         wait_for_predecessor();
         let_successor_start();
       }
+      const std::uint32_t stages_at = shared_address(stages), full_at = shared_address(full),
+                          empty_at = shared_address(empty);
       StageRing<S::stages> ring;
       bool again = false;  // the ring has been round
-      for (int round = 0; round < rounds.count; ++round) {
+      for (int round = 0;; ++round) {
         const int parity = round % 2;
         named_barrier(5 + parity, copying);
-        const GroupTile at = found[parity];
-        if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
-        if (lane == 0) {
-          const int share = (at.count + 15) / 16 * S::box;  // of tokens, a block's
-          const CUtensorMap* const map = &tokens.of[S::gathers ? 0 : share / S::box - 1];
-          const int first = at.row + share * rank;
-          const int part = S::cluster * at.column + rank;
-          const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
-          const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
-          const bool tiled = args.tiles != nullptr;
-          const std::uint64_t policy = weights_policy(at.alone);
-          const char* from =
-              tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
-          const int weight_row = at.group * args.group_rows + part * S::rows;
-          const int bytes = (tiled ? here * tile_bytes : S::weight_bytes) +
-                            (S::gathers ? 1 : S::cluster) * share * 128;
-#pragma unroll 1
-          for (int i = 0; i < args.steps; ++i) {
-            const int s = ring.stage;
-            if (again) mbarrier_wait(&empty[s], ring.parity ^ 1);
-            if (i == 0) tile_of[s] = at;
-            unsigned char* const stage = stages + s * S::stage_bytes;
-            mbarrier_arrive_expect(&full[s], static_cast<unsigned>(bytes));
-            if (tiled) {
-#pragma unroll 1
-              for (int b = 0; b < here; ++b) {
-                copy_bytes(stage + b * tile_bytes, from + b * apart, tile_bytes, &full[s], policy);
-              }
-              from += tile_bytes;
-            } else {
-              copy_box(stage, &weights, &full[s], S::step * i, weight_row);
-            }
-            if (!S::gathers) {
-              copy_box_to_ranks(stage + S::weight_bytes + share * rank * 128, map, &full[s],
-                                S::step * i, first, 3);
-            }
-            ring.next();
-            if (ring.stage == 0) again = true;
+        GroupTile at = found[parity];
+        at.group = uniform(at.group), at.column = uniform(at.column);
+        at.row = uniform(at.row), at.count = uniform(at.count);
+        if (at.group < 0) {
+          if (lane == 0) {
+            if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+            tile_of[ring.stage] = at;
+            mbarrier_arrive(&full[ring.stage]);
           }
+          break;
         }
+        named_arrive(7 + parity, copying);
+        const int share = (at.count + 15) / 16 * S::box;  // of tokens, a block's
+        const CUtensorMap* const map = &tokens.of[S::gathers ? 0 : share / S::box - 1];
+        const int first = at.row + share * rank;
+        const int part = S::cluster * at.column + rank;
+        const int here = min(S::tiles, max(args.row_tiles - part * S::tiles, 0));
+        const std::int64_t apart = std::int64_t{args.steps} * tile_bytes;
+        const bool tiled = args.tiles != nullptr;
+        const std::uint64_t policy = weights_policy(at.alone);
+        const char* from =
+            tiled ? args.tiles + at.group * args.group_bytes + part * S::tiles * apart : nullptr;
+        const int weight_row = at.group * args.group_rows + part * S::rows;
+        const auto bytes = static_cast<unsigned>((tiled ? here * tile_bytes : S::weight_bytes) +
+                                                 (S::gathers ? 1 : S::cluster) * share * 128);
+        if (again) wait_at(empty_at + static_cast<std::uint32_t>(8 * ring.stage), ring.parity ^ 1);
+        if (lane == 0) tile_of[ring.stage] = at;
         __syncwarp();
+#pragma unroll 1
+        for (int i = 0; i < args.steps; ++i) {
+          const int s = uniform(ring.stage);
+          const auto stage = stages_at + static_cast<std::uint32_t>(s * S::stage_bytes);
+          const auto barrier = full_at + static_cast<std::uint32_t>(8 * s);
+          if (again) wait_at(empty_at + static_cast<std::uint32_t>(8 * s), ring.parity ^ 1);
+          claims->at_step(lane == 0, i, args.steps);
+          arrive_expect_if(lane == 0, barrier, bytes);
+          if (tiled) {
+#pragma unroll 1
+            for (int b = 0; b < here; ++b) {
+              copy_bytes_if(lane == 0, stage + static_cast<std::uint32_t>(b * tile_bytes),
+                            from + b * apart, tile_bytes, barrier, policy);
+            }
+            from += tile_bytes;
+          } else {
+            copy_box_if(lane == 0, stage, &weights, barrier, S::step * i, weight_row);
+          }
+          if (!S::gathers) {
+            copy_box_to_ranks_if(
+                lane == 0, stage + static_cast<std::uint32_t>(S::weight_bytes + share * rank * 128),
+                map, barrier, S::step * i, first, 3);
+          }
+          ring.next();
+          if (ring.stage == 0) again = true;
+        }
       }
     } else if (warp == 1) {
       if (S::gathers && early) wait_for_predecessor();
-      for (int round = 0; round < rounds.count; ++round) {
+      const int clusters = static_cast<int>(gridDim.x) / S::cluster, tiles = list.tiles();
+      int tile = static_cast<int>(blockIdx.x) / S::cluster;
+      for (int round = 0;; ++round) {
         const int parity = round % 2;
-        const GroupTile at = list.find(rounds.tile(round));
+        GroupTile at{.group = -1};
+        if (tile < tiles) at = list.find(tile);
         if (round >= 2) named_barrier(7 + parity, copying);
         if (lane == 0) found[parity] = at;
         if (S::gathers) {
@@ -249,6 +261,15 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
         __syncwarp();
         named_arrive(5 + parity, copying);
+        if (at.group < 0) {
+          if (round > 0) named_barrier(8 - parity, copying);  // the last tile's
+          break;
+        }
+        if (lane == 0) {
+          tile =
+              claims->next(args.counter, tiles, clusters, rank, static_cast<unsigned>(round) + 1);
+        }
+        tile = __shfl_sync(0xffffffffu, tile, 0);
       }
     } else if (S::gathers) {
       if (early) wait_for_predecessor();
@@ -266,11 +287,22 @@ __global__ void __launch_bounds__(S::threads, 1)
                        lane);
         landed.next();
       };
-      for (int round = 0; round < rounds.count; ++round) {
+      const auto pass_on_owed = [&] {
+        cp_async_wait<0>();
+        for (int i = 0; i < min(behind, args.steps); ++i) pass_on(false);
+        owed = 0;
+      };
+      for (int round = 0;; ++round) {
         const int parity = round % 2;
         named_barrier(5 + parity, copying);
+        if (found[parity].group < 0) {
+          if (owed > 0) pass_on_owed();
+          if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+          if (lane == 0) mbarrier_arrive(&full[ring.stage]);
+          break;
+        }
         gather.begin(sources + parity * S::source_count, found[parity].count);
-        if (round + 2 < rounds.count) named_arrive(7 + parity, copying);
+        named_arrive(7 + parity, copying);
 #pragma unroll 1
         for (int i = 0; i < args.steps; ++i) {
           const int s = ring.stage;
@@ -285,11 +317,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           if (ring.stage == 0) again = true;
         }
         owed = behind;
-        if (!carried || round + 1 == rounds.count) {
-          cp_async_wait<0>();
-          for (int i = 0; i < min(behind, args.steps); ++i) pass_on(false);
-          owed = 0;
-        }
+        if (!carried) pass_on_owed();
       }
     }
   } else {
@@ -305,18 +333,31 @@ __global__ void __launch_bounds__(S::threads, 1)
               .barrier = 1 + group};
     StageRing<S::stages> ring;
     if (S::in_turn && group == 1) ring.skip(args.steps);
-    for (int round = S::in_turn ? group : 0; round < rounds.count; round += S::in_turn ? 2 : 1) {
+    int round = S::in_turn ? group : 0, next = 0;
+    // This warpgroup's next tile, when its first step is there. Group -1: there is none.
+    const auto take = [&]() -> GroupTile {
+      if (S::in_turn) {
+        // Not before the other's stages were full: a barrier tells only one phase from the next.
+        if (round > 0) named_barrier(3 + round % 2, 256);
+        next = 3 + (round + 1) % 2;
+        round += 2;
+        if (*over != 0) return {.group = -1};
+      }
+      mbarrier_wait(&full[ring.stage], ring.parity);
+      const GroupTile at = tile_of[ring.stage];
+      if (S::in_turn && at.group < 0) {
+        *over = 1;
+        named_arrive(next, 256);
+      }
+      return at;
+    };
+    for (GroupTile at = take(); at.group >= 0; at = take()) {
       float d[S::blocks][S::tokens / 2];
 #pragma unroll
       for (int b = 0; b < S::blocks; ++b) {
 #pragma unroll
         for (int i = 0; i < S::tokens / 2; ++i) d[b][i] = 0;
       }
-      // Not before the other's stages were full: a barrier tells only one phase from the next.
-      if (S::in_turn && round > 0) named_barrier(3 + round % 2, 256);
-      const int next = S::in_turn && round + 1 < rounds.count ? 3 + (round + 1) % 2 : 0;
-      mbarrier_wait(&full[ring.stage], ring.parity);
-      const GroupTile at = tile_of[ring.stage];
       const auto with = [&]<int n>() {
         multiply_steps<n, S, T>(d, args.steps, a_base, b_base, full, empty, ring,
                                 static_cast<unsigned>(lane), next);

@@ -10,6 +10,7 @@
 #include "gemm/packed_model.hpp"
 #include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
+#include "gemm/tile_counter.hpp"
 #include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
@@ -106,6 +107,7 @@ bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const PackedPro
       .slots = p.slots,
       .row_weight = p.row_scale,
       .early = p.early,
+      .counter = tile_counter(gpu, p.early),
       .finish = {.paired = layout.paired,
                  .activates = activates,
                  .plain = layout.paired && p.activation.gated && p.out.dtype != DType::f32 &&

@@ -77,6 +77,7 @@ struct PackedArgs {
   const float* row_weight = nullptr;
   const float* sum_weight = nullptr;  // few rows': sums of row r of the order times sum_weight[r]
   bool early = false;
+  std::uint32_t* counter = nullptr;  // of claimed tiles: tile_claims.cuh
 
   Finish finish;
   float* out_scales = nullptr;

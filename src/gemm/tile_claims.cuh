@@ -1,0 +1,65 @@
+// Tiles for clusters of two blocks, each the next one when the cluster is about to need it, instead
+// of every clusters-th: multiprocessors differ in what the L2 gives them, and tiles in rows, so
+// that some clusters get through more of them. In shared memory of either block.
+//
+// A cluster's first tile has its own number. The others' come from a counter in memory, which is
+// zero between kernels: block 0 counts, and tells block 1. Every cluster that has a tile counts
+// once for each that it has, and whoever is the last to count sets the counter back.
+#pragma once
+
+#include "gemm/warp_copies.cuh"
+
+#if defined(SHUNT_SM_90A)
+
+namespace shunt::cuda_engine {
+
+struct TileClaims {
+  // Block 0 is ahead of block 1 by fewer, since the blocks share the steps of their rings and each
+  // claims a tile as the copies of the one before come to an end.
+  static constexpr unsigned kept = 16;
+  // Steps before a tile's last one when the next tile is claimed: the counter takes a microsecond,
+  // as long as two to four steps, finding the tile's rows half of that.
+  static constexpr int ahead = 6;
+
+  uint2 claimed[kept];   // block 1's: a tile's number, and which of the cluster's it is
+  std::uint64_t wanted;  // a phase a tile
+
+  // By one thread, before the cluster's first barrier.
+  __device__ void init() {
+    for (auto& one : claimed) one = make_uint2(0, 0);
+    mbarrier_init(&wanted, 1);
+  }
+  // At each step i of a tile's copies by who orders them: one thread, `on`.
+  __device__ __forceinline__ void at_step(bool on, int i, int steps) {
+    arrive_if(on && i == max(steps - ahead, 0), shared_address(&wanted));
+  }
+  // By one thread of either block, which has had `before` tiles: the number of the next one, or
+  // one that is at least `tiles`.
+  __device__ int next(std::uint32_t* counter, int tiles, int clusters, int rank, unsigned before) {
+    mbarrier_wait(&wanted, (before - 1) & 1);
+    uint2& place = claimed[before % kept];
+    if (rank == 0) {
+      const unsigned counted = atomicAdd(counter, 1U);
+      if (counted + 1 == static_cast<unsigned>(tiles)) atomicExch(counter, 0U);
+      const unsigned number = static_cast<unsigned>(clusters) + counted;
+      // Both words at once.
+      asm volatile("st.relaxed.cluster.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(
+                       address_of_rank(&place, 1)),
+                   "r"(number), "r"(before)
+                   : "memory");
+      return static_cast<int>(number);
+    }
+    unsigned number, nth;
+    do {
+      asm volatile("ld.relaxed.cluster.shared::cta.v2.b32 {%0, %1}, [%2];"
+                   : "=r"(number), "=r"(nth)
+                   : "r"(shared_address(&place))
+                   : "memory");
+    } while (nth != before);
+    return static_cast<int>(number);
+  }
+};
+
+}  // namespace shunt::cuda_engine
+
+#endif
