@@ -73,6 +73,11 @@ class Leftovers {
           if (at != std::string_view::npos && !beside) refuse(name, "shared experts");
         }
       }
+      // "gate_proj.lora_A.weight": not merged into its weight, which alone would be read.
+      if (rest.find("lora_") != std::string_view::npos &&
+          (of(experts_, rest) || of(shared_, rest) || of(routers_, rest))) {
+        refuse(name, "adapters");
+      }
       if (!others_beside_ && (of(routers_, rest) || is_gate(rest))) refuse(name, "it");
       if (const auto folder = of(experts_, rest)) {
         const std::int64_t number = leading_number(rest.substr(folder->size()));

@@ -182,7 +182,9 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
                                    {"shared_mlp.up_proj.weight", "shared experts"},
                                    {"experts.16.up_proj.weight", "more than 16 experts"},
                                    {"experts.gate_up_proj_bias", "biases"},
-                                   {"experts.3.up_proj.bias", "biases"}}) {
+                                   {"experts.3.up_proj.bias", "biases"},
+                                   {"experts.3.up_proj.lora_A.weight", "adapters"},
+                                   {"gate.lora_B.default.weight", "adapters"}}) {
     const std::string message = with(name, ones);
     EXPECT_NE(
         message.find("tensor '" + block + name + "' is there: config.json says nothing of " + what),
