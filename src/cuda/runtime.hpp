@@ -42,7 +42,7 @@ struct Gpu {
   std::uint32_t* tickets = nullptr;
 };
 
-// Who counts with which of Gpu::tickets.
+// Who counts with which of Gpu::tickets; 33 and 34: gemm/tile_counter.hpp.
 inline constexpr int order_tickets = 0;     // 0 .. 15
 inline constexpr int router_tickets = 16;   // 16 .. 31
 inline constexpr int router_launches = 32;  // not reset: the number of the last that met (below)

@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(threads, 1)
   unsigned char* const scales_at = turns + finishers * Room<end, kind>::turn;
   auto* const scales = reinterpret_cast<float*>(scales_at);
   constexpr int tile_scales = Room<end, kind>::tile_scales;
+  static_assert(slots_most < TileClaims::kept - 1);
   static_assert(!by_row || (end != End::any && end != End::pairs8));
   const bool block_scales = end == End::any ? args.block_scales : !by_row;
   if (end == End::any && !block_scales) {
@@ -315,7 +316,7 @@ __global__ void __launch_bounds__(threads, 1)
         if (++place == tiles_ahead) place = 0, place_parity ^= 1, round = true;
         if (next.group < 0) break;
         if (lane == 0) tile = claims.next(args.counter, tiles, clusters, rank, nth);
-        tile = __shfl_sync(0xffffffffu, tile, 0);
+        tile = uniform(tile);
       }
     } else if (warp == 2) {
       unsigned staged_parity = 0;

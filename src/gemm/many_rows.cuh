@@ -42,12 +42,12 @@
 #include "cuda/launch.hpp"
 #include "cuda/stage_ring.cuh"
 #include "cuda/tensor_map.hpp"
+#include "cuda/warp_copies.cuh"
 #include "gemm/finish.cuh"
 #include "gemm/shared_gather.cuh"
 #include "gemm/store_map.hpp"
 #include "gemm/tile_claims.cuh"
 #include "gemm/tile_list.cuh"
-#include "gemm/warp_copies.cuh"
 
 namespace shunt::cuda_engine {
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   auto* const full = reinterpret_cast<std::uint64_t*>(found + 2);
   std::uint64_t* const empty = full + S::stages;
   auto* const claims = reinterpret_cast<TileClaims*>(empty + S::stages);
-  static_assert(sizeof(TileClaims) == S::claim_bytes);
+  static_assert(sizeof(TileClaims) == S::claim_bytes && S::stages < TileClaims::kept - 1);
   // In turn: no tile is left, for the warpgroup that has the next round.
   auto* const over = reinterpret_cast<int*>(claims + 1);
   auto* const sources = reinterpret_cast<std::uint32_t*>(over + 2);  // of tiles found
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           tile =
               claims->next(args.counter, tiles, clusters, rank, static_cast<unsigned>(round) + 1);
         }
-        tile = __shfl_sync(0xffffffffu, tile, 0);
+        tile = uniform(tile);
       }
     } else if (S::gathers) {
       if (early) wait_for_predecessor();

@@ -1,24 +1,24 @@
 // Tiles for clusters of two blocks, each the next one when the cluster is about to need it, instead
-// of every clusters-th: multiprocessors differ in what the L2 gives them, and tiles in rows, so
-// that some clusters get through more of them. In shared memory of either block.
+// of every clusters-th: multiprocessors differ in how fast they get through tiles, and tiles in
+// rows. In shared memory of either block.
 //
 // A cluster's first tile has its own number. The others' come from a counter in memory, which is
 // zero between kernels: block 0 counts, and tells block 1. Every cluster that has a tile counts
 // once for each that it has, and whoever is the last to count sets the counter back.
 #pragma once
 
-#include "gemm/warp_copies.cuh"
+#include "cuda/warp_copies.cuh"
 
 #if defined(SHUNT_SM_90A)
 
 namespace shunt::cuda_engine {
 
 struct TileClaims {
-  // Block 0 is ahead of block 1 by fewer, since the blocks share the steps of their rings and each
-  // claims a tile as the copies of the one before come to an end.
+  // Block 0 is ahead of block 1 by fewer: by as many tiles as a ring has stages at most, since it
+  // orders no step into one that block 1 has yet to read.
   static constexpr unsigned kept = 16;
-  // Steps before a tile's last one when the next tile is claimed: the counter takes a microsecond,
-  // as long as two to four steps, finding the tile's rows half of that.
+  // Steps before a tile's end when the next tile is claimed: late, so that a slow cluster keeps
+  // none that it has yet to begin. (In fp8 two and six took the same time.)
   static constexpr int ahead = 6;
 
   uint2 claimed[kept];   // block 1's: a tile's number, and which of the cluster's it is

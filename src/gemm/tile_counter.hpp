@@ -6,6 +6,7 @@
 namespace shunt::cuda_engine {
 
 inline constexpr int tile_tickets = router_launches + 1;  // of Gpu::tickets: two
+static_assert(tile_tickets + 2 <= router_meeting);
 
 // `early`: the kernel before may still count, with the other one.
 inline std::uint32_t* tile_counter(const Gpu& gpu, bool early) {

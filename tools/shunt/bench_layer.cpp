@@ -210,7 +210,12 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
                          workspace);
       if (v == 0) {
         check_layer(token_label(plan, tokens), plan.spec, first, context,
-                    {batch.hidden, ids, weights, out, tokens}, rounded_to_16_bits);
+                    {.hidden = batch.hidden,
+                     .ids = ids,
+                     .weights = weights,
+                     .output = out,
+                     .valid = tokens},
+                    rounded_to_16_bits);
       }
       const int computed = plan.spec.route.experts - plan.spec.zero_experts;
       batch.hit = distinct_experts(chosen, computed);

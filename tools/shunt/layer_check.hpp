@@ -18,8 +18,8 @@ struct LayerCall {
   std::int64_t valid = 0;  // tokens that count
 };
 
-// How far an output may be from the expected row, in units of its largest magnitude: several times
-// what a layer in 16 bits, and one whose rows are rounded to fp8, has been seen to differ.
+// How far an output may be from the expected row, in units of its largest magnitude. For gross
+// errors, before a time is taken: what a format may move is bounded by the tests.
 inline constexpr float rounded_to_16_bits = 0.03F, rounded_to_fp8 = 0.15F;
 
 // Computes the first and the last valid token again, by a layer on the CPU that has the experts

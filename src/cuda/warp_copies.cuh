@@ -4,7 +4,7 @@
 // given its registers away (24 are left) then spills some at each step.
 #pragma once
 
-#include "gemm/wgmma.cuh"
+#include "cuda/hopper.cuh"
 
 #if defined(SHUNT_SM_90A)
 
