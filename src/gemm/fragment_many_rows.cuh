@@ -2,16 +2,18 @@
 // into registers (wgmma.sp's where they are sparse), rows ("tokens") its B in shared memory; rows
 // may be gathered, of another dtype, or weighted.
 //
-// A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (192, 256; 128),
-// tile numbers blockIdx.x, blockIdx.x + gridDim.x, .. k goes by in steps of 128, each two halves of
-// tokens: 64 numbers of every row, a stage. A step's weights lie in a slot of their own and come
-// with its first half; there are so many slots that one is free when that half's stage is. Where
-// tokens lie in order, a cluster of two blocks takes 256 rows of weights and shares them: tile
-// numbers are a cluster's then. Three warpgroups:
+// A block takes tiles of 128 rows of weights by up to `tokens` rows of a group (192, 256; 128): its
+// own number's, then each time the next one that is left (tile_claims.cuh), whose number lies
+// beside the stage of its first step; a stage without a step says that there is none. k goes by in
+// steps of 128, each two halves of tokens: 64 numbers of every row, a stage. A step's weights lie
+// in a slot of their own and come with its first half; there are so many slots that one is free
+// when that half's stage is. Where tokens lie in order, a cluster of two blocks takes 256 rows of
+// weights and shares them: tile numbers are a cluster's then, and block 0 claims them. Three
+// warpgroups:
 //   0          shared: one thread orders bulk copies, of the tokens, in steps of 16, half for both
-//              blocks. Else
-//              all copy tokens in pieces of 16 bytes, asynchronously where they are as they must
-//              be, else through registers. The first thread orders the weights' bulk copies
+//              blocks. Else all copy tokens in pieces of 16 bytes, asynchronously where they are as
+//              they must be, else through registers. The first thread orders the weights' bulk
+//              copies and claims tiles
 //   1, 2       64 rows of weights each, all tokens: while the tensor cores multiply 32 of k (64 of
 //              sparse weights) the next are decoded into other registers. A tile multiplies as many
 //              tokens as the least of a few widths holds (wgmma_group())
@@ -41,6 +43,7 @@
 #include "gemm/fragment_results.hpp"
 #include "gemm/fragment_rows.cuh"
 #include "gemm/fragment_wgmma.cuh"
+#include "gemm/tile_claims.cuh"
 #include "gemm/tile_list.cuh"
 
 namespace shunt::cuda_engine {
@@ -192,6 +195,10 @@ __global__ void __launch_bounds__(S::threads, 1)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages];
+  __shared__ __align__(8) ToldTiles<16> claims;
+  static_assert(S::stages < 16);
+  __shared__ int next_tile;           // where tokens are not shared: for those that copy
+  __shared__ int tile_of[S::stages];  // where a tile's first step lies: its number
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the compiler sees: one of a warp
   unsigned char* const stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
@@ -209,6 +216,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       mbarrier_init(&empty[s], static_cast<unsigned>(8 * sharing));
     }
     mbarrier_init_fence();
+    claims.init();
   }
   if (sharing > 1 && thread >= 32 && thread < 32 + S::maps) {
     prefetch_tensor_map(&tokens.of[thread - 32]);
@@ -239,9 +247,22 @@ __global__ void __launch_bounds__(S::threads, 1)
                  S::weight_bytes, &full[ring.stage]);
       if (++slot == S::slots) slot = 0;
     };
+    const int claim_at = rank == 0 ? max(2 * args.steps - 4, 0) : 2 * args.steps;
+    int tile = first;
+    unsigned claimed = 0;  // before this cluster's next tile
+    // By warp 0, which has had `before` tiles and ordered the last one's steps: `tile` is the next.
+    const auto take_claimed = [&](unsigned before) {
+      if (lane == 0) {
+        if (sharing > 1 && rank == 0) claims.tell(claimed, before);
+        if (rank > 0) claimed = claims.hear(before);
+        // Whoever was the last to count.
+        if (rank == 0 && claimed + 1 == static_cast<unsigned>(tiles)) atomicExch(args.counter, 0U);
+      }
+      tile = clusters + static_cast<int>(__shfl_sync(0xffffffffu, claimed, 0));
+    };
     if (sharing > 1) {
       if (warp == 0) {
-        for (int tile = first; tile < tiles; tile += clusters) {
+        for (unsigned before = 1; tile < tiles; ++before) {
           const GroupTile at = list.find(tile);
           if (lane == 0) {
             const char* const weights = weights_of(at);
@@ -250,6 +271,8 @@ __global__ void __launch_bounds__(S::threads, 1)
 #pragma unroll 1
             for (int i = 0; i < 2 * args.steps; ++i) {
               if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+              if (i == 0) tile_of[ring.stage] = tile;
+              if (i == claim_at) claimed = atomicAdd(args.counter, 1U);
               mbarrier_arrive_expect(
                   &full[ring.stage],
                   static_cast<unsigned>(2 * share * 128 + (i % 2 == 0 ? S::weight_bytes : 0)));
@@ -261,14 +284,19 @@ __global__ void __launch_bounds__(S::threads, 1)
             }
           }
           __syncwarp();
+          take_claimed(before);
+        }
+        if (lane == 0) {  // a stage without a step: there is no other tile
+          if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+          tile_of[ring.stage] = tile;
+          mbarrier_arrive(&full[ring.stage]);
         }
       }
     } else {
       ListedRows<L::bf16, S::tokens, S::copying, usual> rows(thread, sources, scales);
-      for (int tile = first; tile < tiles; tile += clusters) {
+      while (tile < tiles) {
         const GroupTile at = list.find(tile);
         const char* const weights = weights_of(at);
-        named_barrier(3, S::copying);  // the list of the tile before has been read
         list_rows<S::tokens, S::copying, usual>(args, at.row, at.count, thread, sources, scales);
         named_barrier(3, S::copying);
         rows.begin(args, at.count);
@@ -276,6 +304,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         for (int i = 0; i < 2 * args.steps; ++i) {
           if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
           if (thread == 0) {
+            if (i == 0) tile_of[ring.stage] = tile;
+            if (i == claim_at) claimed = atomicAdd(args.counter, 1U);
             if (i % 2 == 0) {
               mbarrier_arrive_expect(&full[ring.stage], S::weight_bytes);
               copy_weights(weights, i / 2);
@@ -293,7 +323,19 @@ __global__ void __launch_bounds__(S::threads, 1)
           ring.next();
           if (ring.stage == 0) again = true;
         }
+        if (warp == 0) {
+          take_claimed(0);
+          if (lane == 0) next_tile = tile;
+        }
+        named_barrier(3, S::copying);  // the list of this tile's rows has been read
+        tile = next_tile;
       }
+      if (again) mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+      if (thread == 0) {  // a stage without a step, as above
+        tile_of[ring.stage] = tile;
+        mbarrier_arrive(&full[ring.stage]);
+      }
+      mbarrier_arrive(&full[ring.stage]);
     }
   } else {
     more_registers<224>();
@@ -308,7 +350,11 @@ __global__ void __launch_bounds__(S::threads, 1)
               .count = S::boxes,
               .map = &out,
               .barrier = 1 + group};
-    for (int tile = first; tile < tiles; tile += clusters) {
+    const auto next_number = [&] {
+      mbarrier_wait(&full[ring.stage], ring.parity);
+      return __shfl_sync(0xffffffffu, tile_of[ring.stage], 0);
+    };
+    for (int tile = next_number(); tile < tiles; tile = next_number()) {
       const GroupTile at = list.find(tile);
       const int column = min(column_of(at), args.columns - 1);
       const int count = column_of(at) < args.columns ? at.count : 0;  // that is stored

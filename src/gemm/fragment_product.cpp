@@ -6,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "gemm/pair_stream.hpp"
+#include "gemm/tile_counter.hpp"
 #include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
@@ -176,11 +177,12 @@ namespace {
 bool multiply_as_planned(const Gpu& gpu, const PackedPlan& plan, const FragmentProduct& p,
                          const FewChain& chain) {
   if (plan.kernel == PackedPlan::none) return false;
+  FragmentArgs args = args_of(p);
+  args.counter = tile_counter(gpu, p.early);
   if (plan.kernel == PackedPlan::many_rows) {
-    many_launcher(p.layout, plan)(gpu, plan, p.layout, args_of(p));
+    many_launcher(p.layout, plan)(gpu, plan, p.layout, args);
     return true;
   }
-  FragmentArgs args = args_of(p);
   if (!p.whole_k) {
     args.sum_scale = std::exchange(args.row_scale, nullptr);
     args.direct = as_they_are(p);

@@ -57,6 +57,7 @@ struct FragmentArgs {
   std::int64_t group_bytes = 0, factors_at = 0;
   float unscale = 1;
   bool early = false;
+  std::uint32_t* counter = nullptr;  // of claimed tiles: tile_claims.cuh
 
   const char* source = nullptr;
   DType source_dtype = DType::bf16;
