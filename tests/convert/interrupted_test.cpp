@@ -187,6 +187,15 @@ TEST(Convert, RefusesBeforeItWrites) {
             std::string::npos);
 }
 
+TEST(Convert, SpecsSayWhatTheyAre) {
+  for (const std::string text : {"f32", "bf16", "f16", "int8", "int4:64", "nvfp4", "dense3"}) {
+    EXPECT_EQ(to_string(conversion_from_string(text)), text);
+  }
+  EXPECT_EQ(to_string(pruned("nvfp4", PruneMethod::wanda).spec), "nvfp4, 2:4 by wanda");
+  EXPECT_EQ(to_string(pruned("bf16", PruneMethod::magnitude, PrunePattern::pairs).spec),
+            "bf16, 2:4-pairs by magnitude");
+}
+
 // A disk without room for what is to be written: said before any of it is.
 TEST(Convert, ADiskThatIsTooSmall) {
   const TemporaryFolder folder;

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <map>
 #include <set>
 
 #include "convert/cases.hpp"
 #include "convert/values.hpp"
+#include "core/convert.hpp"
 #include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -179,6 +181,42 @@ TEST(Convert, PrunedWeightsAreTheSameDenseOrSparse) {
     check_codes(method, PrunePattern::two_of_four);
     check_codes(method, PrunePattern::pairs);
   }
+}
+
+// obs rounds on the way, to codes under a global scale of its own: it fits weights of any size, so
+// that four bits cost little beside what pruning does.
+TEST(Convert, ObsRoundsUnderAScaleThatFits) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(tiny_moe + "/config.json", in + "/config.json");
+  const SafetensorsFile whole = SafetensorsFile::open(tiny_moe + "/model.safetensors");
+  std::list<std::vector<std::uint16_t>> scaled;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : whole.names()) {
+    Tensor tensor = whole.get(name);
+    if (name.find(".experts.") != std::string::npos) {
+      ASSERT_EQ(tensor.dtype, DType::bf16);
+      auto& numbers = scaled.emplace_back();
+      for (std::int64_t i = 0; i < tensor.elements(); ++i) {
+        numbers.push_back(f32_to_bf16(0x1p-20F * bf16_to_f32(tensor.as<const std::uint16_t>()[i])));
+      }
+      tensor.data = numbers.data();
+    }
+    tensors.emplace_back(name, tensor);
+  }
+  write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
+  const auto error = [&](const std::string& format) {
+    WeightError sum;
+    for (const ConvertedExpertReport& expert :
+         convert_checkpoint(cpu(), in, folder / format, pruned(format, PruneMethod::obs)).experts) {
+      for (const WeightError& each : expert.errors) sum.add(each);
+    }
+    return sum.relative();
+  };
+  const double pruned_alone = error("bf16"), rounded = error("sparse_nvfp4");
+  EXPECT_GT(rounded, pruned_alone);
+  EXPECT_LT(rounded, 1.05 * pruned_alone);
 }
 
 // DeepSeek-V4's first layer: its experts are those that token ids say.
