@@ -388,6 +388,17 @@ TEST(ConvertPacked, ExpertsInOneTensor) {
     const TemporaryFolder folder;
     const fused::FusedCheckpoint made(form, folder.path());
     check_conversions(folder.path());
+    // Decoded, the tensors stand as they were.
+    const TemporaryFolder decoded;
+    convert_checkpoint(cpu(), folder.path(), decoded / "out", to("bf16"));
+    const std::string layer = form.inkling ? "model.llm.layers.0." : "model.layers.0.";
+    const std::string gate_up = form.inkling ? "w13_weight" : "gate_up_proj";
+    const std::int64_t rows = 2 * form.intermediate, hidden = 136;
+    EXPECT_EQ(SafetensorsFile::open(decoded / "out/model.safetensors")
+                  .get(layer + "mlp.experts." + gate_up)
+                  .describe(),
+              form.transposed ? fmt::format("bf16 [3, {}, {}]", hidden, rows)
+                              : fmt::format("bf16 [3, {}, {}]", rows, hidden));
   }
 }
 
