@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "convert/cases.hpp"
 #include "convert/values.hpp"
@@ -113,15 +114,18 @@ TEST(Convert, PrunedNvfp4KeepsItsCodes) {
 
 // In pairs: what Blackwell's sparse tensor cores take, whichever method chose.
 TEST(Convert, PairsAreAlignedAndShareAScale) {
-  for (const PruneMethod method : {PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs}) {
+  const std::string plain = golden("qwen3_moe"),
+                    packed = SHUNT_SOURCE_DIR "/tests/data/quantised/nvfp4_compressed";
+  for (const auto& [method, source, layer] : {std::tuple(PruneMethod::magnitude, plain, 1),
+                                              {PruneMethod::wanda, plain, 1},
+                                              {PruneMethod::obs, plain, 1},
+                                              {PruneMethod::magnitude, packed, 0}}) {
     const TemporaryFolder folder;
     ConversionOptions options = pruned("sparse_nvfp4", method, PrunePattern::pairs);
-    if (method != PruneMethod::magnitude) {
-      options.calibrate = golden("qwen3_moe/golden.safetensors");
-    }
-    convert_checkpoint(cpu(), golden("qwen3_moe"), folder / "out", options);
+    if (method != PruneMethod::magnitude) options.calibrate = plain + "/golden.safetensors";
+    convert_checkpoint(cpu(), source, folder / "out", options);
     const Checkpoint after = Checkpoint::open(folder / "out");
-    const LayerWeights weights = after.weights(1);
+    const LayerWeights weights = after.weights(layer);
     for (const auto list :
          {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
       for (const PackedMatrix& m : weights.experts.*list) {
