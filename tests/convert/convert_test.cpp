@@ -191,6 +191,8 @@ TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
     // 2 layers of 16 experts of 3 matrices of 64 x 48.
     EXPECT_EQ(report.experts_before, 2 * 16 * 3 * 64 * 48 * 2);
     EXPECT_LT(report.experts_after, report.experts_before);
+    EXPECT_EQ(report.bytes_before,
+              static_cast<std::int64_t>(fs::file_size(in + "/model.safetensors")));
     EXPECT_EQ(report.bytes_after,
               static_cast<std::int64_t>(fs::file_size(out + "/model.safetensors")));
   }
