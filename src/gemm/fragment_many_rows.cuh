@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   using L = typename S::L;
   extern __shared__ unsigned char shared[];
   __shared__ std::uint64_t full[S::stages], empty[S::stages];
-  __shared__ __align__(8) ToldTiles<16> claims;
-  static_assert(S::stages < 16);
+  __shared__ __align__(8) ToldTiles<TileClaims::kept> told;
+  static_assert(S::stages < TileClaims::kept);
   __shared__ int next_tile;           // where tokens are not shared: for those that copy
   __shared__ int tile_of[S::stages];  // where a tile's first step lies: its number
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       mbarrier_init(&empty[s], static_cast<unsigned>(8 * sharing));
     }
     mbarrier_init_fence();
-    claims.init();
+    told.init();
   }
   if (sharing > 1 && thread >= 32 && thread < 32 + S::maps) {
     prefetch_tensor_map(&tokens.of[thread - 32]);
@@ -253,10 +253,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     // By warp 0, which has had `before` tiles and ordered the last one's steps: `tile` is the next.
     const auto take_claimed = [&](unsigned before) {
       if (lane == 0) {
-        if (sharing > 1 && rank == 0) claims.tell(claimed, before);
-        if (rank > 0) claimed = claims.hear(before);
-        // Whoever was the last to count.
-        if (rank == 0 && claimed + 1 == static_cast<unsigned>(tiles)) atomicExch(args.counter, 0U);
+        if (sharing > 1 && rank == 0) told.tell(claimed, before);
+        if (rank > 0) claimed = told.hear(before);
+        if (rank == 0) end_counting(args.counter, claimed, tiles);
       }
       tile = clusters + static_cast<int>(__shfl_sync(0xffffffffu, claimed, 0));
     };

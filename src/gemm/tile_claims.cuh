@@ -45,6 +45,11 @@ struct ToldTiles {
   }
 };
 
+// By who has counted: `counted` before it, of all that count, one a tile. The last sets it back.
+__device__ __forceinline__ void end_counting(std::uint32_t* counter, unsigned counted, int tiles) {
+  if (counted + 1 == static_cast<unsigned>(tiles)) atomicExch(counter, 0U);
+}
+
 // Where one warp orders copies and another finds tiles.
 struct TileClaims {
   static constexpr unsigned kept = 16;
@@ -70,7 +75,7 @@ struct TileClaims {
     mbarrier_wait(&wanted, (before - 1) & 1);
     if (rank == 0) {
       const unsigned counted = atomicAdd(counter, 1U);
-      if (counted + 1 == static_cast<unsigned>(tiles)) atomicExch(counter, 0U);
+      end_counting(counter, counted, tiles);
       const unsigned number = static_cast<unsigned>(clusters) + counted;
       claimed.tell(number, before);
       return static_cast<int>(number);
