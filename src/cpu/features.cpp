@@ -234,7 +234,7 @@ bool supported(Isa isa) {
     case Isa::avx512_bf16:
       return avx512 && f.avx512_bf16 && f.avx512_vbmi;
     case Isa::amx_bf16:
-      return avx512 && f.avx512_bf16 && f.avx512_vbmi && f.amx_tile && f.amx_bf16 &&
+      return avx512 && f.avx512_bf16 && f.avx512_vbmi && f.gfni && f.amx_tile && f.amx_bf16 &&
              f.tiles_permitted;
   }
   return false;

@@ -496,7 +496,7 @@ ProductPlan plan_product(Isa isa, const PanelLayout& layout, std::int64_t rows) 
       plan.dot = false;  // rows become integers, or f32
       plan.operand = Form::f32_of_bf16;
     }
-    use(plan.fixed > 0 ? fixed.tiles.rows : plan.dot ? kernels.tiles : RowTiles{});
+    use(plan.fixed > 0 ? fixed.tiles.rows : plan.dot ? packed_tiles(isa) : RowTiles{});
     return plan;
   }
   if (plan.dot) use(kernels.tiles);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gemm/row_tiles.hpp"
+
 namespace shunt::cpu_engine {
 
 // What stands before a group's codes in a panel (packed_panels.hpp).
@@ -61,6 +63,7 @@ extern const PackedKernels packed_kernels, packed_kernels_by_shifts;
 // By tdpbf16ps: packed_kernels_amx_bf16.cpp.
 namespace amx_bf16 {
 extern const PackedKernel e4m3_kernel;
-}
+extern const RowTiles e4m3_tiles;
+}  // namespace amx_bf16
 
 }  // namespace shunt::cpu_engine

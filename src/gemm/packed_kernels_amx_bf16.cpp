@@ -1,6 +1,6 @@
 // e4m3 times rows in bf16 by tdpbf16ps: codes are decoded once for all rows, exactly, into the form
-// that tiles take; of one or two rows into registers, for FMA. A group's sum starts at 0 and, times
-// its scale, is fused to the sums: sums[r][c] = fma(group, scale, sums[r][c]).
+// that tiles take; of one row into registers, for FMA. A group's sum starts at 0 and, times its
+// scale, is fused to the sums: sums[r][c] = fma(group, scale, sums[r][c]).
 //
 // Rounding: a product is exact in f32 and meets at most 17 additions within its 32 of k, and one
 // for each 32 from there on: the bound of a sum of k products in f32, one after the other, holds.
@@ -36,22 +36,47 @@ constexpr std::size_t near_bytes = 2048, chunk_ahead = 4096;
 // and 180).
 constexpr std::size_t few_tiled_rows = 64;
 
+// The matrix of vgf2p8affineqb whose result has, from bit 7 down, these bits of a byte.
+constexpr std::int64_t bits_of(const std::uint8_t (&from_7_down)[8]) {
+  std::uint64_t matrix = 0;
+  for (int i = 0; i < 8; ++i) matrix |= std::uint64_t{from_7_down[i]} << 8 * i;
+  return static_cast<std::int64_t>(matrix);
+}
+
 // A pair of k of 16 `blocks` columns as bf16, in their order: codes are put where the halves of
 // every 16 bytes bring them back from.
+//
+// A normal number's bf16 is (120 << 7) + (code << 4) beside the sign: of its exponent's eight bits
+// the upper four of 120 and the code's, which is each bit the code's or its opposite. Zeros and
+// subnormal numbers, few where scales fit, are looked up.
 struct Decoder {
   ByteTables tables{e4m3};
   __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  __m512i upper = _mm512_set1_epi64(bits_of({0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10})),
+          lower = _mm512_set1_epi64(bits_of({0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0}));
+  static constexpr int upper_flipped = 0x3c;
 
   template <int blocks>
   SHUNT_INLINE void pair(const char* codes, __m512i (&weights)[blocks]) const {
+    __m512i here[blocks];
+    __mmask64 small = 0;
     SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
       const char* const at = codes + std::ptrdiff_t{32} * b;
-      const __m512i raw =
-          blocks == 1
-              ? _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))
+      here[b] =
+          blocks == 1  // those of 16 columns, twice
+              ? _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))
               : _mm512_loadu_si512(at);
-      const __m512i here = _mm512_permutexvar_epi64(order, raw);
-      const SplitBytes split(tables, here, here);
+      small |= _mm512_testn_epi8_mask(here[b], _mm512_set1_epi8(0x78));
+      here[b] = _mm512_permutexvar_epi64(order, here[b]);
+    }
+    SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
+      SplitBytes split;
+      if (small == 0) [[likely]] {
+        split.upper = _mm512_gf2p8affine_epi64_epi8(here[b], upper, upper_flipped);
+        split.lower = _mm512_gf2p8affine_epi64_epi8(here[b], lower, 0);
+      } else {
+        split = SplitBytes(tables, here[b], here[b]);
+      }
       weights[b] = split.half<0>();
       if constexpr (blocks > 1) weights[b + 1] = split.half<1>();
     }
@@ -215,11 +240,10 @@ void multiply_rows(const PackedProduct& p, std::size_t first, std::size_t count)
   release();
 }
 
-// Few rows, with the same bits: decoded into registers.
-template <int rows, int blocks>
-void multiply_chains(const PackedProduct& p) {
-  const std::uint16_t* row[rows];
-  for (int r = 0; r < rows; ++r) row[r] = static_cast<const std::uint16_t*>(p.rows[r]);
+// One row, with the same bits: decoded into registers.
+template <int blocks>
+void multiply_row(const PackedProduct& p) {
+  const std::uint16_t* const row[] = {static_cast<const std::uint16_t*>(p.rows[0])};
   const Decoder decoder;
   const auto column = static_cast<std::size_t>(p.column);
   const char* at = p.panel;
@@ -227,15 +251,13 @@ void multiply_chains(const PackedProduct& p) {
     const std::size_t group_end = group + p.group < p.k ? group + p.group : p.k;
     const char* const header = at;
     at += scale_bytes(p.scale);
-    F32 sum[rows][blocks];
-    SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-      SHUNT_UNROLL for (int b = 0; b < blocks; ++b) sum[r][b] = set1(0);
-    }
+    F32 sum[blocks];
+    SHUNT_UNROLL for (int b = 0; b < blocks; ++b) sum[b] = set1(0);
     {
       const Flushed flushed;
       for (std::size_t begin = group; begin < group_end; begin += amx_k) {
         const std::size_t end = begin + amx_k < group_end ? begin + amx_k : group_end;
-        Chains<rows, blocks> chains;
+        Chains<1, blocks> chains;
         chains.begin();
         for (std::size_t k = begin; k < end; k += 2, at += 128) {
           const char* const codes = at + 2 * column;
@@ -246,30 +268,26 @@ void multiply_chains(const PackedProduct& p) {
           decoder.pair<blocks>(codes, w);
           chains.add(w, row, k, k + 1 == end);
         }
-        SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-          SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
-            sum[r][b] = {_mm512_add_ps(sum[r][b].v, chains.end(r, b).v)};
-          }
+        SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
+          sum[b] = {_mm512_add_ps(sum[b].v, chains.end(0, b).v)};
         }
       }
     }
     SHUNT_UNROLL for (int b = 0; b < blocks; ++b) {
       const std::size_t c = column + lanes(b);
-      const F32 scale =
-          scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(p, header, c);
-      SHUNT_UNROLL for (int r = 0; r < rows; ++r) {
-        float* const to = p.sums + std::ptrdiff_t{64} * r + static_cast<std::ptrdiff_t>(c);
-        store(to, fma(sum[r][b], scale, load(to)));
-      }
+      float* const to = p.sums + c;
+      store(to,
+            fma(sum[b],
+                scale_of<PackedScale::column, PackedScale::block, PackedScale::e8m0>(p, header, c),
+                load(to)));
     }
   }
 }
 
 void multiply_e4m3(const PackedProduct& p) {
   if (p.count == 0) return;
-  if (p.count <= most_chained_rows) {
-    return with_few_rows(p.count, p.columns,
-                         [&]<int rows, int blocks>() { multiply_chains<rows, blocks>(p); });
+  if (p.count < e4m3_tiles.from) {
+    return with_blocks(p.columns, [&]<int blocks>() { multiply_row<blocks>(p); });
   }
   if (p.count > few_tiled_rows && p.group <= chunk_k && p.group % amx_k == 0) {
     return with_blocks(p.columns, [&]<int blocks>() { ShortGroups<blocks>(p).run(); });
@@ -283,5 +301,6 @@ void multiply_e4m3(const PackedProduct& p) {
 }  // namespace
 
 const PackedKernel e4m3_kernel = multiply_e4m3;
+const RowTiles e4m3_tiles = {2, row_tiles_bytes, pack_rows};
 
 }  // namespace shunt::cpu_engine::amx_bf16

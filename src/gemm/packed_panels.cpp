@@ -396,6 +396,13 @@ bool packed_dots(Isa isa, Format format) {
   return isa == Isa::amx_bf16 && e4m3;
 }
 
+RowTiles packed_tiles([[maybe_unused]] Isa isa) {
+#if SHUNT_X86
+  if (isa == Isa::amx_bf16) return amx_bf16::e4m3_tiles;
+#endif
+  return {};
+}
+
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format) {
   switch (format) {
     case Format::fp8_tensor:

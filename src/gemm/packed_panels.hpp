@@ -99,6 +99,8 @@ const PackedKernels& packed_kernels(Isa isa, bool dot);
 // Whether a set multiplies rows in bf16 as they are: avx512_bf16 by vdpbf16ps, but for dense3 and,
 // on some CPUs, int8; amx_bf16 e4m3 by tiles.
 bool packed_dots(Isa isa, Format format);
+// Those of rows in bf16 that are multiplied as they are.
+RowTiles packed_tiles(Isa isa);
 PackedKernel packed_kernel(const PackedKernels& kernels, Format format);
 // What multiplies rows of `dtype` as fixed_rows.hpp lays them out; null: they stay floats.
 struct FixedProduct : FixedFormat {

@@ -156,32 +156,42 @@ TEST_P(PackedCpu, MultipliesWithinTheBound) {
 }
 
 // A row that is 1 in one place and 0 elsewhere picks a weight: every code of a byte or a nibble
-// that means a number, exact but for its scale.
+// that means a number, exact but for its scale. Of e4m3 those of normal numbers by themselves too.
 TEST_P(PackedCpu, EveryCode) {
   const Context context = this->context(2);
   const std::int64_t n = 67, k = 128;
   const Packed packed = Packed::of(spec(), normal_values(n * k, 11), n, k);
   auto* const codes = packed.packed.values.as<std::uint8_t>();
   const bool fp8 = packed.packed.values.dtype == DType::f8_e4m3;
-  for (std::int64_t i = 0; i < packed.packed.values.elements(); ++i) {
-    const auto code = static_cast<std::uint8_t>(i * 37 + i / 256);
-    codes[i] = fp8 && (code & 0x7f) == 0x7f ? 0 : code;
-  }
-  Array one_hot(f32, {k, k});
-  for (std::int64_t i = 0; i < k; ++i) one_hot.set(i * k + i, 1);
-  for (const DType dtype : {f32, bf16}) {
-    const Buffer memory = context.allocate(prepared_bytes(context, dtype, spec(), 1, n, k));
-    const PreparedWeights prepared = prepare_packed(context, dtype, {packed.packed}, memory);
-    const Array out(f32, {k, n});
-    const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, k));
-    mlp_gemm(context, prepared, {.rows = one_hot.tensor}, out.tensor, workspace);
-    for (std::int64_t i = 0; i < k; ++i) {
-      for (std::int64_t c = 0; c < n; ++c) {
-        const double weight = plain_weight(packed.packed, c, i);
-        ASSERT_NEAR(static_cast<double>(out.get(i * n + c)), weight,
-                    std::fabs(weight) * 0x1p-23 + 1e-40)
-            << to_string(dtype) << " k " << i << " column " << c;
-      }
+  for (const bool only_normal : {false, true}) {
+    if (only_normal && !fp8) continue;
+    for (std::int64_t i = 0; i < packed.packed.values.elements(); ++i) {
+      auto code = static_cast<std::uint8_t>(i * 37 + i / 256);
+      if (fp8 && (code & 0x7f) == 0x7f) code = 0;
+      if (only_normal && (code & 0x78) == 0) code |= 0x40;
+      codes[i] = code;
+    }
+    for (const DType dtype : {f32, bf16}) {
+      Array one_hot(dtype, {k, k});
+      for (std::int64_t i = 0; i < k; ++i) one_hot.set(i * k + i, 1);
+      const Buffer memory = context.allocate(prepared_bytes(context, dtype, spec(), 1, n, k));
+      const PreparedWeights prepared = prepare_packed(context, dtype, {packed.packed}, memory);
+      const auto check = [&](std::int64_t rows) {  // at once, the last ones
+        const Array out(f32, {rows, n});
+        const Buffer workspace = context.allocate(mlp_workspace_bytes(context, prepared, rows));
+        mlp_gemm(context, prepared, {.rows = one_hot.tensor.rows(k - rows, k)}, out.tensor,
+                 workspace);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t c = 0; c < n; ++c) {
+            const double weight = plain_weight(packed.packed, c, k - rows + i);
+            ASSERT_NEAR(static_cast<double>(out.get(i * n + c)), weight,
+                        std::fabs(weight) * 0x1p-23 + 1e-40)
+                << to_string(dtype) << " k " << k - rows + i << " column " << c;
+          }
+        }
+      };
+      for (const std::int64_t rows : {k, std::int64_t{1}, std::int64_t{2}}) check(rows);
+      if (HasFatalFailure()) return;
     }
   }
 }
