@@ -267,6 +267,24 @@ TEST(BadOutput, StandardOutputThatIsFull) {
   EXPECT_TRUE(contains(version.err, "standard output")) << version.err;
 }
 
+// What cannot be told changes no exit code; nor does it end in a file that got the number of a
+// closed stream.
+TEST(BadOutput, StandardErrorThatIsFullOrClosed) {
+  for (const Surroundings& around :
+       {Surroundings{.stderr_path = "/dev/full"}, Surroundings{.streams_closed = true}}) {
+    EXPECT_EQ(shunt({"run", "--model", "/nonexistent"}, around).code, 1);
+    EXPECT_EQ(shunt({"run", "--bogus"}, around).code, 2);
+    EXPECT_EQ(shunt({}, around).code, 2);
+  }
+  const Folder folder;
+  const std::vector<std::string> args = {"convert", tiny_moe, folder.path("out"), "--to", "nvfp4"};
+  EXPECT_EQ(shunt(args, {.stderr_path = "/dev/full"}).code, 0);
+  const std::string weights = read_text(folder.path("out/model.safetensors"));
+  std::filesystem::remove_all(folder.path("out"));
+  EXPECT_EQ(shunt(args, {.streams_closed = true}).code, 1);  // standard output is missed
+  EXPECT_EQ(read_text(folder.path("out/model.safetensors")), weights);
+}
+
 TEST(BadOutput, Json) {
   expect_failure(run_on(tiny_moe, {"--json", "/nowhere/x.json"}), 1, "shunt run",
                  "/nowhere/x.json");

@@ -33,10 +33,11 @@ struct Pipe {
 [[noreturn]] void become(std::vector<char*>& argv, std::vector<char*>& envp,
                          const Surroundings& around, const Pipe& out, const Pipe& err) {
   ::dup2(::open("/dev/null", O_RDONLY), 0);
-  const int target =
-      around.stdout_path.empty() ? out.ends[1] : ::open(around.stdout_path.c_str(), O_WRONLY);
-  ::dup2(target, 1);
-  ::dup2(err.ends[1], 2);
+  const auto end_of = [](const std::string& path, const Pipe& pipe) {
+    return path.empty() ? pipe.ends[1] : ::open(path.c_str(), O_WRONLY);
+  };
+  ::dup2(end_of(around.stdout_path, out), 1);
+  ::dup2(end_of(around.stderr_path, err), 2);
   for (const auto* pipe : {&out, &err}) {
     ::close(pipe->ends[0]);
     ::close(pipe->ends[1]);
@@ -52,6 +53,7 @@ struct Pipe {
                        static_cast<rlim_t>(around.data_limit)};
     ::setrlimit(RLIMIT_DATA, &limit);
   }
+  for (int stream = 0; around.streams_closed && stream < 3; ++stream) ::close(stream);
   ::execve(argv[0], argv.data(), envp.data());
   ::_exit(127);
 }

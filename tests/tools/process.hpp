@@ -21,7 +21,8 @@ struct Surroundings {
   std::map<std::string, std::string> environment;  // added to ours
   std::int64_t file_limit = -1;                    // RLIMIT_FSIZE in bytes, SIGXFSZ ignored
   std::int64_t data_limit = -1;                    // RLIMIT_DATA in bytes: memory but of files
-  std::string stdout_path;                         // standard output goes there
+  std::string stdout_path, stderr_path;            // standard output, error go there
+  bool streams_closed = false;                     // all three
 };
 
 // Runs `shunt ARGS`; a process that takes over two minutes is killed.

@@ -73,8 +73,7 @@ int bench_gpu(const GpuBench& wanted, const JsonOption& json) {
       if (!wanted.skip_unsupported || error.status() != Status::unsupported) throw;
       const Json note = {{"op", shape.stage}, {"tokens", shape.tokens}, {"reason", error.what()}};
       skipped.push_back(note);
-      fmt::print(stderr, "{} at {} tokens: left out: {}\n", shape.stage, shape.tokens,
-                 error.what());
+      tell(fmt::format("{} at {} tokens: left out: {}\n", shape.stage, shape.tokens, error.what()));
     }
   }
   if (json.wanted) {

@@ -1,5 +1,7 @@
 // The command `shunt`: names its subcommands, runs one, and turns what it throws into a line.
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +15,7 @@
 
 #include "options.hpp"
 #include "shunt/error.hpp"
+#include "terminal.hpp"
 
 namespace shunt::tool {
 namespace {
@@ -23,7 +26,16 @@ void complain(const std::string& who, std::string message) {
     if (c == '\n' || c == '\r') c = ' ';
   }
   while (!message.empty() && message.back() == ' ') message.pop_back();
-  fmt::print(stderr, "{}: {}\n", who, message);
+  tell(fmt::format("{}: {}\n", who, message));
+}
+
+// A standard stream that is closed would lend its number to the next file that is opened, which
+// would then get what is meant for the stream.
+void hold_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) != -1) continue;
+    (void)open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // fails as before
+  }
 }
 
 std::string speaker(const CLI::App& app) {
@@ -66,15 +78,15 @@ int main_of(int argc, char** argv) {
   add_info(app, action);
 
   if (argc < 2) {
-    fmt::print(stderr, "{}", app.help());
+    tell(app.help());
     return exit_usage;
   }
   // CLI11 would say no more than that a subcommand is required.
   const std::string first = argv[1];
   const auto known = app.get_subcommands([](const CLI::App*) { return true; });
-  if (first[0] != '-' && std::none_of(known.begin(), known.end(), [&](const CLI::App* one) {
-        return one->get_name() == first;
-      })) {
+  const bool own = first == "-h" || first == "--help" || first == "--version";
+  if (!own && std::none_of(known.begin(), known.end(),
+                           [&](const CLI::App* one) { return one->get_name() == first; })) {
     complain("shunt", fmt::format("'{}' is no subcommand; run, inspect, convert, eval, bench "
                                   "and info are (see shunt --help)",
                                   first));
@@ -99,17 +111,18 @@ int main_of(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   int code = shunt::tool::exit_failed;
+  shunt::tool::hold_standard_streams();
   (void)std::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no more is an error to be told
   try {
     code = shunt::tool::main_of(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "shunt: {}\n", error.what());
+    shunt::tool::complain("shunt", error.what());
   }
   // Output that never arrived is a failure.
   const bool unflushed = std::fflush(stdout) != 0;
   if ((unflushed || std::ferror(stdout) != 0) && code == 0) {
-    fmt::print(stderr, "shunt: standard output: {}\n",
-               unflushed ? std::strerror(errno) : "cannot be written");
+    shunt::tool::complain("shunt: standard output",
+                          unflushed ? std::strerror(errno) : "cannot be written");
     code = shunt::tool::exit_failed;
   }
   return code;

@@ -28,7 +28,7 @@ Progress::Progress() {
 Progress::~Progress() { clear(); }
 
 void Progress::clear() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (shown_) tell("\r\033[K");
   shown_ = false;
 }
 
@@ -51,8 +51,7 @@ void Progress::show(const std::string& what, std::int64_t done, std::int64_t tot
   const std::string left = share > 0.02 && spent > 1
                                ? fmt::format(", {} left", duration(spent * (1 / share - 1) * 1e6))
                                : std::string();
-  fmt::print(stderr, "\r\033[K{}  {}  {}{}", bar, percent(share), what, left);
-  std::fflush(stderr);
+  tell(fmt::format("\r\033[K{}  {}  {}{}", bar, percent(share), what, left));
 }
 
 }  // namespace shunt::tool

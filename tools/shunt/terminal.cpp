@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 
 namespace shunt::tool {
@@ -25,6 +26,11 @@ std::string paint(Style style, std::string_view text) {
   const char* code = codes[static_cast<std::size_t>(style)];
   if (style == Style::plain || text.empty() || !colour_wanted()) return std::string(text);
   return fmt::format("\033[{}m{}\033[0m", code, text);
+}
+
+void tell(std::string_view text) {
+  (void)std::fwrite(text.data(), 1, text.size(), stderr);
+  (void)std::fflush(stderr);
 }
 
 int columns(std::string_view text) {

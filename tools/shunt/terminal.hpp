@@ -15,6 +15,9 @@ enum class Style { plain, bold, dim, good, bad, warn };
 bool colour_wanted();
 std::string paint(Style style, std::string_view text);
 
+// To standard error, as it is; lost where that cannot be written.
+void tell(std::string_view text);
+
 // Columns that `text` takes: code points, which is right for everything printed here.
 int columns(std::string_view text);
 // Text broken at spaces into lines of at most `width` columns, where words allow.
