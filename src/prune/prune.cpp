@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
@@ -24,7 +25,8 @@ static_assert(columns_at_once % (2 * block) == 0 && block % 4 == 0);
 double square(double x) { return x * x; }
 
 // Which of up to four scores stay: bits. Two at most, of equal ones the first.
-unsigned two_largest(const double* scores, std::int64_t count) {
+template <class Score>
+unsigned two_largest(const Score* scores, std::int64_t count) {
   if (count <= 2) return (1u << count) - 1;
   unsigned kept = 0;
   for (int pass = 0; pass < 2; ++pass) {
@@ -38,11 +40,12 @@ unsigned two_largest(const double* scores, std::int64_t count) {
 }
 
 // The same of two pairs, of which `count` may cut the second short.
-unsigned larger_pair(double first, double second, std::int64_t count) {
+template <class Score>
+unsigned larger_pair(const Score& first, const Score& second, std::int64_t count) {
   return count <= 2 || first >= second ? 3u & ((1u << count) - 1) : 12u & ((1u << count) - 1);
 }
 
-// score(row, k) of every weight; zeroes what does not stay.
+// score(weight, k) of every weight, of equal ones its magnitude; zeroes what does not stay.
 template <class Score>
 void prune_by_score(const Context& context, PrunePattern pattern, float* w, std::int64_t n,
                     std::int64_t k, const Score& score) {
@@ -51,15 +54,19 @@ void prune_by_score(const Context& context, PrunePattern pattern, float* w, std:
       float* const values = w + row * k;
       for (std::int64_t first = 0; first < k; first += 4) {
         const std::int64_t count = std::min<std::int64_t>(4, k - first);
-        std::array<double, 4> scores{};
+        using Scores = std::pair<double, double>;
+        std::array<Scores, 4> scores{};
         for (std::int64_t i = 0; i < count; ++i) {
-          scores[static_cast<std::size_t>(i)] =
-              score(static_cast<double>(values[first + i]), first + i);
+          const auto value = static_cast<double>(values[first + i]);
+          scores[static_cast<std::size_t>(i)] = {score(value, first + i), std::fabs(value)};
         }
-        const unsigned kept = pattern == PrunePattern::pairs
-                                  ? larger_pair(square(scores[0]) + square(scores[1]),
-                                                square(scores[2]) + square(scores[3]), count)
-                                  : two_largest(scores.data(), count);
+        const auto of_pair = [](const Scores& a, const Scores& b) {
+          return Scores{square(a.first) + square(b.first), square(a.second) + square(b.second)};
+        };
+        const unsigned kept =
+            pattern == PrunePattern::pairs
+                ? larger_pair(of_pair(scores[0], scores[1]), of_pair(scores[2], scores[3]), count)
+                : two_largest(scores.data(), count);
         for (std::int64_t i = 0; i < count; ++i) {
           if ((kept >> i & 1) == 0) values[first + i] = 0;
         }
@@ -222,6 +229,15 @@ PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w
         });
       });
       return method;
+    }
+  }
+  if (method == PruneMethod::wanda) {
+    const std::vector<double>& squares = statistics->squares();
+    const auto finite = [](double x) { return std::isfinite(x); };
+    const auto zero = [](double x) { return x == 0; };
+    if (!std::all_of(squares.begin(), squares.end(), finite) ||
+        std::all_of(squares.begin(), squares.end(), zero)) {
+      method = PruneMethod::magnitude;
     }
   }
   if (method == PruneMethod::wanda) {

@@ -44,8 +44,8 @@ struct PruneRounding {
 };
 
 // Zeroes in place all but two of every four of w [n, k] f32, dense: of groups k = 0..3, 4..7, ..,
-// of which K may cut the last short. Of equal scores the lower k stays. In pairs, the scores of
-// magnitude and wanda are sums of squares over a pair.
+// of which K may cut the last short. Of equal scores that of the larger |w| stays, of equal ones
+// the lower k. In pairs, the scores of magnitude and wanda are sums of squares over a pair.
 //
 // wanda: M. Sun et al., A Simple and Effective Pruning Approach for Large Language Models.
 // obs: E. Frantar, D. Alistarh, SparseGPT. With H = X^T X + damping, columns go from left to right;
@@ -59,8 +59,8 @@ struct PruneRounding {
 //
 // Throws Error{invalid_argument} for wanda and obs without statistics of K columns (obs: with their
 // products), and for weights that are not finite. Statistics of no rows at all say nothing: then,
-// and where H is not positive definite for all its damping, magnitude is what is done. Returns the
-// method that was.
+// where wanda has norms that are all 0 or one that is not finite, and where H is not positive
+// definite for all its damping, magnitude is what is done. Returns the method that was.
 PruneMethod prune_2_of_4(const Context& context, const PruneSpec& spec, float* w, std::int64_t n,
                          std::int64_t k, const InputStatistics* statistics = nullptr,
                          PruneRounding* rounding = nullptr);

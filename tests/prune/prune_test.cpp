@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
+#include <utility>
 
 #include "checkpoint/temporary.hpp"
 #include "format/codes.hpp"
@@ -227,6 +229,21 @@ TEST(Prune, WandaWeighsByTheInputs) {
             PruneMethod::wanda);
   // Scores 5, 10, 6, 0 and 1, 10, 2, 0, times sqrt(2).
   EXPECT_EQ(w, (std::vector<float>{0, 1, 3, 0, 0, 1, 1, 0}));
+}
+
+// Inputs that never fired say nothing of their weights.
+TEST(Prune, WandaOfInputsThatAreZeroIsMagnitude) {
+  const Context context = cpu({.threads = 1});
+  const std::vector<float> x = {0, 0, 0, 0, 1, 0, 0, 3};
+  const InputStatistics statistics = statistics_of(context, x, 8, false);
+  const std::vector<float> w = {1, -4, 2, 3, 1, 9, -8, 1};
+  std::vector<float> two = w, pairs = w;
+  EXPECT_EQ(prune_2_of_4(context, {.method = PruneMethod::wanda}, two.data(), 1, 8, &statistics),
+            PruneMethod::wanda);
+  EXPECT_EQ(two, (std::vector<float>{0, -4, 0, 3, 1, 0, 0, 1}));
+  prune_2_of_4(context, {.method = PruneMethod::wanda, .pattern = PrunePattern::pairs},
+               pairs.data(), 1, 8, &statistics);
+  EXPECT_EQ(pairs, (std::vector<float>{1, -4, 0, 0, 0, 0, -8, 1}));
 }
 
 TEST(Prune, WandaOfEqualInputsIsMagnitude) {
@@ -497,10 +514,16 @@ TEST(Prune, InputsThatSayNothingGiveMagnitude) {
               PruneMethod::magnitude);
     EXPECT_EQ(pruned, expected);
   }
-  std::vector<float> pruned = w;
-  EXPECT_EQ(prune_2_of_4(context, {.method = PruneMethod::obs}, pruned.data(), 3, 8, &zero),
-            PruneMethod::magnitude);
-  EXPECT_EQ(pruned, expected);
+  const InputStatistics infinite =
+      statistics_of(context, std::vector<float>(8, std::numeric_limits<float>::infinity()), 8);
+  for (const auto& [method, statistics] : {std::pair{PruneMethod::obs, &zero},
+                                           {PruneMethod::wanda, &zero},
+                                           {PruneMethod::wanda, &infinite}}) {
+    std::vector<float> pruned = w;
+    EXPECT_EQ(prune_2_of_4(context, {.method = method}, pruned.data(), 3, 8, statistics),
+              PruneMethod::magnitude);
+    EXPECT_EQ(pruned, expected);
+  }
 }
 
 TEST(Prune, RefusesWhatItCannotUse) {

@@ -116,8 +116,10 @@ void check_apart(const std::string& option, const std::string& path, const std::
 }
 
 std::string fell_back_text(std::int64_t fell_back, std::int64_t experts) {
-  return fmt::format("{} of {} experts by magnitude: too few hidden states are routed to them",
-                     fell_back, experts);
+  return fmt::format(
+      "{} of {} experts by magnitude: too few hidden states are routed to them, or none that tell "
+      "their inputs apart",
+      fell_back, experts);
 }
 
 void emit_json(const JsonOption& option, const Json& json) {
