@@ -12,10 +12,11 @@ namespace {
 
 constexpr int max_depth = 64;
 
+constexpr std::array<std::string_view, 3> words = {"-Infinity", "Infinity", "NaN"};
+
 // Walks the text outside strings: bounds the nesting, on which the parser recurses when it frees
-// what it built, and quotes Python's non-numbers. Returns what to parse.
-std::string prepare(std::string_view what, std::string_view text) {
-  static constexpr std::array<std::string_view, 3> words = {"-Infinity", "Infinity", "NaN"};
+// what it built, and quotes Python's non-numbers, with `mark` before them. Returns what to parse.
+std::string prepare(std::string_view what, std::string_view text, std::string_view mark = "") {
   std::string result;
   result.reserve(text.size());
   int depth = 0;
@@ -38,6 +39,7 @@ std::string prepare(std::string_view what, std::string_view text) {
       for (const std::string_view word : words) {
         if (text.substr(i, word.size()) != word) continue;
         result += '"';
+        result += mark;
         result += word;
         result += '"';
         i += word.size();
@@ -67,6 +69,23 @@ nlohmann::json parse_object(std::string_view what, std::string_view text) {
   }
   if (!json.is_object()) fail(Status::bad_file, "{} is {}: must be an object", what, shown(json));
   return json;
+}
+
+RewrittenObject::RewrittenObject(std::string_view what, std::string_view text) {
+  const std::string strings = parse_object(what, text).dump();
+  while (strings.find(mark_) != std::string::npos) mark_ += mark_.front();
+  json = nlohmann::ordered_json::parse(prepare(what, text, mark_));
+}
+
+std::string RewrittenObject::text() const {
+  std::string result = json.dump(2);
+  for (const std::string_view word : words) {
+    const std::string quoted = fmt::format("\"{}{}\"", mark_, word);
+    for (std::size_t at = 0; (at = result.find(quoted, at)) != std::string::npos;) {
+      result.replace(at, quoted.size(), word);
+    }
+  }
+  return result;
 }
 
 const nlohmann::json* child(const nlohmann::json& object, std::string_view key) {

@@ -179,7 +179,9 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
     recorded_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
   find_beside();
-  for (const SourceFile& file : files_) plan(file);  // refuses before anything is written
+  // Refuse before anything is written.
+  for (const SourceFile& file : files_) plan(file);
+  config_text();
 }
 
 Naming Conversion::naming() const {
@@ -466,9 +468,8 @@ std::map<std::string, std::string> Conversion::weight_map() const {
 
 std::string Conversion::config_text() const {
   const std::string path = in_ + "/config.json";
-  const std::string text = read_text(path, max_config_bytes);
-  parse_object(path, text);  // strictly
-  Json config = Json::parse(text);
+  RewrittenObject object(path, read_text(path, max_config_bytes));
+  Json& config = object.json;
   if (was_packed_ || naming_ != Naming::as_source) forget_packing(config);
   if (naming_ == Naming::as_source) {
     for (const char* field : {"dtype", "torch_dtype"}) {
@@ -497,7 +498,7 @@ std::string Conversion::config_text() const {
             ? Json{{"quant_method", "mxfp4"}, {"modules_to_not_convert", others}}
             : dialect_config(dialect_, others);
   }
-  return config.dump(2) + "\n";
+  return object.text() + "\n";
 }
 
 void Conversion::write_beside(const PartialFolder& folder) const {

@@ -82,6 +82,28 @@ TEST(Convert, CopiesEverythingElse) {
   }
 }
 
+// Python writes numbers that are none into config.json: they stay, and strings of their names too.
+TEST(Convert, NonNumbersOfTheConfigStay) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/model.safetensors", in + "/model.safetensors");
+  const std::string fields =
+      "  \"time_step_limit\": [\n    0.0,\n    Infinity\n  ],\n"
+      "  \"lowest\": -Infinity,\n"
+      "  \"none\": {\n    \"value\": NaN,\n    \"name\": \"NaN\",\n"
+      "    \"marked\": \"~NaN\",\n    \"again\": \"~~Infinity\"\n  },\n";
+  std::string config = read_file(golden("qwen3_moe") + "/config.json");
+  config.insert(config.find('\n') + 1, fields);
+  write_file(in + "/config.json", config);
+  for (const char* format : {"f16", "nvfp4"}) {
+    convert_checkpoint(cpu(), in, folder / format, to(format));
+    const std::string made = read_file((folder / format) + "/config.json");
+    EXPECT_NE(made.find(fields), std::string::npos) << made;
+    EXPECT_EQ(Checkpoint::open(folder / format).layers().size(), 2U);
+  }
+}
+
 // A vision tower's convolution has more dimensions than a matrix of ours can.
 TEST(Convert, CopiesTensorsOfAnyRank) {
   const TemporaryFolder folder;
