@@ -27,6 +27,8 @@ class TensorStore {
   // Those that begin with `start`.
   std::vector<std::string> names_from(const std::string& start) const;
   const std::string& folder() const { return folder_; }
+  // None where the tensors are the caller's.
+  const std::vector<SafetensorsFile>& files() const { return files_; }
 
  private:
   std::size_t find(const std::string& name) const;

@@ -65,6 +65,21 @@ bool other_weights(const std::string& name) {
   return false;
 }
 
+// Tensors of a file that the index does not name, or names in another file: nobody reads them
+// there. A line a file; none: "".
+std::string unnamed_tensors(const TensorStore& store, const SafetensorsFile& file) {
+  std::string first;
+  std::size_t count = 0;
+  for (const std::string& name : file.names()) {
+    if (store.contains(name) && store.file_of(name) == file.path()) continue;
+    if (count++ == 0) first = clean(name);
+  }
+  if (count == 0) return {};
+  return fmt::format("tensor {}{} of {}, which the index does not name there", first,
+                     count > 1 ? fmt::format(" and {} more", count - 1) : "",
+                     fs::path(file.path()).filename().string());
+}
+
 // Which elements of a tensor are written: [begin, end).
 using Written = std::map<std::string, std::map<std::int64_t, std::int64_t>>;
 
@@ -529,6 +544,11 @@ void Conversion::find_beside() {
     } else {
       beside_[name] = static_cast<std::int64_t>(entry.file_size());
     }
+  }
+  const TensorStore& store = CheckpointAccess::store(checkpoint_);
+  for (const SafetensorsFile& file : store.files()) {
+    std::string unnamed = unnamed_tensors(store, file);
+    if (!unnamed.empty()) left_out_.push_back(std::move(unnamed));
   }
   std::sort(left_out_.begin(), left_out_.end());
 }

@@ -25,7 +25,9 @@ struct ConversionReport {
   std::int64_t bytes_before = 0, bytes_after = 0;      // of all files of tensors
   std::int64_t experts_before = 0, experts_after = 0;  // of the routed experts' matrices in them
   int shards = 0, shards_resumed = 0;                  // resumed: found finished
-  std::vector<std::string> left_out;                   // files that were not copied
+  // What of the source is not in the new checkpoint: files, and tensors that its index does not
+  // name.
+  std::vector<std::string> left_out;
 };
 
 struct ConversionOptions {
@@ -52,7 +54,8 @@ using ConversionProgress =
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
 // routed experts change; everything else is copied, other files of the folder too, but for weights
-// in other forms than safetensors ("pytorch_model.bin"), which the report names.
+// in other forms than safetensors ("pytorch_model.bin") and tensors that the index does not name,
+// which the report names.
 //
 // Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
 // names for; weights, scales or codes that are not finite, by layer, expert and matrix; hidden

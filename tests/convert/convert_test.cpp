@@ -161,6 +161,37 @@ TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
             fs::perms::none);
 }
 
+// Tensors that an index does not name, or names elsewhere, are said to stay behind: a line a file.
+TEST(Convert, SaysWhichTensorsTheIndexDoesNotName) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/config.json", in + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(golden("qwen3_moe") + "/model.safetensors");
+  std::vector<std::pair<std::string, Tensor>> first, second;
+  Json map = Json::object();
+  for (const std::string& name : file.names()) {
+    const bool head = name == "lm_head.weight";
+    (head ? second : first).emplace_back(name, file.get(name));
+    map[name] = head ? "b.safetensors" : "a.safetensors";
+  }
+  const std::vector<float> one(1, 1.0F);
+  first.emplace_back("model.layers.0.self_attn.scale", view(one.data(), {1}));
+  first.emplace_back("lm_head.weight", file.get("lm_head.weight"));  // the other file's is read
+  second.emplace_back("model.extra", view(one.data(), {1}));
+  write_safetensors(in + "/a.safetensors", first);
+  write_safetensors(in + "/b.safetensors", second);
+  write_file(in + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+  for (const char* format : {"f32", "nvfp4"}) {
+    const ConversionReport report = convert_checkpoint(cpu(), in, folder / format, to(format));
+    EXPECT_EQ(report.left_out,
+              (std::vector<std::string>{
+                  "tensor lm_head.weight and 1 more of a.safetensors, which the index does not "
+                  "name there",
+                  "tensor model.extra of b.safetensors, which the index does not name there"}));
+  }
+}
+
 // The tensors of every format, in a checkpoint whose sizes do not divide: hidden 64, width 48.
 TEST(Convert, PackedTensorsAreThoseThatPackMakes) {
   const std::string in = golden("qwen3_moe");

@@ -183,9 +183,7 @@ int convert(const ConvertOptions& options) {
                                          : ""),
            0));
   if (!report.left_out.empty()) {
-    fmt::print("{}", wrap(fmt::format("left out, as weights in another form: {}",
-                                      fmt::join(report.left_out, ", ")),
-                          0));
+    fmt::print("{}", wrap(fmt::format("left out: {}", fmt::join(report.left_out, "; ")), 0));
   }
   return exit_done;
 }
