@@ -65,6 +65,25 @@ bool other_weights(const std::string& name) {
   return false;
 }
 
+// Whether something in the source's folder is not copied; `why`: what its name does not say itself,
+// to stand behind it.
+bool stays_behind(const fs::directory_entry& entry, std::string& why) {
+  const std::string name = entry.path().filename().string();
+  std::error_code ignored;
+  if (entry.is_directory(ignored)) {
+    why = "/";
+  } else if (!entry.exists(ignored)) {
+    why = ", a link to nothing";
+  } else if (!entry.is_regular_file(ignored)) {
+    why = ", which is no regular file";
+  } else if (name == journal_name) {
+    why = ", whose name the journal of conversions has";
+  } else {
+    return name.ends_with(".safetensors") || other_weights(name);
+  }
+  return true;
+}
+
 // Tensors of a file that the index does not name, or names in another file: nobody reads them
 // there. A line a file; none: "".
 std::string unnamed_tensors(const TensorStore& store, const SafetensorsFile& file) {
@@ -531,16 +550,16 @@ void Conversion::write_beside(const PartialFolder& folder) const {
 }
 
 // The tokenizer, the text of a small model, .. What another precision recorded stays behind, and so
-// do the weights that are not converted.
+// do folders and the weights that are not converted.
 void Conversion::find_beside() {
+  std::set<std::string> made = {"config.json", index_name, "hf_quant_config.json"};
+  for (const SourceFile& file : files_) made.insert(file.name);
   for (const fs::directory_entry& entry : fs::directory_iterator(in_)) {
     const std::string name = entry.path().filename().string();
-    if (!entry.is_regular_file() || name == "config.json" || name == index_name ||
-        name == "hf_quant_config.json" || name.ends_with(".safetensors")) {
-      continue;
-    }
-    if (other_weights(name)) {
-      left_out_.push_back(name);
+    if (made.contains(name)) continue;
+    std::string why;
+    if (stays_behind(entry, why)) {
+      left_out_.push_back(clean(name) + why);
     } else {
       beside_[name] = static_cast<std::int64_t>(entry.file_size());
     }

@@ -53,9 +53,10 @@ using ConversionProgress =
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
-// routed experts change; everything else is copied, other files of the folder too, but for weights
-// in other forms than safetensors ("pytorch_model.bin") and tensors that the index does not name,
-// which the report names.
+// routed experts change; everything else is copied, other files of the folder too. What is not, the
+// report names: folders, links to nothing, weights in other forms than safetensors
+// ("pytorch_model.bin"), other safetensors than the model's, and tensors that the index does not
+// name.
 //
 // Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
 // names for; weights, scales or codes that are not finite, by layer, expert and matrix; hidden

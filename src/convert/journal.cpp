@@ -23,7 +23,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t max_journal_bytes = 1u << 30;
 constexpr std::int64_t end_bytes = 1 << 20;  // of a file, that its fingerprint reads
-constexpr const char* journal_name = "conversion.json";
 
 [[noreturn]] void refuse_io(const std::string& path, const char* what) {
   fail(Status::io, "{}: {}: {}", path, what, std::strerror(errno));

@@ -7,6 +7,9 @@
 
 namespace shunt {
 
+// The file in it that says so, until it has its own name.
+inline constexpr const char* journal_name = "conversion.json";
+
 // The folder "<out>.partial" while one process works in it.
 class PartialFolder {
  public:

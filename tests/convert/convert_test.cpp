@@ -161,6 +161,51 @@ TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
             fs::perms::none);
 }
 
+// Nothing of a folder stays behind unsaid, and no file of it becomes what a conversion writes
+// itself.
+TEST(Convert, NamesWhateverStaysBehind) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
+  }
+  for (const char* name : {"adapter_model.safetensors", "mtp.safetensors", "tokenizer.json",
+                           "conversion.json", "hf_quant_config.json"}) {
+    write_file(in + "/" + name, "{}");
+  }
+  fs::create_directory(in + "/original");
+  fs::create_directory_symlink("original", in + "/linked");
+  fs::create_symlink("nowhere", in + "/dangling.json");
+  fs::create_symlink("tokenizer.json", in + "/vocab.json");
+  const ConversionReport report = convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  EXPECT_EQ(
+      report.left_out,
+      (std::vector<std::string>{
+          "adapter_model.safetensors", "conversion.json, whose name the journal of conversions has",
+          "dangling.json, a link to nothing", "linked/", "mtp.safetensors", "original/"}));
+  std::set<std::string> made;
+  for (const auto& [name, bytes] : contents(out)) made.insert(name);
+  EXPECT_EQ(made, (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json",
+                                         "vocab.json"}));
+}
+
+// What an index lists is weights, whatever it is called.
+TEST(Convert, AShardMayBeCalledAnything) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/config.json", in + "/config.json");
+  fs::copy_file(golden("qwen3_moe") + "/model.safetensors", in + "/weights");
+  Json map = Json::object();
+  for (const std::string& name : SafetensorsFile::open(in + "/weights").names()) {
+    map[name] = "weights";
+  }
+  write_file(in + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+  convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  EXPECT_EQ(Checkpoint::open(out).weights(0).experts.packed_up[0].format.format, Format::nvfp4);
+}
+
 // Tensors that an index does not name, or names elsewhere, are said to stay behind: a line a file.
 TEST(Convert, SaysWhichTensorsTheIndexDoesNotName) {
   const TemporaryFolder folder;
