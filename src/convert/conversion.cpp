@@ -182,6 +182,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
       fail(Status::invalid_argument, "convert: {} lies in {}: name a folder outside it", out_, in_);
     }
   }
+  check_prunable(options_.spec);
   if (options_.spec.prune && options_.spec.pruning.method != PruneMethod::magnitude &&
       options_.calibrate.empty()) {
     fail(Status::invalid_argument,

@@ -213,6 +213,18 @@ bool keeps(const ConversionSpec& spec, const PackedMatrix& matrix) {
                      [](std::uint8_t zero) { return zero < 16; });
 }
 
+void check_prunable(const ConversionSpec& spec) {
+  constexpr Format none = Format::dense3;  // of whose numbers no code is 0
+  if (!spec.prune || spec.format.format != none) return;
+  std::string names = "f32, bf16, f16";
+  for (const FormatSpec& format : known_formats()) {
+    if (format.format != none) names += ", " + to_string(FormatSpec{format.format});
+  }
+  fail(Status::invalid_argument,
+       "format is '{}': has no code of 0, which pruned weights are: must be one of {}",
+       to_string(spec.format), names);
+}
+
 void check_finite(const Tensor& matrix) {
   for (std::int64_t n = 0; n < matrix.shape[0]; ++n) {
     for (std::int64_t i = 0; i < matrix.shape[1]; ++i) {

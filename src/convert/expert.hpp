@@ -26,6 +26,9 @@ struct ConversionSpec {
 // int4 with one group a row is int4 of any group that takes the row, and fp8_tensor of one block
 // is fp8_block.
 bool keeps(const ConversionSpec& spec, const PackedMatrix& matrix);
+// Throws Error{invalid_argument} for pruning to a format that does not hold what is pruned, which
+// is 0; it names those that do.
+void check_prunable(const ConversionSpec& spec);
 std::string to_string(const ConversionSpec& spec);  // "nvfp4", "bf16, 2:4 by wanda"
 // "f32", "bf16", "f16" or a format's name. Throws Error{invalid_argument} naming what there is.
 ConversionSpec conversion_from_string(const std::string& text);

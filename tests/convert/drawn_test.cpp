@@ -161,7 +161,8 @@ ConversionSpec draw_conversion(Draw& draw) {
   ConversionSpec spec;
   spec.dtype = draw.dtype();
   if (!draw.one_in(5)) spec.format = draw.format(0);
-  spec.prune = spec.format.format == Format::sparse_nvfp4 || draw.one_in(4);
+  spec.prune = spec.format.format == Format::sparse_nvfp4 ||
+               (draw.one_in(4) && spec.format.format != Format::dense3);
   if (!spec.prune) return spec;
   if (draw.one_in(3)) spec.pruning.pattern = PrunePattern::pairs;
   spec.pruning.method = draw.any({PruneMethod::magnitude, PruneMethod::wanda, PruneMethod::obs});

@@ -39,6 +39,8 @@ ConversionOptions parse(const ConvertOptions& options) {
     result.spec.pruning.pattern = parse_option("--prune", prune_pattern_from_string, options.prune);
   }
   result.spec.prune = !options.prune.empty();
+  parse_option(
+      "--to", [&](const std::string&) { check_prunable(result.spec); }, options.to);
   result.calibrate = options.calibrate;
   const bool measured = result.spec.pruning.method != PruneMethod::magnitude;
   if (options.damping) {
@@ -226,9 +228,8 @@ void add_convert(CLI::App& app, Action& action) {
       "int4[:GROUP], dense3, sparse_nvfp4. Experts that have it already stay bit for bit. An\n"
       "interrupted call, repeated, goes on with the first file that is not finished, unless the\n"
       "source has been written since.\n"
-      "2:4-pairs keeps weights 0 and 1 or 2 and 3, as Blackwell multiplies sparse NVFP4; nvfp4 "
-      "and\n"
-      "sparse_nvfp4 then have one scale for 32.\n"
+      "2:4-pairs keeps weights 0 and 1 or 2 and 3, as Blackwell multiplies sparse NVFP4; nvfp4\n"
+      "and sparse_nvfp4 then have one scale for 32. dense3 has no code of 0 and is not pruned.\n"
       "Examples:\n"
       "  shunt convert models/tiny-moe tiny-nvfp4 --to nvfp4\n"
       "  shunt convert models/tiny-moe tiny-sparse --to sparse_nvfp4 --prune 2:4 --method obs \\\n"

@@ -455,6 +455,8 @@ int Evaluation::run() {
   std::vector<ConversionSpec> specs;
   for (const std::string& format : options_.formats) {
     specs.push_back(parse_format(format));
+    parse_option(
+        "--format", [&](const std::string&) { check_prunable(specs.back()); }, format);
     const std::string why = refused(specs.back());
     if (!why.empty()) {
       throw Error(Status::unsupported, fmt::format("--format {}: {}", format, why));
@@ -587,8 +589,8 @@ void add_eval(CLI::App& app, Action& action) {
       "bytes before it. What is around the MoE layers is computed in f32, on the CPU.\n"
       "On a GPU (--device cuda) only formats that it multiplies as they are packed, in 16 bits.\n"
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
-      "int4[:GROUP], dense3, sparse_nvfp4. METHOD: magnitude, wanda, obs; with :pairs behind\n"
-      "it one aligned pair of every two stays, and NVFP4 has one scale for 32.\n"
+      "int4[:GROUP], dense3, sparse_nvfp4. METHOD (not of dense3): magnitude, wanda, obs;\n"
+      "with :pairs behind it one aligned pair of every two stays, and NVFP4 has one scale for 32.\n"
       "Examples:\n"
       "  shunt eval models/tiny-moe\n"
       "  shunt eval models/tiny-moe --format nvfp4 int4:64 sparse_nvfp4/magnitude\n"
