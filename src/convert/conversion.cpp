@@ -44,14 +44,43 @@ const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
+constexpr const char* packing_fields[] = {"quantization_config", "compression_config",
+                                          "expert_dtype"};
+
 // Removes what a config.json says of packed weights, wherever.
 void forget_packing(Json& object) {
-  for (const char* field : {"quantization_config", "compression_config", "expert_dtype"}) {
-    object.erase(field);
-  }
+  for (const char* field : packing_fields) object.erase(field);
   for (const auto& item : object.items()) {
     if (item.value().is_object()) forget_packing(item.value());
   }
+}
+
+// What a method says of the cache of keys and values, and not of weights.
+void add_cache_fields(const nlohmann::json& method, nlohmann::json& fields) {
+  for (const auto& item : method.items()) {
+    const nlohmann::json& value = item.value();
+    if (!item.key().starts_with("kv_cache")) {
+      if (value.is_object()) add_cache_fields(value, fields);
+    } else if (!value.empty() && value != false) {
+      fields[item.key()] = value;
+    }
+  }
+}
+
+// The same of every method in a config.json. Whether there is one.
+bool find_cache_fields(const nlohmann::json& object, nlohmann::json& fields) {
+  bool found = false;
+  for (const auto& item : object.items()) {
+    if (!item.value().is_object()) continue;
+    if (std::find(std::begin(packing_fields), std::end(packing_fields), item.key()) !=
+        std::end(packing_fields)) {
+      add_cache_fields(item.value(), fields);
+      found = true;
+    } else {
+      found = find_cache_fields(item.value(), fields) || found;
+    }
+  }
+  return found;
 }
 
 // A model's weights in another form than safetensors, or the list of such files.
@@ -126,6 +155,7 @@ class Conversion {
                      const SourceMatrix& matrix) const;
   void write_beside(const PartialFolder& folder) const;
   void find_beside();
+  void find_cache_scheme();
   std::string config_text() const;
   void write_module(ShardWriter& writer, const PackedModule& module) const;
   // What the tensors of these files hold, by tensor.
@@ -150,6 +180,7 @@ class Conversion {
   std::unique_ptr<const RecordedInputs> recorded_;
   std::map<std::string, std::int64_t> beside_;  // files that are copied, and their bytes
   std::vector<std::string> left_out_;
+  Json cache_scheme_;                  // kv_cache_scheme of a method that is written; null: none
   std::int64_t done_ = 0, total_ = 0;  // weights
 
   // Of the layer at work.
@@ -213,6 +244,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   if (!options_.calibrate.empty()) {
     recorded_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
+  find_cache_scheme();
   find_beside();
   // Refuse before anything is written.
   for (const SourceFile& file : files_) plan(file);
@@ -532,6 +564,9 @@ std::string Conversion::config_text() const {
         naming_ == Naming::gpt_oss
             ? Json{{"quant_method", "mxfp4"}, {"modules_to_not_convert", others}}
             : dialect_config(dialect_, others);
+    if (!cache_scheme_.is_null()) {
+      set_cache_scheme(config["quantization_config"], cache_scheme_);
+    }
   }
   return object.text() + "\n";
 }
@@ -548,6 +583,34 @@ void Conversion::write_beside(const PartialFolder& folder) const {
         Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map()}}.dump(2) + "\n");
   }
   for (const auto& [name, bytes] : beside_) copy_whole(in_ + "/" + name, folder.file(name));
+}
+
+// The cache's scheme is not about weights: it stays where the new config.json has a method.
+void Conversion::find_cache_scheme() {
+  std::string holder = "config.json";
+  const auto object_of = [&] {
+    const std::string path = in_ + "/" + holder;
+    return parse_object(path, read_text(path, max_config_bytes));
+  };
+  nlohmann::json fields = nlohmann::json::object();
+  if (find_cache_fields(object_of(), fields)) {
+    if (naming_ == Naming::as_source && !was_packed_) return;  // all that it says stays
+  } else {
+    holder = "hf_quant_config.json";
+    if (file_exists(in_ + "/" + holder)) add_cache_fields(object_of(), fields);
+  }
+  if (naming_ != Naming::as_source) {
+    if (const nlohmann::json* const scheme = child(fields, "kv_cache_scheme")) {
+      cache_scheme_ = *scheme;
+    } else if (fields.contains("kv_cache_quant_algo") && fields["kv_cache_quant_algo"] == "FP8") {
+      cache_scheme_ = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+    }
+    fields.erase("kv_cache_scheme");
+    if (!cache_scheme_.is_null()) fields.erase("kv_cache_quant_algo");  // the same in a word
+  }
+  for (const auto& item : fields.items()) {
+    left_out_.push_back(fmt::format("{} of {}", clean(item.key()), holder));
+  }
 }
 
 // The tokenizer, the text of a small model, .. What another precision recorded stays behind, and so

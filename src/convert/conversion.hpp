@@ -48,8 +48,8 @@ using ConversionProgress =
 // Experts of `in` may be packed: what is in the wanted format already is kept bit for bit (`keeps`
 // of expert.hpp); others are decoded, exactly, and errors are over what they decode to. Other
 // linear layers that are packed become bf16 (of a plain format: its dtype), rounded once, and the
-// new config.json says nothing of the source's method. Memory is then of a layer, where its dialect
-// has to be put in order.
+// new config.json says nothing of the source's method but its kv_cache_scheme. Memory is then of a
+// layer, where its dialect has to be put in order.
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of

@@ -251,4 +251,14 @@ Json dialect_config(const Dialect& dialect, const std::vector<std::string>& igno
   }
 }
 
+void set_cache_scheme(Json& config, Json scheme) {
+  // Of a scale a tensor, which ModelOpt does not say and compressed-tensors has to be told.
+  if (config["quant_method"] == "compressed-tensors" && scheme.is_object() &&
+      scheme.contains("num_bits") && scheme["num_bits"] == 8 && !scheme.contains("strategy")) {
+    scheme["strategy"] = "tensor";
+    if (!scheme.contains("symmetric")) scheme["symmetric"] = true;
+  }
+  config["kv_cache_scheme"] = std::move(scheme);
+}
+
 }  // namespace shunt

@@ -60,5 +60,8 @@ std::vector<DialectTensor> dialect_tensors(const Dialect& dialect, const PackedM
 // quantization_config of config.json. `ignore`: modules with a matrix that stays what it was.
 nlohmann::ordered_json dialect_config(const Dialect& dialect,
                                       const std::vector<std::string>& ignore);
+// Says in it how the cache of keys and values is stored: kv_cache_scheme, as compressed-tensors and
+// ModelOpt have it.
+void set_cache_scheme(nlohmann::ordered_json& config, nlohmann::ordered_json scheme);
 
 }  // namespace shunt

@@ -158,6 +158,15 @@ class PackedExperts {
   std::vector<Part> parts_;
 };
 
+// Whether a packed matrix and the rounding of its inputs are made of a tensor, by what its name has
+// behind the module's. Not so biases, and the scales of the cache of keys and values ("k_scale").
+bool of_matrix(std::string_view part) {
+  for (const char* name : {"qweight", "qzeros", "scales", "scale", "g_idx", "activation_scale"}) {
+    if (part == name) return true;
+  }
+  return part.starts_with("weight") || part.starts_with("input_");
+}
+
 // The sizes of a packed linear layer by its tensors; none: it is plain.
 std::optional<PackedModule> packed_module(const TensorStore& store, const QuantisedConfig& config,
                                           const std::string& name) {
@@ -268,8 +277,9 @@ std::vector<SourceFile> source_files(
       file_with(name).experts.push_back(name);
     } else if (const auto module = packed_module(store, config, name)) {
       file_with(name).modules.push_back(*module);
-      for (const std::string& part : PackedExperts::beginning(store, module->module + ".")) {
-        file_with(part).packed.push_back(part);
+      const std::string start = module->module + ".";
+      for (const std::string& part : store.names_from(start)) {
+        if (of_matrix(part.substr(start.size()))) file_with(part).packed.push_back(part);
       }
     }
   }

@@ -594,6 +594,132 @@ TEST(ConvertPacked, AGlobalScaleBelowZeroIsNotKept) {
   }
 }
 
+// Scales of the cache of keys and values lie beside attention's weights and are none of them.
+TEST(ConvertPacked, ScalesOfTheCacheStay) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", layer = "model.layers.0.";
+  fs::create_directory(in);
+  const SafetensorsFile file = SafetensorsFile::open(quantised + "/fp8_tensor/model.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) tensors.emplace_back(name, file.get(name));
+  const std::vector<float> numbers = {0.5F, 0.25F, 0.125F, 2, 3, 4};
+  const std::vector<std::string> scales = {"q_proj.q_scale", "k_proj.k_scale",
+                                           "v_proj.v_scale", "k_proj.output_scale",
+                                           "k_scale",        "v_scale"};
+  for (const std::string module : {"q_proj", "k_proj", "v_proj"}) {
+    const std::string attention = layer + "self_attn." + module + ".";
+    for (const char* part : {"weight", "weight_scale"}) {
+      tensors.emplace_back(attention + part, file.get(layer + "mlp.experts.1.up_proj." + part));
+    }
+    tensors.emplace_back(attention + "input_scale", view(numbers.data(), {1}));
+  }
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    tensors.emplace_back(layer + "self_attn." + scales[i], view(&numbers[i], {1}));
+  }
+  write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
+  fs::copy_file(quantised + "/fp8_tensor/config.json", in + "/config.json");
+  for (const char* format : {"bf16", "nvfp4", "fp8_tensor"}) {
+    SCOPED_TRACE(format);
+    convert_checkpoint(cpu(), in, folder / format, to(format));
+    const SafetensorsFile made = SafetensorsFile::open((folder / format) + "/model.safetensors");
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      const std::string name = layer + "self_attn." + scales[i];
+      ASSERT_TRUE(made.contains(name)) << name;
+      EXPECT_EQ(values_of(made.get(name)), std::vector<float>{numbers[i]}) << name;
+    }
+    for (const char* module : {"q_proj", "k_proj", "v_proj"}) {
+      EXPECT_EQ(made.get(layer + "self_attn." + module + ".weight").dtype, DType::bf16);
+      for (const char* part : {".weight_scale", ".input_scale"}) {
+        EXPECT_FALSE(made.contains(layer + "self_attn." + module + part));
+      }
+    }
+  }
+}
+
+// How the cache is stored stays where there is a method to say it, and is named where there is not.
+TEST(ConvertPacked, TheSchemeOfTheCacheStaysOrIsNamed) {
+  const Json modelopt = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+  Json compressed = modelopt;
+  compressed["strategy"] = "tensor";
+  compressed["symmetric"] = true;
+  Json by_head = compressed;
+  by_head["strategy"] = "attn_head";
+  struct Case {
+    const char* name;
+    Json fields;  // of quantization_config
+    std::vector<std::string> named;
+    Json scheme;  // in compressed-tensors
+    std::vector<std::string> unread;
+  };
+  const std::string of_config = " of config.json";
+  for (const Case& c :
+       std::vector<Case>{{"fp8_tensor",
+                          {{"kv_cache_scheme", modelopt}, {"kv_cache_quant_algo", "FP8"}},
+                          {"kv_cache_quant_algo" + of_config, "kv_cache_scheme" + of_config},
+                          compressed,
+                          {}},
+                         {"fp8_tensor",
+                          {{"kv_cache_quant_algo", "FP8"}},
+                          {"kv_cache_quant_algo" + of_config},
+                          compressed,
+                          {}},
+                         {"fp8_tensor",
+                          {{"kv_cache_quant_algo", "NVFP4"}},
+                          {"kv_cache_quant_algo" + of_config},
+                          nullptr,
+                          {"kv_cache_quant_algo" + of_config}},
+                         {"nvfp4_compressed",
+                          {{"kv_cache_scheme", by_head}},
+                          {"kv_cache_scheme" + of_config},
+                          by_head,
+                          {}},
+                         {"nvfp4_compressed", {{"kv_cache_scheme", nullptr}}, {}, nullptr, {}}}) {
+    SCOPED_TRACE(std::string(c.name) + c.fields.dump());
+    const TemporaryFolder folder;
+    const std::string in = folder / "in";
+    fs::create_directory(in);
+    fs::copy_file(quantised + "/" + c.name + "/model.safetensors", in + "/model.safetensors");
+    Json config = Json::parse(read_file(quantised + "/" + c.name + "/config.json"));
+    config["quantization_config"].update(c.fields);
+    write_file(in + "/config.json", config.dump());
+    EXPECT_EQ(convert_checkpoint(cpu(), in, folder / "plain", to("bf16")).left_out, c.named);
+    for (const char* format : {"int8", "fp8_block"}) {
+      const ConversionReport report = convert_checkpoint(cpu(), in, folder / format, to(format));
+      EXPECT_EQ(report.left_out, c.unread);
+      const Json made = Json::parse(read_file((folder / format) + "/config.json"));
+      const bool own = format == std::string("fp8_block");
+      const Json& method = made["quantization_config"];
+      const Json given = c.scheme == compressed && own ? modelopt : c.scheme;
+      EXPECT_EQ(method.value("kv_cache_scheme", Json()), given);
+      EXPECT_EQ(Checkpoint::open(folder / format).layers().size(), 1U);
+    }
+  }
+
+  // A method of the cache alone packs nothing: a plain checkpoint keeps it, and not the file
+  // beside.
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/model.safetensors", in + "/model.safetensors");
+  Json config = Json::parse(read_file(golden("qwen3_moe") + "/config.json"));
+  write_file(in + "/config.json", config.dump());
+  write_file(in + "/hf_quant_config.json",
+             R"({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}})");
+  EXPECT_EQ(convert_checkpoint(cpu(), in, folder / "beside", to("f16")).left_out,
+            std::vector<std::string>{"kv_cache_quant_algo of hf_quant_config.json"});
+  convert_checkpoint(cpu(), in, folder / "beside_nvfp4", to("nvfp4"));
+  config["quantization_config"] = {{"quant_method", "modelopt"}, {"kv_cache_scheme", modelopt}};
+  write_file(in + "/config.json", config.dump());
+  EXPECT_TRUE(convert_checkpoint(cpu(), in, folder / "f16", to("f16")).left_out.empty());
+  convert_checkpoint(cpu(), in, folder / "nvfp4", to("nvfp4"));
+  const auto method_in = [&](const char* made) {
+    return Json::parse(read_file((folder / made) + "/config.json"))["quantization_config"];
+  };
+  EXPECT_EQ(method_in("f16"), config["quantization_config"]);
+  EXPECT_EQ(method_in("nvfp4")["kv_cache_scheme"], compressed);
+  EXPECT_EQ(method_in("beside_nvfp4")["kv_cache_scheme"], compressed);
+}
+
 // Attention that is packed as the experts are, in every dialect.
 TEST(ConvertPacked, AttentionOfEveryDialectBecomesPlain) {
   for (const char* name : {"gptq", "gptq_v2", "awq", "int4", "int4_zeros", "int4_channel", "int8",
