@@ -324,7 +324,7 @@ void Conversion::check_space(const PartialFolder& folder) const {
   for (const auto& [name, bytes] : beside_) wanted += bytes - there(name);
   for (const SourceFile& file : files_) {
     if (folder.finished(file.name).is_null()) {
-      wanted += ShardWriter::planned_bytes(plan(file));
+      wanted += ShardWriter::planned_bytes(plan(file), file.metadata);
       wanted -= there(file.name);  // of a file that was begun, what it has is there again
     }
   }
@@ -474,7 +474,7 @@ ConvertedExpert Conversion::converted(int layer, int expert) {
 }
 
 void Conversion::make(const SourceFile& file, PartialFolder& folder) {
-  ShardWriter writer(folder.file(file.name), plan(file));
+  ShardWriter writer(folder.file(file.name), plan(file), file.metadata);
   for (const std::string& name : file.tensors) {
     if (converts(name) || decodes(name)) continue;
     const Tensor tensor = CheckpointAccess::store(checkpoint_).flat(name);

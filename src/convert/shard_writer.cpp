@@ -22,8 +22,7 @@ void sort_tensors(std::vector<PlannedTensor>& tensors) {
 }
 
 // The length and the header, of tensors in order.
-std::string header_of(const std::vector<PlannedTensor>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
+std::string header_of(const std::vector<PlannedTensor>& tensors, const ShardMetadata& metadata) {
   std::vector<WrittenTensor> written;
   for (const PlannedTensor& tensor : tensors) {
     written.push_back({.name = tensor.name,
@@ -45,16 +44,17 @@ std::int64_t PlannedTensor::bytes() const {
   return shunt::bytes(dtype, elements);
 }
 
-std::int64_t ShardWriter::planned_bytes(const std::vector<PlannedTensor>& tensors) {
+std::int64_t ShardWriter::planned_bytes(const std::vector<PlannedTensor>& tensors,
+                                        const ShardMetadata& metadata) {
   std::vector<PlannedTensor> sorted = tensors;
   sort_tensors(sorted);
-  auto total = static_cast<std::int64_t>(header_of(sorted, {{"format", "pt"}}).size());
+  auto total = static_cast<std::int64_t>(header_of(sorted, metadata).size());
   for (const PlannedTensor& tensor : tensors) total += tensor.bytes();
   return total;
 }
 
 ShardWriter::ShardWriter(std::string path, std::vector<PlannedTensor> tensors,
-                         const std::map<std::string, std::string>& metadata)
+                         const ShardMetadata& metadata)
     : path_(std::move(path)) {
   sort_tensors(tensors);
   const std::string header = header_of(tensors, metadata);

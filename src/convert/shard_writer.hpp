@@ -17,12 +17,14 @@ struct PlannedTensor {
   std::int64_t bytes() const;
 };
 
+using ShardMetadata = std::map<std::string, std::string>;
+
 class ShardWriter {
  public:
   // Begins the file anew. Tensors lie in it as the format's own writer orders them: by width of
   // their elements, then by name. Throws Error{io}.
   ShardWriter(std::string path, std::vector<PlannedTensor> tensors,
-              const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+              const ShardMetadata& metadata = {{"format", "pt"}});
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
@@ -34,7 +36,8 @@ class ShardWriter {
   std::int64_t file_bytes() const { return file_bytes_; }
 
   // What the file will take, header and all.
-  static std::int64_t planned_bytes(const std::vector<PlannedTensor>& tensors);
+  static std::int64_t planned_bytes(const std::vector<PlannedTensor>& tensors,
+                                    const ShardMetadata& metadata = {{"format", "pt"}});
 
  private:
   struct Place {

@@ -229,6 +229,10 @@ std::vector<SourceFile> source_files(
       file.bytes = static_cast<std::int64_t>(fs::file_size(store.file_of(name)));
     }
   }
+  for (const SafetensorsFile& file : store.files()) {
+    const auto found = files.find(fs::path(file.path()).filename().string());
+    if (found != files.end()) found->second.metadata = file.metadata();
+  }
   const std::vector<Extent> extents = extents_of(checkpoint);
   std::set<std::string> of_experts;
   for (const CheckpointLayer& layer : checkpoint.layers()) {
@@ -286,6 +290,7 @@ std::vector<SourceFile> source_files(
   std::vector<SourceFile> result;
   for (auto& [name, file] : files) {
     file.name = name;
+    file.metadata["format"] = "pt";
     result.push_back(std::move(file));
   }
   return result;

@@ -8,6 +8,7 @@
 
 #include "checkpoint/family.hpp"
 #include "convert/expert.hpp"
+#include "convert/shard_writer.hpp"
 #include "shunt/checkpoint.hpp"
 
 namespace shunt {
@@ -39,6 +40,8 @@ struct SourceFile {
   std::vector<PackedModule> modules;   // whose codes lie in it
   std::vector<std::string> packed;     // tensors that packed modules are made of
   std::int64_t bytes = 0;              // of the file
+  // Of the new file: the source's, and the format that readers ask for.
+  ShardMetadata metadata;
 };
 
 // Every file of the checkpoint, by name. Throws Error{unsupported} for a packed tensor whose sizes

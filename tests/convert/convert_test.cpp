@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -188,6 +189,35 @@ TEST(Convert, NamesWhateverStaysBehind) {
   for (const auto& [name, bytes] : contents(out)) made.insert(name);
   EXPECT_EQ(made, (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json",
                                          "vocab.json"}));
+}
+
+// Of each file its own, beside the format that readers ask for.
+TEST(Convert, MetadataOfFilesStays) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in";
+  fs::create_directory(in);
+  fs::copy_file(golden("qwen3_moe") + "/config.json", in + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(golden("qwen3_moe") + "/model.safetensors");
+  std::array<std::vector<std::pair<std::string, Tensor>>, 2> shards;
+  Json map = Json::object();
+  for (const std::string& name : file.names()) {
+    const std::size_t shard = name.find("layers.1.") != std::string::npos ? 1 : 0;
+    shards[shard].emplace_back(name, file.get(name));
+    map[name] = shard == 1 ? "b.safetensors" : "a.safetensors";
+  }
+  write_safetensors(in + "/a.safetensors", shards[0], {{"step", "\"1000\""}, {"by", "\u00fc"}});
+  write_safetensors(in + "/b.safetensors", shards[1], {{"format", "np"}});
+  write_file(in + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+  for (const char* format : {"bf16", "nvfp4"}) {
+    convert_checkpoint(cpu(), in, folder / format, to(format));
+    const auto metadata = [&](const char* name) {
+      return SafetensorsFile::open((folder / format) + name).metadata();
+    };
+    using Metadata = std::map<std::string, std::string>;
+    EXPECT_EQ(metadata("/a.safetensors"),
+              (Metadata{{"format", "pt"}, {"step", "\"1000\""}, {"by", "\u00fc"}}));
+    EXPECT_EQ(metadata("/b.safetensors"), (Metadata{{"format", "pt"}}));
+  }
 }
 
 // What an index lists is weights, whatever it is called.
