@@ -255,7 +255,13 @@ ConversionSpec conversion_from_string(const std::string& text) {
     const std::string name = to_string(FormatSpec{format.format});  // without a group
     names += name + ", ";
     if (text.substr(0, text.find(':')) != name) continue;
-    const FormatSpec spec = format_from_string(text);
+    FormatSpec spec;
+    try {
+      spec = format_from_string(text);
+    } catch (const Error&) {  // that speaks of order and zero points too
+      fail(Status::invalid_argument,
+           "format is '{}': only int4 has a group, a multiple of 16 below 2^31: int4:64", text);
+    }
     if (spec == spec.of_matrix()) return {.format = spec};
     fail(Status::invalid_argument,
          "format is '{}': must be {}, whose order and zero points prepared weights alone have",

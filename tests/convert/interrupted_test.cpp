@@ -188,6 +188,12 @@ TEST(Convert, RefusesBeforeItWrites) {
       "format is 'fp2': must be one of f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, "
       "mxfp8, nvfp4, mxfp4, int8, int4, dense3, sparse_nvfp4, or int4:GROUP, GROUP a multiple "
       "of 16");
+  // Nothing is recommended that is refused in turn.
+  for (const char* text : {"int4:7", "int4:", "int4:7:zeros", "nvfp4:16", "nvfp4:ordered"}) {
+    EXPECT_EQ(error_of([&] { conversion_from_string(text); }),
+              std::string("format is '") + text +
+                  "': only int4 has a group, a multiple of 16 below 2^31: int4:64");
+  }
   EXPECT_NE(error_of([] { conversion_from_string("plain"); }).find("'plain': must be one of f32"),
             std::string::npos);
 }
