@@ -625,6 +625,7 @@ void Conversion::find_beside() {
     if (stays_behind(entry, why)) {
       left_out_.push_back(clean(name) + why);
     } else {
+      check_readable(entry.path().string());
       beside_[name] = static_cast<std::int64_t>(entry.file_size());
     }
   }

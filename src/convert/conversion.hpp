@@ -60,10 +60,10 @@ using ConversionProgress =
 //
 // Throws Error: `out` exists or is `in`; no MoE layer; a format that the checkpoint's family has no
 // names for, or one that does not hold what is pruned; weights, scales or codes that are not
-// finite, by layer, expert and matrix; hidden states missing or of another shape; a full disk,
-// before anything is written where the system tells; a partial folder of other settings or in use.
-// What is finished stays in the partial folder, which the message then names; where nothing is, the
-// folder goes.
+// finite, by layer, expert and matrix; hidden states missing or of another shape; a file to be
+// copied that cannot be read, before anything is written, and a full disk, where the system tells;
+// a partial folder of other settings or in use. What is finished stays in the partial folder, which
+// the message then names; where nothing is, the folder goes.
 ConversionReport convert_checkpoint(const Context& context, const std::string& in,
                                     const std::string& out, const ConversionOptions& options,
                                     const ConversionProgress& progress = nullptr);

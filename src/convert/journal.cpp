@@ -69,6 +69,12 @@ void copy_whole(const std::string& from, const std::string& to) {
   fail(Status::io, "{}: cannot be copied to {}: {}", from, to, code.message());
 }
 
+void check_readable(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) refuse_io(path, "cannot be read");
+  ::close(file);
+}
+
 std::string fingerprint(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) refuse_io(path, "cannot be read");

@@ -47,5 +47,7 @@ std::string mark_of(const std::string& path);
 void write_whole(const std::string& path, const std::string& text);
 // The same of a copy, which its owner may write to whatever `from` allows.
 void copy_whole(const std::string& from, const std::string& to);
+// Throws Error{io} for a file that cannot be opened to be read.
+void check_readable(const std::string& path);
 
 }  // namespace shunt

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "convert/cases.hpp"
@@ -228,6 +229,27 @@ TEST(Convert, ADiskThatIsTooSmall) {
       error_of([&] { convert_checkpoint(cpu(), in, out, to("nvfp4"), begun); }, &status);
   EXPECT_EQ(status, Status::io);
   EXPECT_NE(message.find(" GB more: the disk has "), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
+// A file to be copied that cannot be read: said before anything is converted.
+TEST(Convert, AFileThatCannotBeRead) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out", tokenizer = in + "/tokenizer.json";
+  fs::create_directory(in);
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
+  }
+  fs::create_symlink("/proc/sys/vm/compact_memory", tokenizer);  // the superuser's neither
+  if (!fs::exists(tokenizer) || std::ifstream(tokenizer)) GTEST_SKIP() << "no such file here";
+  const ConversionProgress begun = [](const std::string&, std::int64_t, std::int64_t) {
+    throw Error(Status::internal, "begun");
+  };
+  Status status = Status::ok;
+  const std::string message =
+      error_of([&] { convert_checkpoint(cpu(), in, out, to("nvfp4"), begun); }, &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_EQ(message, tokenizer + ": cannot be read: Permission denied");
   EXPECT_FALSE(fs::exists(out + ".partial"));
 }
 
