@@ -20,7 +20,7 @@ class RewrittenObject {
   // Throws what parse_object() throws.
   RewrittenObject(std::string_view what, std::string_view text);
 
-  // In two spaces; Python's non-numbers stand in it as they did.
+  // Two spaces a level; Python's non-numbers stand in it as they did.
   std::string text() const;
 
   nlohmann::ordered_json json;  // non-numbers are strings, which are not to be changed
