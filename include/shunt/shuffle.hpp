@@ -86,7 +86,7 @@ struct ScatterAddInputs {
 };
 
 Support supports(const ScatterAddSpec& spec, Device device);
-// Bytes for up to T tokens and K positions.
+// Bytes for up to T tokens and K positions; T below 2^31 - 1, K below 2^31.
 std::size_t scatter_add_workspace_bytes(const Context& context, const ScatterAddSpec& spec,
                                         std::int64_t tokens, std::int64_t positions);
 // out [T, D] f32 | bf16 | f16, rows may be strided; f16 saturates. Throws Error for bad shapes, a

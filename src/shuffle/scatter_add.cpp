@@ -104,15 +104,24 @@ void scatter_add_cpu(const Context& context, const ScatterAddSpec& spec, const S
   });
 }
 
+// What 32-bit indices count: positions, and where each token's begin and the last one's end.
+void check_sizes(std::int64_t tokens, std::int64_t positions) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  const auto check = [](const char* name, std::int64_t size, std::int64_t limit) {
+    if (size >= 0 && size <= limit) return;
+    fail(Status::invalid_argument, "scatter_add_padded: {} is {}: must be 0 to {}", name, size,
+         limit);
+  };
+  check("tokens", tokens, most - 1);
+  check("positions", positions, most);
+}
+
 }  // namespace
 
 std::size_t scatter_add_workspace_bytes(const Context& context, const ScatterAddSpec& spec,
                                         std::int64_t tokens, std::int64_t positions) {
   require(supports(spec, context.device()), "scatter_add_padded");
-  if (tokens < 0 || positions < 0) {
-    fail(Status::invalid_argument, "scatter_add_padded: {} is {}: must be 0 or more",
-         tokens < 0 ? "tokens" : "positions", std::min(tokens, positions));
-  }
+  check_sizes(tokens, positions);
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) {
       return scatter_add_cuda_workspace_bytes(tokens, positions);
@@ -141,11 +150,7 @@ void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
                {.dtypes = {i32}, .shape = {any_size}, .dense = true}, device);
   check_tensor("scatter_add_padded: token_indices", in.token_indices,
                {.dtypes = {i32}, .shape = {positions}, .dense = true}, device);
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-  if (positions > most || tokens >= most) {
-    fail(Status::invalid_argument, "scatter_add_padded: {} is {}: must be less than {}",
-         positions > most ? "positions" : "tokens", std::max(positions, tokens), most);
-  }
+  check_sizes(tokens, positions);
   const std::int64_t experts = in.token_counts.shape[0];
   if (ranks < 1 || ranks > max_scatter_ranks) {
     fail(Status::invalid_argument, "scatter_add_padded: rows is {}: must have 1 to {} ranks",

@@ -447,6 +447,8 @@ static void test_shuffles(const shunt_context* context) {
   workspace = NULL;
 
   CHECK_OK(shunt_scatter_add_supports(context, &add));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "tokens is 4611686018427387904: must be 0 to 2147483646",
+              shunt_scatter_add_workspace_bytes(context, &add, INT64_C(1) << 62, 10, &bytes));
   CHECK_OK(shunt_scatter_add_workspace_bytes(context, &add, 2, 3, &bytes));
   CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
   CHECK_OK(shunt_scatter_add_padded(context, &add, &in, &t_y, shunt_buffer_data(workspace), bytes));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "sanitizer.hpp"
@@ -163,7 +164,25 @@ TEST(ScatterAdd, RefusesBadArguments) {
   expect(added(good, y), "token_indices[1] is -2");
   token_of[1] = -1;
   EXPECT_EQ(added(good, y), "not refused");
-  expect(message([&] { scatter_add_workspace_bytes(context, {}, -1, 3); }), "tokens is -1");
+}
+
+// On any engine: sizes that its 32-bit indices cannot count never wrap round.
+TEST(ScatterAdd, WorkspaceRefusesSizesThatNoCallMayHave) {
+  const Context context = engine();
+  const auto refused = [&](std::int64_t tokens, std::int64_t positions) {
+    return message([&] { scatter_add_workspace_bytes(context, {}, tokens, positions); });
+  };
+  expect(refused(-1, 3), "scatter_add_padded: tokens is -1: must be 0 to 2147483646");
+  expect(refused(3, -1), "scatter_add_padded: positions is -1: must be 0 to 2147483647");
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(refused(most - 1, most), "not refused");
+  expect(refused(most, 10), "tokens is 2147483647: must be 0 to 2147483646");
+  expect(refused(10, most + 1), "positions is 2147483648: must be 0 to 2147483647");
+  for (const std::int64_t huge :
+       {std::int64_t{1} << 60, std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::max()}) {
+    expect(refused(huge, 10), "tokens is " + std::to_string(huge));
+    expect(refused(10, huge), "positions is " + std::to_string(huge));
+  }
 }
 
 }  // namespace

@@ -780,7 +780,7 @@ typedef struct shunt_scatter_add_inputs {
 
 SHUNT_API shunt_status shunt_scatter_add_supports(const shunt_context* context,
                                                   const shunt_scatter_add_spec* spec);
-/* positions: K. */
+/* tokens: T, below 2^31 - 1; positions: K, below 2^31. */
 SHUNT_API shunt_status shunt_scatter_add_workspace_bytes(const shunt_context* context,
                                                          const shunt_scatter_add_spec* spec,
                                                          int64_t tokens, int64_t positions,
