@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <optional>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 
 namespace shunt {
@@ -274,6 +277,44 @@ void check_workspace(std::string_view what, Workspace workspace, std::size_t nee
   if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0) {
     fail(Status::invalid_argument, "{}: workspace is not 64-byte aligned", what);
   }
+}
+
+namespace {
+
+// Where a view's bytes are: in rows, one where it is dense.
+struct ByteRows {
+  std::int64_t first, rows, width, stride;
+};
+
+std::optional<ByteRows> byte_rows(const Tensor& tensor) {
+  const std::int64_t first = reinterpret_cast<std::intptr_t>(tensor.data);
+  if (tensor.contiguous()) return ByteRows{first, 1, tensor.bytes(), 0};
+  const bool rows_dense = tensor.rank == 2 && (tensor.shape[1] == 1 || tensor.strides[1] == 1);
+  if (!rows_dense || tensor.strides[0] < 0) return {};
+  return ByteRows{first, tensor.strides[0] == 0 ? 1 : tensor.shape[0],
+                  bytes(tensor.dtype, tensor.shape[1]), bytes(tensor.dtype, tensor.strides[0])};
+}
+
+}  // namespace
+
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.device != b.device || a.elements() == 0 || b.elements() == 0) return false;
+  const std::optional<ByteRows> p = byte_rows(a), q = byte_rows(b);
+  if (!p || !q || (p->rows > 1 && q->rows > 1 && p->stride != q->stride)) return false;
+  // b begins `ahead` of a; row i of a and row j of b meet where
+  // ahead - a's width < (i - j) stride < ahead + b's width.
+  const std::int64_t stride = p->rows > 1 ? p->stride : q->rows > 1 ? q->stride : 1;
+  const std::int64_t ahead = q->first - p->first;
+  const std::int64_t past = ahead - p->width;  // the least multiple that is more
+  const std::int64_t least = past / stride + (past >= 0 || past % stride == 0 ? 1 : 0);
+  const std::int64_t apart = std::max(least, 1 - q->rows);
+  return apart < p->rows && apart * stride < ahead + q->width;
+}
+
+void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,
+                 const Tensor& from) {
+  if (!overlap(tensor, from)) return;
+  fail(Status::invalid_argument, "{} overlaps {}: must lie apart", name, other);
 }
 
 std::int64_t checked_product(std::string_view what, std::int64_t a, std::int64_t b) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
 
@@ -345,6 +346,8 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
     const Tensor second = stacked("down", dtype, device, nullptr, weights.down);
     const auto scratch = static_cast<std::size_t>(std::max(first[0].bytes(), second[0].bytes()));
     // Refused before anything is overwritten.
+    check_apart("layer: LayerOptions.in_place: experts.down", second,
+                gated ? "experts.gate and up" : "experts.up", first);
     for (const Tensor& all : {first, second}) {
       if (reinterpret_cast<std::uintptr_t>(all.data) % 64 != 0) {
         fail(Status::invalid_argument,

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <random>
+#include <set>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 
 namespace shunt {
@@ -85,6 +88,74 @@ TEST(Tensor, ChecksNameWhatIsWrong) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "tensor f32 [3, 4]: index 3 is out of range: must be 0 to 2");
   }
+}
+
+// Every byte of a matrix.
+std::set<const char*> bytes_of(const Tensor& matrix) {
+  std::set<const char*> all;
+  const int width = bits(matrix.dtype) / 8;
+  for (std::int64_t i = 0; i < matrix.shape[0]; ++i) {
+    for (std::int64_t j = 0; j < matrix.shape[1] * width; ++j) {
+      all.insert(matrix.as<char>() + i * matrix.strides[0] * width + j);
+    }
+  }
+  return all;
+}
+
+TEST(Overlap, IsWhatSharesAByte) {
+  std::mt19937 random(7);
+  const auto drawn = [&](int least, int most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  const std::vector<float> memory(256);
+  const auto matrix = [&](DType dtype, std::int64_t row_bytes) {
+    Tensor result =
+        view(static_cast<const void*>(memory.data()), dtype, {drawn(0, 4), drawn(0, 6)});
+    result.strides[0] = row_bytes / (bits(dtype) / 8);
+    result.data = result.as<char>() + 4 * drawn(0, 60);
+    return result;
+  };
+  int both = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::int64_t row_bytes = 4 * drawn(0, 12);  // broadcast too
+    const Tensor a = matrix(drawn(0, 1) ? f32 : bf16, row_bytes);
+    const Tensor b = drawn(0, 1) ? matrix(f32, row_bytes) : view(a.data, bf16, {drawn(0, 3), 4});
+    const std::set<const char*> of_a = bytes_of(a);
+    bool shared = false;
+    for (const char* byte : bytes_of(b)) shared |= of_a.contains(byte);
+    ASSERT_EQ(overlap(a, b), shared) << i;
+    ASSERT_EQ(overlap(b, a), shared) << i;
+    both += shared ? 1 : 0;
+  }
+  EXPECT_GT(both, 2000);
+  EXPECT_LT(both, 18000);
+}
+
+TEST(Overlap, NothingIsSaidOfOtherStridesAndDevices) {
+  const std::vector<float> data(64);
+  const Tensor tensor = view(data.data(), {4, 8});
+  const auto refused = [&](const Tensor& other) {
+    try {
+      check_apart("gather: rows", tensor, "hidden", other);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::invalid_argument);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refused(tensor.rows(3, 4)), "gather: rows overlaps hidden: must lie apart");
+  EXPECT_EQ(refused(view(data.data() + 32, {4, 8})), "");
+  EXPECT_EQ(refused(tensor.rows(2, 2)), "");
+  EXPECT_EQ(refused({}), "");
+  EXPECT_EQ(refused(tensor.transposed()), "");
+  Tensor other = tensor;
+  other.strides[0] = 9;
+  Tensor wider = tensor;
+  wider.strides[0] = 10;
+  EXPECT_FALSE(overlap(other, wider));
+  other = tensor;
+  other.device = {DeviceType::cuda, 0};
+  EXPECT_EQ(refused(other), "");
 }
 
 }  // namespace

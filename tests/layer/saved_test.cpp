@@ -269,6 +269,16 @@ TEST(InPlaceLayer, RefusesOtherArrangements) {
         static_cast<char*>(elsewhere.data()) + 16 + e * stacked.second.size() / 4;
   }
   EXPECT_NE(refused(shifted, DType::bf16).find("must be 64-byte aligned"), std::string::npos);
+  // Down over the last of gate and up.
+  shifted = stacked.weights;
+  for (std::size_t e = 0; e < 4; ++e) {
+    shifted.experts.down[e].data = static_cast<char*>(stacked.gate_up.data()) +
+                                   stacked.first.size() - 64 + e * stacked.second.size() / 4;
+  }
+  EXPECT_NE(refused(shifted, DType::bf16)
+                .find("experts.down overlaps experts.gate and up: must lie apart"),
+            std::string::npos);
+  EXPECT_EQ(status, Status::invalid_argument);
   // Nothing was overwritten by any of these.
   std::vector<char> now(stacked.first.size());
   context.copy(now.data(), stacked.gate_up.data(), now.size());

@@ -1,0 +1,17 @@
+// Checks that what is written lies apart: from itself, and from what is read meanwhile.
+#pragma once
+
+#include <string_view>
+
+#include "shunt/tensor.hpp"
+
+namespace shunt {
+
+// Whether two views certainly share a byte: dense ones, or those whose rows are a stride apart, the
+// same for both. Columns of one matrix lie apart. Of other strides nothing is said: false.
+bool overlap(const Tensor& a, const Tensor& b);
+// Throws Error{invalid_argument} where they do. `name`: "gather: rows"; `other`: "hidden".
+void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,
+                 const Tensor& from);
+
+}  // namespace shunt
