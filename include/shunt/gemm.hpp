@@ -73,7 +73,7 @@ PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
                                       RowFormat rows = RowFormat::as_dtype);
 
 // The inverse of all of them: writes matrix `group` into out [n, k] (gate rows first when paired),
-// of any float dtype and strides, on the context's device.
+// of any float dtype and any strides that keep its elements apart, on the context's device.
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
 
 // In place: `matrices` [groups, n, k], dense, on the context's device, become their own prepared

@@ -49,7 +49,8 @@ struct Device {
 
 inline constexpr int max_rank = 4;
 
-// A view. Strides count elements, and may be 0 (broadcast) or negative; not those of outputs' rows.
+// A view. Strides count elements, and may be 0 (broadcast) or negative; not those of outputs' rows,
+// and no output's elements may overlap, whatever strides it may have.
 // A Tensor without data and of rank 0 stands for 'not given'. An operation never writes through a
 // tensor that it takes as an input, so views of constant memory are legal there.
 struct Tensor {

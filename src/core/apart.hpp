@@ -13,5 +13,8 @@ bool overlap(const Tensor& a, const Tensor& b);
 // Throws Error{invalid_argument} where they do. `name`: "gather: rows"; `other`: "hidden".
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,
                  const Tensor& from);
+// Throws unless a vector's or matrix's strides keep its elements apart, either way round,
+// transposed or not. `name`: "unpack: out".
+void check_elements_apart(std::string_view name, const Tensor& tensor);
 
 }  // namespace shunt

@@ -1,5 +1,6 @@
 #include "core/quantise.hpp"
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 
 namespace shunt {
@@ -28,6 +29,7 @@ void check_scales(const std::string& name, const Tensor& scales, Quantise quanti
     check_tensor(name, scales, {.dtypes = {DType::f32}, .shape = {rows, (width + 127) / 128}},
                  device);
   }
+  check_elements_apart(name, scales);
 }
 
 }  // namespace shunt

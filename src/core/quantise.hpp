@@ -36,7 +36,7 @@ inline Fp8Scale fp8_scale(float amax, float upper_bound, bool power_of_two) {
 // Each field, and all of them together.
 Support legal(const QuantiseSpec& spec);
 
-// f32, [rows] or [rows, ceil(width / 128)]. Throws Error naming `name`.
+// f32, [rows] or [rows, ceil(width / 128)], apart from one another. Throws Error naming `name`.
 void check_scales(const std::string& name, const Tensor& scales, Quantise quantise,
                   std::int64_t rows, std::int64_t width, Device device);
 

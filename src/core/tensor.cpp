@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 
@@ -315,6 +316,20 @@ void check_apart(std::string_view name, const Tensor& tensor, std::string_view o
                  const Tensor& from) {
   if (!overlap(tensor, from)) return;
   fail(Status::invalid_argument, "{} overlaps {}: must lie apart", name, other);
+}
+
+void check_elements_apart(std::string_view name, const Tensor& tensor) {
+  if (tensor.elements() == 0) return;
+  const bool matrix = tensor.rank > 1;
+  const std::int64_t rows = tensor.shape[0], columns = matrix ? tensor.shape[1] : 1;
+  const std::int64_t down = std::abs(tensor.strides[0]), across = std::abs(tensor.strides[1]);
+  const bool apart = (rows <= 1 || (down > 0 && (columns <= 1 || down >= columns * across))) &&
+                     (columns <= 1 || across > 0);
+  const bool turned = (columns <= 1 || (across > 0 && (rows <= 1 || across >= rows * down))) &&
+                      (rows <= 1 || down > 0);
+  if (apart || turned) return;
+  fail(Status::invalid_argument, "{} has strides {}: its elements must not overlap", name,
+       fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, " and "));
 }
 
 std::int64_t checked_product(std::string_view what, std::int64_t a, std::int64_t b) {

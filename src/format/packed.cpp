@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/workspace.hpp"
 #include "cpu/pool.hpp"
@@ -286,27 +287,12 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
   return packed;
 }
 
-namespace {
-// Either way round, transposed or not.
-void check_no_overlap(const char* name, const Tensor& out) {
-  const std::int64_t rows = out.shape[0], columns = out.shape[1];
-  const std::int64_t down = std::abs(out.strides[0]), across = std::abs(out.strides[1]);
-  const bool apart = (rows <= 1 || (down > 0 && (columns <= 1 || down >= columns * across))) &&
-                     (columns <= 1 || across > 0);
-  const bool turned = (columns <= 1 || (across > 0 && (rows <= 1 || across >= rows * down))) &&
-                      (rows <= 1 || down > 0);
-  if (rows == 0 || columns == 0 || apart || turned) return;
-  fail(Status::invalid_argument, "{} has strides {} and {}: its elements must not overlap", name,
-       out.strides[0], out.strides[1]);
-}
-}  // namespace
-
 void unpack(const PackedMatrix& matrix, Tensor out) {
   const cpu_engine::FloatMode mode;
   check_packed("unpack: matrix", matrix, Device{});
   check_tensor("unpack: out", out, {.dtypes = float_dtypes, .shape = {matrix.n, matrix.k}},
                Device{});
-  check_no_overlap("unpack: out", out);
+  check_elements_apart("unpack: out", out);
   const FormatRules& rules = rules_of("unpack", matrix.format);
   // Eight rows at once: a transposed `out` is written by pieces of lines.
   for_row_blocks(matrix.n, 8, matrix.n * matrix.k, [&](std::int64_t first, std::int64_t end) {

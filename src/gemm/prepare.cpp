@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
@@ -207,6 +208,7 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
   }
   check_tensor("unprepare: out", out, {.dtypes = float_dtypes, .shape = {weights.n, weights.k}},
                context.device());
+  check_elements_apart("unprepare: out", out);
   check_prepared_memory("unprepare", weights, context);
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&

@@ -181,6 +181,10 @@ TEST(PrepareRefuses, WhatDoesNotFitByName) {
   refused([&] { unprepare(context, w, 1, view(out.data(), {3, 4})); }, "group is 1");
   refused([&] { unprepare(context, w, 0, view(out.data(), {4, 3})); }, "out");
   refused([&] { unprepare(context, {}, 0, view(out.data(), {3, 4})); }, "weights");
+  Tensor same_row = view(out.data(), {3, 4});
+  same_row.strides[0] = 0;
+  refused([&] { unprepare(context, w, 0, same_row); },
+          "unprepare: out has strides 0 and 1: its elements must not overlap");
 }
 
 }  // namespace

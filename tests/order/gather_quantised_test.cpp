@@ -277,6 +277,13 @@ TEST(GatherQuantised, RefusesBadArguments) {
   refused("scales is missing", {.quantise = Quantise::row}, in, out, {});
   refused("scales is f32 [6, 1]", {.quantise = Quantise::row}, in, out, block_scales);
   refused("scales is f32 [6]", {.quantise = Quantise::block_128}, in, out, row_scales);
+  Tensor same = row_scales;
+  same.strides[0] = 0;
+  refused("gather: scales has strides 0: its elements must not overlap",
+          {.quantise = Quantise::row}, in, out, same);
+  same = block_scales;
+  same.strides[0] = 0;
+  refused("gather: scales has strides 0 and 1", {.quantise = Quantise::block_128}, in, out, same);
   refused("rows (output) is f8_e4m3", {}, in, out, {});
   refused("rows (output) is f32", {.quantise = Quantise::row}, in, view(scales.data(), {6, 4}),
           row_scales);
