@@ -50,12 +50,12 @@ Support supports(const ActivationSpec& spec, Device device);
 
 // gate, up [R, I] and out [R, I], f32 | bf16 | f16, rows may be strided; gate is absent iff the
 // spec is not gated. Computed in f32; f16 saturates. `rows` ([1] i32, optional): rows at or past it
-// are left alone. out may be gate or up.
+// are left alone. out may be gate or up (the same view), else must not overlap them.
 void activate(const Context& context, const ActivationSpec& spec, Tensor gate, Tensor up,
               Tensor out, Tensor rows = {});
 // The same with out f8_e4m3 [R, I] and scales f32, [R] for Quantise::row or [R, ceil(I / 128)] for
 // block_128, with any strides: the f32 results are rounded once, as quantise.hpp says. out is
-// neither gate nor up. Throws Error for quantise none too.
+// neither gate nor up, nor overlaps them. Throws Error for quantise none too.
 void activate(const Context& context, const ActivationSpec& spec, const QuantiseSpec& quantise,
               Tensor gate, Tensor up, Tensor out, Tensor scales, Tensor rows = {});
 

@@ -44,8 +44,9 @@ struct CombineInputs {
 Support supports(const CombineSpec& spec, Device device);
 // out [T, H] f32 | bf16 | f16; rows of every [., H] tensor may be strided. f32 sums, slots first to
 // last, then the shared expert, then the residual; f16 saturates. The bits depend on neither the
-// batch nor the number of threads. out may be hidden, shared or residual itself (the same view).
-// No workspace. Throws Error for bad shapes, and (CPU) an inverse at or past N.
+// batch nor the number of threads. out may be hidden, shared or residual itself (the same view),
+// and overlaps neither them nor rows otherwise. No workspace. Throws Error for bad shapes, and
+// (CPU) an inverse at or past N.
 void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out);
 
 }  // namespace shunt

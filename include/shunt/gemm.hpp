@@ -146,9 +146,9 @@ std::size_t grouped_gemm_workspace_bytes(const Context& context, const GroupedGe
 // have three dimensions. Every element's sum runs over k in one fixed order, so its bits depend on
 // neither the number of threads nor which rows there are; on a GPU the order may follow from how
 // many there are room for or expected, unless spec.batch_invariant. Rows at or past
-// offsets[groups], or in a group at or past its count, are left alone. Throws Error for bad shapes
-// and (CPU) offsets and counts; a GPU takes a count below 0 for 0 and one above capacity for
-// capacity.
+// offsets[groups], or in a group at or past its count, are left alone. out and rows do not overlap.
+// Throws Error for bad shapes and (CPU) offsets and counts; a GPU takes a count below 0 for 0 and
+// one above capacity for capacity.
 void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const GroupedGemmInputs& in,
                   Tensor out, Workspace workspace);
 

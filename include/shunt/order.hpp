@@ -103,8 +103,8 @@ struct GatherInputs {
 Support supports(const GatherSpec& spec, Device device);
 // rows [N, H] f32 | bf16 | f16, may be strided: hidden[permutation / S], rounded to nearest even;
 // f16 saturates. With quantise: rows are f8_e4m3, and scales is f32 [N], or [N, ceil(H / 128)],
-// with any strides. No workspace. Throws Error for bad shapes, and (CPU) a count or a permutation
-// out of range; a GPU leaves such rows alone.
+// with any strides. rows and hidden do not overlap. No workspace. Throws Error for bad shapes, and
+// (CPU) a count or a permutation out of range; a GPU leaves such rows alone.
 void gather(const Context& context, const GatherSpec& spec, const GatherInputs& in, Tensor rows,
             Tensor scales = {});
 

@@ -89,9 +89,10 @@ Support supports(const ScatterAddSpec& spec, Device device);
 // Bytes for up to T tokens and K positions; T below 2^31 - 1, K below 2^31.
 std::size_t scatter_add_workspace_bytes(const Context& context, const ScatterAddSpec& spec,
                                         std::int64_t tokens, std::int64_t positions);
-// out [T, D] f32 | bf16 | f16, rows may be strided; f16 saturates. Throws Error for bad shapes, a
-// workspace too small, and (CPU) a negative count, a sum of them past K or a token that is none; a
-// GPU takes a negative count as 0, stops at K and skips the position.
+// out [T, D] f32 | bf16 | f16, rows may be strided, apart from those of `rows`; f16 saturates.
+// Throws Error for bad shapes, a workspace too small, and (CPU) a negative count, a sum of them
+// past K or a token that is none; a GPU takes a negative count as 0, stops at K and skips the
+// position.
 void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
                         const ScatterAddInputs& in, Tensor out, Workspace workspace);
 

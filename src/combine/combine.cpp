@@ -6,6 +6,7 @@
 #include <string>
 
 #include "combine/engine.hpp"
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "cuda/current.hpp"
@@ -122,6 +123,10 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
   if (in.valid_tokens) {
     check_tensor("combine: valid_tokens", in.valid_tokens, {.dtypes = {i32}, .shape = {1}}, device);
   }
+  check_apart("combine: out", out, "rows", in.rows);
+  check_same_or_apart("combine: out", out, "hidden", in.hidden);
+  check_same_or_apart("combine: out", out, "shared", in.shared);
+  check_same_or_apart("combine: out", out, "residual", in.residual);
 
   if constexpr (cuda_engine::built) {
     if (device.type == DeviceType::cuda) return combine_cuda(context, spec, in, out, early);

@@ -13,6 +13,9 @@ bool overlap(const Tensor& a, const Tensor& b);
 // Throws Error{invalid_argument} where they do. `name`: "gather: rows"; `other`: "hidden".
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,
                  const Tensor& from);
+// The same, but that they may be the same view.
+void check_same_or_apart(std::string_view name, const Tensor& tensor, std::string_view other,
+                         const Tensor& from);
 // Throws unless a vector's or matrix's strides keep its elements apart, either way round,
 // transposed or not. `name`: "unpack: out".
 void check_elements_apart(std::string_view name, const Tensor& tensor);

@@ -318,6 +318,25 @@ void check_apart(std::string_view name, const Tensor& tensor, std::string_view o
   fail(Status::invalid_argument, "{} overlaps {}: must lie apart", name, other);
 }
 
+namespace {
+// Strides of one element are any.
+bool same_view(const Tensor& a, const Tensor& b) {
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(a.rank); ++d) {
+    if (a.shape[d] != b.shape[d]) return false;
+    if (a.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
+  }
+  return true;
+}
+}  // namespace
+
+void check_same_or_apart(std::string_view name, const Tensor& tensor, std::string_view other,
+                         const Tensor& from) {
+  if (!overlap(tensor, from) || same_view(tensor, from)) return;
+  fail(Status::invalid_argument, "{} overlaps {}: must be the same view, or lie apart", name,
+       other);
+}
+
 void check_elements_apart(std::string_view name, const Tensor& tensor) {
   if (tensor.elements() == 0) return;
   const bool matrix = tensor.rank > 1;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "activate/cpu_engine.hpp"
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/workspace.hpp"
@@ -292,6 +293,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
     check_tensor("grouped_gemm: bias", in.bias,
                  {.dtypes = float_dtypes, .shape = {spec.groups, spec.n}}, device);
   }
+  check_apart("grouped_gemm: out", of.out, "rows", of.rows);
   const auto* const offsets = in.offsets.as<const std::int32_t>();
   const auto* const counts = in.counts.as<const std::int32_t>();
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "combine/engine.hpp"
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
@@ -30,10 +31,12 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
       "forward: output", out.output,
       {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true, .written = true},
       device);
+  check_same_or_apart("forward: output", out.output, "hidden", in.hidden);
   if (in.residual) {
     check_tensor("forward: residual", in.residual,
                  {.dtypes = float_dtypes, .shape = {tokens, spec.hidden}, .rows_dense = true},
                  device);
+    check_same_or_apart("forward: output", out.output, "residual", in.residual);
   }
   if (check_given("forward: token_ids", in.token_ids, spec.route.hashed && !in.ids,
                   "the layer's routing")) {

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/json.hpp"
 #include "core/quantise.hpp"
@@ -77,6 +78,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                 .rows_dense = true,
                 .written = true},
                device);
+  check_apart("gather: rows (output)", rows, "hidden", in.hidden);
   if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
     check_scales("gather: scales", scales, spec.quantise, pairs, width, device);
   }

@@ -2,6 +2,7 @@
 #include <limits>
 #include <string>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
@@ -38,6 +39,7 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   const Tensor any{.dtype = from.dtype};
   check_rows(prefix + from_name, from, any, device, false);
   check_rows(prefix + to_name, to, from, device, true);
+  check_apart(prefix + to_name, to, from_name, from);
   const std::int64_t rows = from.shape[0];
   if (rows > max_rows) {
     fail(Status::invalid_argument, "{}: {} is {}: more than {} rows", what, from_name,

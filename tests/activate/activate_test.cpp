@@ -335,6 +335,17 @@ TEST(Activate, RefusesWhatDoesNotFitByName) {
   Tensor overlapping = t;
   overlapping.strides[0] = 3;
   refused({}, t, t, overlapping, "activate: out has a row stride of 3: must be its width, 4");
+  std::vector<float> more(24);
+  const Tensor apart = view(more.data(), {3, 4}), shifted = view(more.data() + 4, {3, 4});
+  refused({}, apart, t, shifted,
+          "activate: out overlaps gate: must be the same view, or lie apart");
+  refused({.gated = false}, {}, apart, view(more.data(), bf16, {3, 4}), "out overlaps up");
+  // Halves of one matrix lie apart.
+  Tensor left = view(more.data(), {3, 8}), right = left;
+  left.shape[1] = right.shape[1] = 4;
+  right.data = more.data() + 4;
+  EXPECT_NO_THROW(activate(context, {}, left, t, right));
+  EXPECT_NO_THROW(activate(context, {}, left, t, left));
   refused({.alpha = 0}, t, t, t, "alpha");
   refused({.kind = Activation::gelu, .alpha = 2}, t, t, t, "alpha");
   refused({.limit = -1}, t, t, t, "limit");

@@ -211,6 +211,8 @@ TEST(QuantisedActivate, RefusesWhatDoesNotFitByName) {
   refused(row, out, blocks, "scales");
   refused(block, out, three, "scales");
   refused(row, view(bytes.data(), DType::f8_e4m3, {4, 3}), three, "out");
+  refused(row, view(data.data(), DType::f8_e4m3, {3, 4}), three,
+          "activate: out overlaps gate: must lie apart");
   Tensor same = three;
   same.strides[0] = 0;
   refused(row, out, same, "activate: scales has strides 0: its elements must not overlap");

@@ -126,6 +126,13 @@ TEST(Combine, RefusesBadArguments) {
   });
   refused("combine: valid_tokens is f32 [1]",
           [&](auto&, auto& in, auto&) { in.valid_tokens = view(floats.data(), {1}); });
+  refused("combine: out overlaps rows: must lie apart",
+          [](auto&, auto& in, auto& out) { out = in.rows.rows(2, 5); });
+  refused("combine: out overlaps shared: must be the same view, or lie apart",
+          [](auto&, auto& in, auto& out) {
+            out = in.shared;
+            out.data = out.template as<float>() + 1;
+          });
   refused("another device", [](auto&, auto& in, auto&) { in.rows.device = {DeviceType::cuda, 1}; });
 }
 

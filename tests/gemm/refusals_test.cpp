@@ -30,7 +30,7 @@ struct Call {
   GroupedGemmInputs in{.rows = view(numbers.data(), {5, 4}),
                        .offsets = view(offsets.data(), {3}),
                        .weights = view(numbers.data(), {2, 3, 4})};
-  Tensor out = view(numbers.data(), {5, 3});
+  Tensor out = view(numbers.data() + 50, {5, 3});
   void operator()() { grouped_gemm(context, spec, in, out, workspace); }
 };
 
@@ -60,6 +60,11 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
       "rows");
   with([](Call& c) { c.in.rows.dtype = DType::f64; }, "rows");
   with([](Call& c) { c.out = view(c.numbers.data(), {4, 3}); }, "out");
+  with(
+      [](Call& c) {
+        c.out = view(c.numbers.data() + 19, {5, 3});
+      },
+      "grouped_gemm: out overlaps rows: must lie apart");
   with([](Call& c) { c.in.weights = {}; }, "weights");
   with([](Call& c) { c.in.weights = view(c.numbers.data(), {2, 4, 3}); }, "weights");
   with([](Call& c) { c.in.bias = view(c.numbers.data(), {2, 3}); }, "bias");

@@ -164,6 +164,10 @@ TEST(LayerRouting, WhatIsRefused) {
     }
     return "";
   };
+  Tensor shifted = base.hidden;
+  shifted.data = static_cast<char*>(shifted.data) + 4;
+  EXPECT_TRUE(has(refusal(base, {.output = shifted}),
+                  "forward: output overlaps hidden: must be the same view, or lie apart"));
   LayerInputs both = base;
   EXPECT_TRUE(has(refusal(both, {.output = y}), "logits are given beside ids"));
   LayerInputs bare = base;

@@ -165,6 +165,11 @@ TEST(Gather, RefusesBadArguments) {
   Tensor overlapping = out;
   overlapping.strides[0] = 3;
   expect(message({.slots = 2}, in, overlapping), "row stride of 3");
+  std::vector<float> both(30);
+  GatherInputs inside = in;
+  inside.hidden = view(both.data(), {3, 4});
+  expect(message({.slots = 2}, inside, view(both.data() + 6, {6, 4})),
+         "gather: rows (output) overlaps hidden: must lie apart");
   Tensor transposed = view(hidden.data(), {4, 3}).transposed();
   GatherInputs bad = in;
   bad.hidden = transposed;

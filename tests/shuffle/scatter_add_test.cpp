@@ -144,6 +144,8 @@ TEST(ScatterAdd, RefusesBadArguments) {
   Tensor overlapping = y;
   overlapping.strides[0] = 3;
   expect(added(good, overlapping), "row stride of 3");
+  expect(added(good, view(rows.data() + 20, {3, 4})),
+         "scatter_add_padded: out overlaps rows: must lie apart");
   ScatterAddInputs bad = good;
   bad.token_counts = view(counts.data(), {3});
   expect(added(bad, y), "3 experts and rows 2 ranks");

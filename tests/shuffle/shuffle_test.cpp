@@ -168,6 +168,10 @@ TEST(Shuffle, RefusesBadArguments) {
   Tensor overlapping = to;
   overlapping.strides[0] = 3;
   expect(combined(good, from, token_counts, overlapping, out), "row stride of 3");
+  expect(combined(good, from, token_counts, from, out),
+         "combine_shuffling: rows overlaps tokens: must lie apart");
+  expect(message([&] { split_shuffling(context, good, to, token_counts, to, workspace); }),
+         "split_shuffling: tokens overlaps rows: must lie apart");
   expect(combined({.ranks = 2, .experts = 3, .padded = true}, view(a.data(), {5, 4}), token_counts,
                   view(b.data(), {5, 4}), out),
          "must be a multiple of ranks, 2");
