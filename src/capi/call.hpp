@@ -16,7 +16,7 @@
 
 namespace shunt::capi {
 
-// The message of this thread's last call.
+// The message of this thread's last call that has a status.
 void set_last_error(const char* message) noexcept;
 // The status of the exception being handled, whose message it records.
 shunt_status handle_exception() noexcept;

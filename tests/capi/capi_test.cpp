@@ -181,6 +181,10 @@ TEST(CApi, ErrorsAreEachThreadsOwn) {
               std::string::npos);
   }).join();
   EXPECT_EQ(shunt_last_error(), here);
+  // Functions without a status leave it alone.
+  EXPECT_EQ(shunt_buffer_bytes(nullptr), 0U);
+  shunt_buffer_destroy(nullptr);
+  EXPECT_EQ(shunt_last_error(), here);
   EXPECT_EQ(shunt_known_families(nullptr, 0, nullptr), SHUNT_OK);
   EXPECT_STREQ(shunt_last_error(), "");
 }

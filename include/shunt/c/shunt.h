@@ -63,8 +63,9 @@ enum {
 };
 /* "invalid argument"; never NULL. */
 SHUNT_API const char* shunt_status_name(shunt_status status);
-/* What the last call of this thread failed for; "" when it did not fail. Valid until this thread's
- * next call. Never NULL. */
+/* What this thread's last call of a function that returns a shunt_status failed for; "" when that
+ * did not fail, or there was none. Other functions leave it alone. Valid until the next such call.
+ * Never NULL. */
 SHUNT_API const char* shunt_last_error(void);
 
 /* ---- tensors ----------------------------------------------------------------------------------
