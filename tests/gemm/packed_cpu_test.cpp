@@ -399,6 +399,18 @@ TEST(PackedCpuRefusals, ByName) {
   m = d.packed;
   m.scales = view(scales.data(), {4, 1});
   EXPECT_NE(message({m}).find("scales[0, 0] is 0.1: must be exact in bf16"), std::string::npos);
+  PackedMatrix gate = d.packed, up = d.packed;
+  const std::vector<std::uint16_t> halves(4, f32_to_f16(0.5F)), small(4, f32_to_bf16(1e-10F));
+  gate.scales = view(halves.data(), f16, {4, 1});
+  up.scales = view(small.data(), bf16, {4, 1});
+  const Buffer memory = context.allocate(1 << 16);
+  try {
+    prepare_packed_paired(context, f32, {gate}, {up}, memory);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_NE(std::string(error.what()).find("must be exact in f16, which"), std::string::npos);
+  }
   const std::vector<std::uint8_t> zeros = {8, 16, 17, 0};
   m = d.packed;
   m.zeros = view(zeros.data(), DType::u8, {4, 1});

@@ -512,7 +512,9 @@ SHUNT_API shunt_status shunt_prepare_paired(const shunt_context* context, int32_
                                             int32_t groups, void* memory, size_t memory_bytes,
                                             shunt_prepared_weights* prepared);
 /* The same three for packed weights: matrices of one format and size, on the host. rows: with which
- * rows a GPU is to multiply them; the CPU takes no notice. format: of shunt_prepared_format(). */
+ * rows a GPU is to multiply them; the CPU takes no notice. format: of shunt_prepared_format().
+ * SHUNT_UNSUPPORTED for f32 scales of int4 that are not exact in bf16 and, on the CPU, for those of
+ * gate or up that are not exact in f16 where the other's are f16. */
 SHUNT_API shunt_status shunt_prepared_packed_bytes(const shunt_context* context, int32_t dtype,
                                                    const char* format, int32_t rows, int32_t groups,
                                                    int64_t n, int64_t k, int32_t paired,
