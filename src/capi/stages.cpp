@@ -157,7 +157,8 @@ shunt_status shunt_route_and_order_supports(const shunt_context* context,
                                             const shunt_order_spec* order_spec) {
   return run_supports(__func__, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;
-    return shunt::supports(to_spec(call, route_spec), to_spec(call, order_spec), on.device());
+    return shunt::supports(to_spec(call, &call.not_null("route_spec", route_spec)),
+                           to_spec(call, &call.not_null("order_spec", order_spec)), on.device());
   });
 }
 
@@ -167,8 +168,8 @@ shunt_status shunt_route_and_order_workspace_bytes(const shunt_context* context,
                                                    int64_t tokens, int64_t hidden, size_t* bytes) {
   return run(__func__, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;
-    const auto routing = to_spec(call, route_spec);
-    const auto ordering = to_spec(call, order_spec);
+    const auto routing = to_spec(call, &call.not_null("route_spec", route_spec));
+    const auto ordering = to_spec(call, &call.not_null("order_spec", order_spec));
     call.not_null("bytes", bytes) =
         shunt::route_and_order_workspace_bytes(on, routing, ordering, tokens, hidden);
   });
@@ -183,8 +184,8 @@ shunt_status shunt_route_and_order(const shunt_context* context, const shunt_rou
                                    size_t workspace_bytes) {
   return run(__func__, [&](const Call& call) {
     const shunt::Context& on = call.not_null("context", context).context;
-    const auto routing = to_spec(call, route_spec);
-    const auto ordering = to_spec(call, order_spec);
+    const auto routing = to_spec(call, &call.not_null("route_spec", route_spec));
+    const auto ordering = to_spec(call, &call.not_null("order_spec", order_spec));
     shunt::route_and_order(on, routing, to_inputs(call, inputs), to_outputs(call, "routed", routed),
                            ordering, to_outputs(call, "ordered", ordered),
                            {workspace, workspace_bytes}, call.tensor("expert_map", expert_map));

@@ -45,7 +45,12 @@ std::size_t regular_size(const std::string& path, int fd) {
 
 }  // namespace
 
+void check_path(const std::string& path) {
+  if (path.empty()) fail(Status::invalid_argument, "path is '': must name a file");
+}
+
 MappedFile::MappedFile(const std::string& path) {
+  check_path(path);
   const Descriptor file(path);
   size_ = regular_size(path, file.get());
   if (size_ == 0) return;  // mmap refuses 0 bytes

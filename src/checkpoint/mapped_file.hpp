@@ -6,8 +6,11 @@
 
 namespace shunt {
 
+// Throws Error{invalid_argument} unless `path` says something.
+void check_path(const std::string& path);
+
 // A regular file mapped read only; unmapped by the destructor. Throws Error{io} with the operating
-// system's reason.
+// system's reason, and as check_path() does.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);

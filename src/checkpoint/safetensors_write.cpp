@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/mapped_file.hpp"
 #include "checkpoint/safetensors_header.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
@@ -24,7 +25,7 @@ namespace {
 class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path), target_(path) {
-    if (path.empty()) fail(Status::invalid_argument, "path is '': must name a file");
+    check_path(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) {
       if (S_ISDIR(status.st_mode)) fail(Status::io, "{}: is a directory", path);

@@ -9,6 +9,7 @@
 
 #include "core/apart.hpp"
 #include "core/check.hpp"
+#include "core/memory.hpp"
 
 namespace shunt {
 
@@ -266,18 +267,23 @@ bool check_given(std::string_view name, const Tensor& tensor, bool wanted, std::
   return wanted;
 }
 
-void check_workspace(std::string_view what, Workspace workspace, std::size_t needed) {
+void check_memory(std::string_view what, std::string_view name, Workspace memory,
+                  std::size_t needed) {
   if (needed == 0) return;
-  if (workspace.data == nullptr) {
-    fail(Status::invalid_argument, "{}: workspace is null: {} bytes are needed", what, needed);
+  if (memory.data == nullptr) {
+    fail(Status::invalid_argument, "{}: {} is null: {} bytes are needed", what, name, needed);
   }
-  if (workspace.bytes < needed) {
-    fail(Status::invalid_argument, "{}: workspace has {} bytes, {} are needed", what,
-         workspace.bytes, needed);
+  if (memory.bytes < needed) {
+    fail(Status::invalid_argument, "{}: {} has {} bytes, {} are needed", what, name, memory.bytes,
+         needed);
   }
-  if (reinterpret_cast<std::uintptr_t>(workspace.data) % 64 != 0) {
-    fail(Status::invalid_argument, "{}: workspace is not 64-byte aligned", what);
+  if (reinterpret_cast<std::uintptr_t>(memory.data) % 64 != 0) {
+    fail(Status::invalid_argument, "{}: {} is not 64-byte aligned", what, name);
   }
+}
+
+void check_workspace(std::string_view what, Workspace workspace, std::size_t needed) {
+  check_memory(what, "workspace", workspace, needed);
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/check.hpp"
+#include "core/memory.hpp"
 #include "core/workspace.hpp"
 #include "shunt/sparse.hpp"
 
@@ -60,7 +61,7 @@ PackedMatrix from_k_major(const KMajorSparse& matrix, Workspace memory) {
     }
   }
   const FormatSpec spec{Format::sparse_nvfp4};
-  check_workspace("from_k_major", memory, packed_bytes(spec, n, k));
+  check_memory("from_k_major", "memory", memory, packed_bytes(spec, n, k));
   Carver carver(memory);
   PackedMatrix packed{.format = spec, .n = n, .k = k, .global_scale = matrix.global_scale};
   packed.values =

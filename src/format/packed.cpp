@@ -8,6 +8,7 @@
 
 #include "core/apart.hpp"
 #include "core/check.hpp"
+#include "core/memory.hpp"
 #include "core/workspace.hpp"
 #include "cpu/pool.hpp"
 #include "format/rules.hpp"
@@ -262,7 +263,7 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
                Device{});
   const std::int64_t n = matrix.shape[0], k = matrix.shape[1];
   PackedMatrix packed = tensors_of("pack", spec, n, k);
-  check_workspace("pack", memory, packed_bytes(spec, n, k));
+  check_memory("pack", "memory", memory, packed_bytes(spec, n, k));
   const FormatRules& rules = rules_of("pack", packed.format);
   if (!(global_amax >= 0) || !std::isfinite(global_amax)) {
     fail(Status::invalid_argument, "pack: global_amax is {}: must be finite and >= 0", global_amax);

@@ -1,5 +1,6 @@
 // Weights that become their prepared form where they lie, a matrix at a time through a copy of one.
 #include "core/check.hpp"
+#include "core/memory.hpp"
 #include "cuda/current.hpp"
 #include "shunt/gemm.hpp"
 
@@ -46,7 +47,7 @@ PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool p
   if (reinterpret_cast<std::uintptr_t>(matrices.data) % 64 != 0) {
     fail(Status::invalid_argument, "prepare_in_place: matrices must be 64-byte aligned");
   }
-  check_workspace("prepare_in_place", scratch, one);
+  check_memory("prepare_in_place", "scratch", scratch, one);
   auto* const data = static_cast<char*>(matrices.data);
   for (int g = 0; g < groups; ++g) {
     char* const at = data + static_cast<std::size_t>(g) * one;
@@ -84,7 +85,7 @@ void unprepare_in_place(const Context& context, const PreparedWeights& weights, 
          weights.bytes, to_string(weights.dtype), weights.groups, weights.n, weights.k,
          static_cast<std::size_t>(weights.groups) * one);
   }
-  check_workspace("unprepare_in_place", scratch, one);
+  check_memory("unprepare_in_place", "scratch", scratch, one);
   PreparedWeights copy = weights;
   copy.groups = 1;
   copy.bytes = one;

@@ -8,6 +8,7 @@
 #include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/memory.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/current.hpp"
 #include "format/codes.hpp"
@@ -136,7 +137,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   const std::int64_t n = gate[0].shape[0] * (paired ? 2 : 1);
   const PanelLayout layout = checked_layout(what, dtype, groups, n, gate[0].shape[1], paired);
   const std::size_t bytes = shunt::prepared_bytes(context, dtype, groups, n, layout.k, paired);
-  check_workspace(what, memory, bytes);
+  check_memory(what, "memory", memory, bytes);
   const PreparedWeights prepared{.dtype = dtype,
                                  .groups = groups,
                                  .n = n,

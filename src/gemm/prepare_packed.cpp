@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "core/memory.hpp"
 #include "core/shape.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/current.hpp"
@@ -169,7 +170,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   }
   format = paired ? prepared_format(gate, *up) : prepared_format(gate);
   const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired, dtype, rows);
-  check_workspace(what, memory, bytes);
+  check_memory(what, "memory", memory, bytes);
   const PreparedWeights prepared{.dtype = dtype,
                                  .groups = groups,
                                  .n = n,

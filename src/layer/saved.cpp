@@ -221,9 +221,10 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   layer->context = context;
   LayerWeights weights;
   for (const Small& one : small) weights.*one.member = reader.tensor(one.name);
+  const std::string spec_words = reader.said("spec"), option_words = reader.said("options");
   try {
-    layer->spec = layer_spec_from_json(reader.said("spec"));
-    layer->options = options_of(reader.said("options"));
+    layer->spec = layer_spec_from_json(spec_words);
+    layer->options = options_of(option_words);
     check_given("router", weights.router, !reader.says(no_router_key), "its metadata");
     check_held(layer->spec, weights, Device{});
   } catch (const Error& error) {

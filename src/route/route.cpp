@@ -25,6 +25,10 @@ void check_vector(std::string_view name, const Tensor& tensor, bool wanted, cons
 // The table decides ids, so it must not send a token to an expert that is not there.
 void check_hash(const RouteSpec& spec, const RouteInputs& in, std::int64_t tokens) {
   const std::int64_t vocabulary = in.hash_table.shape[0];
+  if (tokens > 0 && vocabulary == 0) {
+    fail(Status::invalid_argument, "route: hash_table is {}: must have a row for every token id",
+         in.hash_table.describe());
+  }
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t token = index_at(in.token_ids, t * in.token_ids.strides[0]);
     if (token < 0 || token >= vocabulary) {

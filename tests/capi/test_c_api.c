@@ -246,6 +246,10 @@ static void test_route_and_order(const shunt_context* context) {
   CHECK_FAILS(SHUNT_UNSUPPORTED, "slots of the order is 3: must be 2",
               shunt_route_and_order_supports(context, &route, &order));
   order.slots = 2;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "route_spec is NULL",
+              shunt_route_and_order_supports(context, NULL, &order));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "order_spec is NULL",
+              shunt_route_and_order_workspace_bytes(context, &route, NULL, 3, 0, &bytes));
   CHECK_OK(shunt_route_and_order_supports(context, &route, &order));
   CHECK_OK(shunt_route_and_order_workspace_bytes(context, &route, &order, 3, 0, &bytes));
   CHECK_OK(shunt_buffer_create(context, bytes, &workspace));
@@ -514,7 +518,7 @@ static void test_in_place(const shunt_context* context) {
                                   &prepared));
   CHECK(prepared.groups == 2 && prepared.n == n && prepared.k == k && prepared.paired == 1);
   CHECK(prepared.data == shunt_buffer_data(memory));
-  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "workspace",
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "scratch has 64 bytes",
               shunt_unprepare_in_place(context, &prepared, shunt_buffer_data(scratch), 64));
   CHECK_OK(shunt_unprepare_in_place(context, &prepared, shunt_buffer_data(scratch), bytes / 2));
   CHECK_OK(shunt_context_copy(context, now, shunt_buffer_data(memory), bytes));

@@ -71,6 +71,8 @@ static void test_own_weights(const shunt_context* context) {
   CHECK(length > 0);
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "nothing was overwritten", shunt_layer_unprepare(layer));
   CHECK_OK(shunt_layer_save_prepared(layer, "test_c_layers.saved"));
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "path is '': must name a file",
+              shunt_layer_load_prepared(context, "", &loaded));
   CHECK_OK(shunt_layer_load_prepared(context, "test_c_layers.saved", &loaded));
   y[0] = y[1] = 0;
   CHECK_OK(shunt_layer_forward(loaded, &in, &out, shunt_buffer_data(workspace), bytes));

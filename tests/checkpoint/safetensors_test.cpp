@@ -315,6 +315,8 @@ TEST(WriteSafetensors, RefusesPlacesAndTensors) {
             }).find("a directory"),
             std::string::npos);
   EXPECT_EQ(error_of([&] { write_safetensors("", {{"x", x}}); }), "path is '': must name a file");
+  EXPECT_EQ(error_of([&] { SafetensorsFile::open(""); }, &status), "path is '': must name a file");
+  EXPECT_EQ(status, Status::invalid_argument);
   Tensor rankless = x;
   rankless.rank = 100;
   EXPECT_NE(error_of([&] {

@@ -47,6 +47,10 @@ TEST(FormatRefusals, FormatsAndGroups) {
   const std::vector<float> values(16, 1.0F);
   EXPECT_NE(message([&] { Packed::of({Format::mxfp4}, values, 1, 16, 3); }).find("global_amax"),
             std::string::npos);
+  EXPECT_NE(message([&] {
+              pack({Format::mxfp4}, view(values.data(), {1, 16}), {});
+            }).find("pack: memory is null: "),
+            std::string::npos);
 }
 
 TEST(FormatRefusals, WhatIsNoFormat) {

@@ -399,6 +399,12 @@ TEST(PackedCpuRefusals, ByName) {
   m = d.packed;
   m.scales = view(scales.data(), {4, 1});
   EXPECT_NE(message({m}).find("scales[0, 0] is 0.1: must be exact in bf16"), std::string::npos);
+  try {
+    prepare_packed(context, f32, {d.packed}, {});
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("prepare_packed: memory is null"), std::string::npos);
+  }
   PackedMatrix gate = d.packed, up = d.packed;
   const std::vector<std::uint16_t> halves(4, f32_to_f16(0.5F)), small(4, f32_to_bf16(1e-10F));
   gate.scales = view(halves.data(), f16, {4, 1});

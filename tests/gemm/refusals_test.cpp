@@ -176,7 +176,12 @@ TEST(PrepareRefuses, WhatDoesNotFitByName) {
       },
       "matrices[0]");
   refused([&] { prepare_paired(context, DType::f32, {matrix}, {}, memory); }, "ups");
-  refused([&] { prepare(context, DType::f32, {matrix}, {}); }, "workspace");
+  refused([&] { prepare(context, DType::f32, {matrix}, {}); }, "prepare: memory is null: ");
+  refused(
+      [&] {
+        prepare(context, DType::f32, {matrix}, {memory.data(), 4});
+      },
+      "prepare: memory has 4 bytes, ");
   refused([&] { prepared_bytes(context, DType::f32, -1, 1, 1); }, "groups is -1");
   refused([&] { prepared_bytes(context, DType::f32, 1, 3, 1, true); }, "n is 3");
   const std::int64_t huge = std::numeric_limits<std::int64_t>::max();

@@ -142,6 +142,12 @@ TEST(SavedLayer, OtherFilesAreRefusedByName) {
   };
   const auto& said = good.metadata();
   EXPECT_NE(refusal({}, "", Status::bad_file).find("no 'shunt.layer'"), std::string::npos);
+  for (const char* key : {"spec", "options"}) {
+    auto metadata = said;
+    metadata.erase(key);
+    EXPECT_EQ(refusal(metadata, "", Status::bad_file),
+              other + ": holds no prepared layer: its metadata has no '" + key + "'");
+  }
   refusal(with("shunt.layer", "2"), "", Status::unsupported);
   refusal(with("spec", "{"), "", Status::bad_file);
   refusal(with("options", "{}"), "", Status::bad_file);

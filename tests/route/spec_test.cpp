@@ -260,6 +260,8 @@ TEST_F(RouteTensors, HashedIdsInRange) {
   tokens[1] = 1;
   table[3] = 4;
   expect("route: hash_table[1, 1] is 4: must be 0 to 3");
+  in.hash_table = view(table.data(), {0, 2});
+  expect("route: hash_table is i64 [0, 2]: must have a row for every token id");
 }
 
 TEST_F(RouteTensors, WorkspaceAskedFor) {
