@@ -63,7 +63,8 @@ struct Tensor {
 
   explicit operator bool() const { return rank != 0 || data != nullptr; }
   std::int64_t elements() const;
-  // Dense in row-major order; not where rank or a size is none that a tensor has.
+  // Dense in row-major order, as one without elements is whatever its strides; not where rank or a
+  // size is none that a tensor has.
   bool contiguous() const;
   std::int64_t bytes() const { return shunt::bytes(dtype, elements()); }
 

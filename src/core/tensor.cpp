@@ -100,10 +100,15 @@ std::int64_t Tensor::elements() const {
 
 bool Tensor::contiguous() const {
   if (rank < 0 || rank > max_rank) return false;
+  bool empty = false;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
+    if (shape[d] < 0) return false;
+    empty = empty || shape[d] == 0;
+  }
+  if (empty) return true;  // whatever the strides
   std::int64_t expected = 1;
   for (int d = rank - 1; d >= 0; --d) {
     const auto i = static_cast<std::size_t>(d);
-    if (shape[i] < 0) return false;
     if (shape[i] != 1 && strides[i] != expected) return false;
     expected *= shape[i];
   }

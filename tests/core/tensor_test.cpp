@@ -31,6 +31,23 @@ TEST(Tensor, ViewsAreRowMajor) {
   EXPECT_TRUE(view(data.data(), {0, 4}));
 }
 
+TEST(Tensor, WithoutElementsIsContiguousWhateverItsStrides) {
+  const float none = 0;
+  Tensor tensor = view(&none, {3, 0});
+  EXPECT_TRUE(tensor.contiguous());
+  tensor.strides = {1, 1};
+  EXPECT_TRUE(tensor.contiguous());
+  tensor.strides = {-8, 0};
+  EXPECT_TRUE(tensor.contiguous());
+  tensor.shape = {-3, 0};
+  EXPECT_FALSE(tensor.contiguous());
+  tensor.shape = {0, 3};
+  for (const int rank : {-1, max_rank + 1}) {
+    tensor.rank = rank;
+    EXPECT_FALSE(tensor.contiguous());
+  }
+}
+
 TEST(Tensor, RowsBeginAtWholeBytes) {
   const std::array<std::uint8_t, 5> bytes{};
   const Tensor odd = view(static_cast<const void*>(bytes.data()), DType::f4_e2m1, {3, 3});

@@ -212,6 +212,10 @@ TEST(Order, RefusesBadArguments) {
         c.out.zeroed.shape[0] = -1;
       },
       {"order: zeroed", "[-1, 4]"});
+  Call empty;
+  empty.out.zeroed = view(empty.ints.data(), {3, 0});
+  empty.out.zeroed.strides = {1, 1};
+  EXPECT_NO_THROW(empty.run());
   refused([](Call& c) { c.missing_bytes = 1; }, {"order: workspace has", "are needed"});
 }
 
