@@ -13,6 +13,9 @@
 
 namespace shunt {
 
+// Whether each option has a value that it may have on some engine; all together may still not fit.
+Support legal(const LayerOptions& options);
+
 struct Layer::Impl {
   LayerSpec spec;
   LayerOptions options;

@@ -32,6 +32,7 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
     : impl_(std::make_unique<Impl>()) {
   const LayerOptions options = with_format(given, weights.experts, context.device());
   require_legal(supports(spec, {}, Device{}), "layer");
+  require_legal(legal(options), "layer");
   require_legal(supports(spec, {.dtype = options.dtype}, Device{}), "layer");
   require(supports(spec, options, context.device()), "layer");
   check_weights(spec, weights, context.device());

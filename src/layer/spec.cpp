@@ -11,6 +11,7 @@
 #include "format/rules.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/packed_product.hpp"
+#include "layer/impl.hpp"
 #include "layer/plan.hpp"
 #include "shunt/layer.hpp"
 
@@ -238,12 +239,10 @@ std::string describe(const LayerSpec& spec) {
   return text;
 }
 
-Support supports(const LayerSpec& spec, const LayerOptions& options, Device device) {
-  if (const Support here = cuda_engine::supported_device("layer", device); !here) return here;
+Support legal(const LayerOptions& options) {
   if (options.dtype != DType::f32 && options.dtype != DType::bf16 && options.dtype != DType::f16) {
     return refuse("LayerOptions.dtype is {}: must be f32, bf16 or f16", to_string(options.dtype));
   }
-  const bool packed = options.format != FormatSpec{};
   if (!is_known(options.format.format)) {
     return refuse("LayerOptions.format is {}: must be one of shunt::Format",
                   to_string(options.format));
@@ -252,16 +251,27 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     return refuse("LayerOptions.format is {}: order and zeros are the packed weights' own",
                   to_string(options.format));
   }
+  const int group = resolved(options.format).group;
+  const bool grouped = options.format.format == Format::int4;
+  if (grouped ? group < 16 || group % 16 != 0 : group != 0) {
+    return refuse("LayerOptions.format has the group {}: must be {}", group,
+                  grouped ? "a multiple of 16" : "0, only int4 has one");
+  }
+  if (options.rows < RowFormat::as_dtype || options.rows > RowFormat::nvfp4) {
+    return refuse("LayerOptions.rows is {}: must be 0 (as_dtype) to 3 (nvfp4)",
+                  to_string(options.rows));
+  }
+  return {};
+}
+
+Support supports(const LayerSpec& spec, const LayerOptions& options, Device device) {
+  if (const Support here = cuda_engine::supported_device("layer", device); !here) return here;
+  if (Support each = legal(options); !each) return each;
+  const bool packed = options.format != FormatSpec{};
   if (packed && options.in_place) {
     return refuse("LayerOptions.in_place: must be false with format {}", to_string(options.format));
   }
   if (packed && options.rows == RowFormat::as_dtype) {
-    const int group = resolved(options.format).group;
-    const bool grouped = options.format.format == Format::int4;
-    if (grouped ? group < 16 || group % 16 != 0 : group != 0) {
-      return refuse("LayerOptions.format has the group {}: must be {}", group,
-                    grouped ? "a multiple of 16" : "0, only int4 has one");
-    }
     if (device.type == DeviceType::cuda) {
       if (options.dtype == DType::f32) {
         return refuse("LayerOptions.dtype is f32 and format {}: must be bf16 or f16 on a GPU",

@@ -161,6 +161,10 @@ static void test_checkpoint(const shunt_context* context, int32_t device) {
   experts.up = weights[1];
   experts.down = weights[2];
   options.dtype = SHUNT_F32;
+  options.format = "int4:64:zeros";
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "LayerOptions.format is int4:64:zeros",
+              shunt_layer_create_from_checkpoint(context, checkpoint, 0, &options, &layers[0]));
+  options.format = NULL;
   CHECK_OK(shunt_layer_create_from_checkpoint(context, checkpoint, 0, &options, &layers[0]));
   CHECK_OK(shunt_layer_create(context, spec, &all, &options, &layers[1]));
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "",

@@ -156,6 +156,30 @@ TEST(Layer, HandlesOfNothingSaySo) {
   }
 }
 
+// What no engine has is invalid, not unsupported.
+TEST(Layer, RefusesOptionsThatAreNeverLegalAsInvalid) {
+  const RandomLayer random(layer_specs()[0].spec, 1);
+  const Context context = cpu({.threads = 1});
+  const auto refused = [&](const LayerOptions& options, const std::string& words) {
+    try {
+      const Layer layer(random.spec, random.weights, context, options);
+      ADD_FAILURE() << "not refused: " << words;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::invalid_argument) << error.what();
+      EXPECT_EQ(std::string(error.what()), "layer: " + words);
+    }
+  };
+  refused({.format = {Format{99}}}, "LayerOptions.format is 99: must be one of shunt::Format");
+  refused({.format = {Format::nvfp4, 16}},
+          "LayerOptions.format has the group 16: must be 0, only int4 has one");
+  refused({.format = {Format::int4, 24}},
+          "LayerOptions.format has the group 24: must be a multiple of 16");
+  refused({.format = format_from_string("int4:64:zeros")},
+          "LayerOptions.format is int4:64:zeros: order and zeros are the packed weights' own");
+  refused({.rows = RowFormat{9}}, "LayerOptions.rows is 9: must be 0 (as_dtype) to 3 (nvfp4)");
+  refused({.dtype = DType::i32}, "LayerOptions.dtype is i32: must be f32, bf16 or f16");
+}
+
 // A weight that is no number is named, not only its place in a matrix.
 TEST(Layer, NamesTheMatrixThatCannotBePacked) {
   RandomLayer random(layer_specs()[0].spec, 1);
