@@ -54,6 +54,29 @@ TEST(BadModel, WithoutRecordings) {
   expect_failure(run_on(model), 1, "shunt run", "--input");
 }
 
+TEST(BadModel, RecordingsThatAreNotWhole) {
+  const Folder folder;
+  const std::string model = folder.copy_of(golden("mixtral"));
+  const SafetensorsFile file = SafetensorsFile::open(golden("mixtral") + "/golden.safetensors");
+  const std::string block = "model.layers.0.mlp";
+  const auto without = [&](const std::string& left_out) {
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const auto& name : file.names()) {
+      if (name != left_out) tensors.emplace_back(name, file.get(name));
+    }
+    write_safetensors(model + "/golden.safetensors", tensors);
+  };
+  without(block + ".input");
+  expect_failure(run_on(model), 1, "shunt run", "an output '" + block + ".output' but no input");
+  without(block + ".output");
+  expect_failure(run_on(model), 1, "shunt run", "an input '" + block + ".input' but no output");
+  EXPECT_EQ(run_on(model, {"--layer", "1"}).code, 0);
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const auto& name : file.names()) tensors.emplace_back(name, file.get(name).rows(0, 0));
+  write_safetensors(model + "/golden.safetensors", tensors);
+  expect_failure(run_on(model), 1, "shunt run", "has no tokens, so that nothing is compared");
+}
+
 TEST(BadModel, LayerOutOfRange) {
   expect_failure(run_on(tiny_moe, {"--layer", "4"}), 1, "shunt run", "4");
   expect_failure(run_on(tiny_moe, {"--layer", "999999"}), 1, "shunt run", "999999");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -72,6 +73,22 @@ void find_router_outputs(const SafetensorsFile& file, const RouteSpec& route, Re
   }
 }
 
+// What a name of an input or output stands under: "model.layers.0.mlp". Empty for other names.
+std::string prefix_of(const std::string& name) {
+  for (const char* suffix : {".input", ".output", ".output.0"}) {
+    if (has_suffix(name, suffix)) return name.substr(0, name.size() - std::strlen(suffix));
+  }
+  return {};
+}
+
+// Of a block that returns several tensors the first; empty where there is none.
+std::string output_of(const SafetensorsFile& file, const std::string& prefix) {
+  for (const char* suffix : {".output", ".output.0"}) {
+    if (file.contains(prefix + suffix)) return prefix + suffix;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string recording_file(const std::string& folder) {
@@ -91,14 +108,28 @@ std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkp
   for (const auto& entry : checkpoint.layers()) {
     if (entry.moe && (!layer || *layer == entry.index)) modules[entry.index] = entry.module;
   }
+  // An input without its output, or the other way round: the shortest name is the block's, not that
+  // of a module in it.
+  std::map<int, std::string> alone;
   for (const auto& name : file.names()) {
-    if (!has_suffix(name, ".input")) continue;
-    const std::string prefix = name.substr(0, name.size() - 6);
+    const std::string prefix = prefix_of(name);
     const auto index = layer_of(prefix);
     if (!index || modules.count(*index) == 0) continue;
-    if (!file.contains(prefix + ".output") && !file.contains(prefix + ".output.0")) continue;
+    if (!file.contains(prefix + ".input") || output_of(file, prefix).empty()) {
+      std::string& known = alone[*index];
+      if (known.empty() || name.size() < known.size()) known = name;
+      continue;
+    }
     std::string& known = prefixes[*index];
     if (known.empty() || prefix == modules[*index]) known = prefix;
+  }
+  for (const auto& [index, name] : alone) {
+    if (prefixes.count(index) > 0) continue;
+    const bool input = has_suffix(name, ".input");
+    throw Error(Status::bad_file,
+                fmt::format("{}: layer {} has an {} '{}' but no {}: must have both, or neither",
+                            file.path(), index, input ? "input" : "output", name,
+                            input ? "output" : "input"));
   }
 
   std::vector<Recording> found;
@@ -107,8 +138,7 @@ std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkp
     recording.layer = index;
     recording.prefix = prefix;
     recording.input = flattened(file.get(prefix + ".input"));
-    const bool plain = file.contains(prefix + ".output");
-    recording.output = flattened(file.get(prefix + (plain ? ".output" : ".output.0")));
+    recording.output = flattened(file.get(output_of(file, prefix)));
     const LayerSpec spec = checkpoint.spec(index);
     for (const Tensor* tensor : {&recording.input, &recording.output}) {
       if (tensor->rank != 2 || tensor->shape[1] != spec.hidden || !is_float(tensor->dtype) ||
@@ -118,6 +148,11 @@ std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkp
                                 prefix, tensor == &recording.input ? "input" : "output",
                                 tensor->describe(), spec.hidden));
       }
+    }
+    if (recording.input.shape[0] == 0) {
+      throw Error(Status::bad_file,
+                  fmt::format("{}: '{}.input' is {}: has no tokens, so that nothing is compared",
+                              file.path(), prefix, recording.input.describe()));
     }
     find_router_outputs(file, spec.route, recording);
     for (const std::string& name :

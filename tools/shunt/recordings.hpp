@@ -25,7 +25,8 @@ struct Recording {
 // DIR/activations.safetensors or DIR/golden.safetensors; empty when there is neither.
 std::string recording_file(const std::string& folder);
 
-// The MoE layers that `file` has an input and an output for, in order; `layer` picks one.
+// The MoE layers that `file` has an input and an output for, in order; `layer` picks one. Throws
+// Error{bad_file} for a layer of which one of the two alone is there, and for no tokens.
 std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkpoint& checkpoint,
                                        std::optional<int> layer);
 
