@@ -55,8 +55,8 @@ PreparedWeights prepare_paired(const Context& context, DType dtype, const std::v
 // GroupedGemmSpec says; the CPU takes no notice. Scales of int4 that are f32 must be exact in bf16,
 // and on the CPU, where either of gate and up has f16 ones, the other's must be exact in f16
 // (Error{unsupported}). For nvfp4 the layout is the GPU's own, and is not saved to disk. On a GPU,
-// f16 keeps a block of mxfp4 or mxfp8 exact that is 2^22 smaller than its row's largest, bf16 2^120,
-// and what lies below counts as zero in the end.
+// f16 keeps a block of mxfp4 or mxfp8 exact that is 2^22 smaller than its row's largest, bf16
+// 2^120, and what lies below counts as zero in the end.
 std::size_t prepared_bytes(const Context& context, DType dtype, const FormatSpec& format,
                            int groups, std::int64_t n, std::int64_t k, bool paired = false,
                            RowFormat rows = RowFormat::as_dtype);

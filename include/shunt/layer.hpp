@@ -131,9 +131,9 @@ struct LayerOptions {
   FormatSpec format{};
   RowFormat rows = RowFormat::as_dtype;
   // The experts' matrices become their prepared form where they lie, and no second copy stays: of
-  // `dtype`, on the context's device, [E, 2I, H] and [E, H, I], each dense and apart from the other,
-  // gate's rows before up's, of sizes as prepare_in_place() takes them. They stay the caller's, who
-  // keeps them as long as the layer, and Layer::unprepare() restores them.
+  // `dtype`, on the context's device, [E, 2I, H] and [E, H, I], each dense and apart from the
+  // other, gate's rows before up's, of sizes as prepare_in_place() takes them. They stay the
+  // caller's, who keeps them as long as the layer, and Layer::unprepare() restores them.
   bool in_place = false;
   // A token's bits do not depend on how many others there are, nor on which: on a GPU the router
   // takes one form for any number of tokens, and no product's k is shared out. Costs what
