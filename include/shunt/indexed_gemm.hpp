@@ -25,7 +25,7 @@ Support supports_indexed(const GroupedGemmSpec& spec, Device device);
 // For up to `tokens` rows T with `slots` ids each.
 std::size_t indexed_gemm_workspace_bytes(const Context& context, const GroupedGemmSpec& spec,
                                          std::int64_t tokens, int slots);
-// out [T * S, n] f32 | bf16 | f16, rows may be strided and do not overlap those read:
+// out [T * S, n] f32 | bf16 | f16, rows may be strided:
 //   out[t * S + s] = W[ids[t, s]] rows[t] + bias[ids[t, s]],  0 where that id is out of range
 // It is order(), a grouped GEMM that reads rows where they lie, and combine(): a matrix crosses
 // memory once however many rows want it, and sums have the order that grouped_gemm() gives them.

@@ -49,10 +49,9 @@ struct Device {
 
 inline constexpr int max_rank = 4;
 
-// A view. Strides count elements, and may be 0 (broadcast) or negative; not those of outputs' rows,
-// and no output's elements may overlap, whatever strides it may have.
-// A Tensor without data and of rank 0 stands for 'not given'. An operation never writes through a
-// tensor that it takes as an input, so views of constant memory are legal there.
+// A view. Strides count elements, and may be 0 (broadcast) or negative; an output's elements do not
+// overlap, and its rows lie in order. A Tensor without data and of rank 0 stands for 'not given'.
+// An operation never writes through an input, so views of constant memory are legal there.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -63,8 +62,7 @@ struct Tensor {
 
   explicit operator bool() const { return rank != 0 || data != nullptr; }
   std::int64_t elements() const;
-  // Dense in row-major order, as one without elements is whatever its strides; not where rank or a
-  // size is none that a tensor has.
+  // Dense in row-major order, or without elements; not where rank or a size is none of a tensor.
   bool contiguous() const;
   std::int64_t bytes() const { return shunt::bytes(dtype, elements()); }
 

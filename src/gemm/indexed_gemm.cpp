@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/workspace.hpp"
 #include "cuda/current.hpp"
@@ -102,7 +101,6 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
       "indexed_gemm: out", out,
       {.dtypes = float_dtypes, .shape = {pairs, spec.n}, .rows_dense = true, .written = true},
       device);
-  check_apart("indexed_gemm: out", out, "rows", in.rows);
   check_prepared("indexed_gemm", spec, in.prepared, context);
   if (check_given("indexed_gemm: bias", in.bias, spec.bias, "the spec's bias")) {
     check_tensor("indexed_gemm: bias", in.bias,

@@ -108,16 +108,14 @@ std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkp
   for (const auto& entry : checkpoint.layers()) {
     if (entry.moe && (!layer || *layer == entry.index)) modules[entry.index] = entry.module;
   }
-  // An input without its output, or the other way round: the shortest name is the block's, not that
-  // of a module in it.
+  // An input without its output, or the other way round; not of a module in the block.
   std::map<int, std::string> alone;
   for (const auto& name : file.names()) {
     const std::string prefix = prefix_of(name);
     const auto index = layer_of(prefix);
     if (!index || modules.count(*index) == 0) continue;
     if (!file.contains(prefix + ".input") || output_of(file, prefix).empty()) {
-      std::string& known = alone[*index];
-      if (known.empty() || name.size() < known.size()) known = name;
+      if (prefix.rfind(modules[*index] + ".", 0) != 0) alone[*index] = name;
       continue;
     }
     std::string& known = prefixes[*index];
