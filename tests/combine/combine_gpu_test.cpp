@@ -30,7 +30,7 @@ TEST(CombineOnGpu, HasTheBitsOfTheCpu) {
   if (!fma_on_host()) GTEST_SKIP() << "this CPU has no FMA";
   const Context gpu = cuda();
   for (const DType dtype : {f32, bf16, f16}) {
-    for (const auto [identity_from, identity_until] : {std::pair{-1, 0}, {8, 0}, {8, 10}}) {
+    for (const auto& [identity_from, identity_until] : {std::pair{-1, 0}, {8, 0}, {8, 10}}) {
       for (const std::int64_t width : {1, 2, 8, 36, 63, 520, 2880, 7168}) {
         for (const int slots : {1, 3, 7, 8, 11, 12, 25}) {
           for (const bool joined : {false, true}) {
