@@ -12,7 +12,7 @@ namespace {
 
 constexpr int max_depth = 64;
 
-constexpr std::array<std::string_view, 3> words = {"-Infinity", "Infinity", "NaN"};
+constexpr std::array<std::string_view, 3> non_numbers = {"-Infinity", "Infinity", "NaN"};
 
 // Walks the text outside strings: bounds the nesting, on which the parser recurses when it frees
 // what it built, and quotes Python's non-numbers, with `mark` before them. Returns what to parse.
@@ -36,7 +36,7 @@ std::string prepare(std::string_view what, std::string_view text, std::string_vi
       --depth;
     } else if (c == '-' || c == 'I' || c == 'N') {
       bool replaced = false;
-      for (const std::string_view word : words) {
+      for (const std::string_view word : non_numbers) {
         if (text.substr(i, word.size()) != word) continue;
         result += '"';
         result += mark;
@@ -79,7 +79,7 @@ RewrittenObject::RewrittenObject(std::string_view what, std::string_view text) {
 
 std::string RewrittenObject::text() const {
   std::string result = json.dump(2);
-  for (const std::string_view word : words) {
+  for (const std::string_view word : non_numbers) {
     const std::string quoted = fmt::format("\"{}{}\"", mark_, word);
     for (std::size_t at = 0; (at = result.find(quoted, at)) != std::string::npos;) {
       result.replace(at, quoted.size(), word);
