@@ -214,14 +214,14 @@ bool keeps(const ConversionSpec& spec, const PackedMatrix& matrix) {
 }
 
 void check_prunable(const ConversionSpec& spec) {
-  constexpr Format none = Format::dense3;  // of whose numbers no code is 0
+  constexpr Format none = Format::dense3;  // a code of its is 0 behind some others only
   if (!spec.prune || spec.format.format != none) return;
   std::string names = "f32, bf16, f16";
   for (const FormatSpec& format : known_formats()) {
     if (format.format != none) names += ", " + to_string(FormatSpec{format.format});
   }
   fail(Status::invalid_argument,
-       "format is '{}': has no code of 0, which pruned weights are: must be one of {}",
+       "format is '{}': does not hold every 0, which pruned weights are: must be one of {}",
        to_string(spec.format), names);
 }
 

@@ -154,10 +154,11 @@ TEST(Convert, RefusesBeforeItWrites) {
   options.calibrate = golden("qwen3_moe") + "/golden.safetensors";
   EXPECT_NE(message(tiny_moe, out, options).find("model.layers.0.mlp.input"), std::string::npos);
 
-  EXPECT_EQ(message(tiny_moe, out, pruned("dense3", PruneMethod::magnitude)),
-            "format is 'dense3': has no code of 0, which pruned weights are: must be one of f32, "
-            "bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8, int4, "
-            "sparse_nvfp4");
+  EXPECT_EQ(
+      message(tiny_moe, out, pruned("dense3", PruneMethod::magnitude)),
+      "format is 'dense3': does not hold every 0, which pruned weights are: must be one of f32, "
+      "bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8, int4, "
+      "sparse_nvfp4");
 
   // Hidden states that say nothing.
   const auto hidden = [&](float value, std::int64_t tokens) {

@@ -127,7 +127,7 @@ TEST(ConvertCommand, RefusesByName) {
                  "--to: format is 'fp2': must be one of f32, bf16, f16, fp8_tensor");
   expect_failure(convert({out, "--to", "int4:7"}), 2, who, "--to: format is 'int4:7'");
   expect_failure(convert({out, "--to", "dense3", "--prune", "2:4"}), 2, who,
-                 "--to: format is 'dense3': has no code of 0");
+                 "--to: format is 'dense3': does not hold every 0");
   expect_failure(convert({out, "--to", "bf16", "--prune", "1:4"}), 2, who,
                  "--prune: pruning pattern is '1:4': must be 2:4 or 2:4-pairs");
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--method", "best"}), 2, who,

@@ -204,7 +204,7 @@ TEST(Eval, RefusesByName) {
                  "--format bf16/best: pruning method is 'best': must be magnitude, wanda or obs, "
                  "with or without :pairs");
   expect_failure(shunt(eval({"--format", "nvfp4", "dense3/magnitude"})), 2, who,
-                 "--format: format is 'dense3': has no code of 0");
+                 "--format: format is 'dense3': does not hold every 0");
   expect_failure(shunt(eval({"--format", "bf16/wanda"})), 2, who, "--calibrate");
   expect_failure(shunt(eval({"--stride", "512"})), 1, who, "stride is 512");
   expect_failure(shunt(eval({"--context", "2000"})), 1, who, "context is 2000");
