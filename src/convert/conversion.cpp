@@ -15,6 +15,8 @@
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/quantised.hpp"
 #include "checkpoint/strict_json.hpp"
+#include "convert/beside.hpp"
+#include "convert/config.hpp"
 #include "convert/dialect.hpp"
 #include "convert/journal.hpp"
 #include "convert/recorded_inputs.hpp"
@@ -30,7 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t max_config_bytes = 64u << 20;
 constexpr const char* index_name = "model.safetensors.index.json";
 
 // How the experts of the new checkpoint are stored.
@@ -42,90 +43,6 @@ enum class Naming {
 
 const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
-}
-
-constexpr const char* packing_fields[] = {"quantization_config", "compression_config",
-                                          "expert_dtype"};
-
-// Removes what a config.json says of packed weights, wherever.
-void forget_packing(Json& object) {
-  for (const char* field : packing_fields) object.erase(field);
-  for (const auto& item : object.items()) {
-    if (item.value().is_object()) forget_packing(item.value());
-  }
-}
-
-// What a method says of the cache of keys and values, and not of weights.
-void add_cache_fields(const nlohmann::json& method, nlohmann::json& fields) {
-  for (const auto& item : method.items()) {
-    const nlohmann::json& value = item.value();
-    if (!item.key().starts_with("kv_cache")) {
-      if (value.is_object()) add_cache_fields(value, fields);
-    } else if (!value.empty() && value != false) {
-      fields[item.key()] = value;
-    }
-  }
-}
-
-// The same of every method in a config.json. Whether there is one.
-bool find_cache_fields(const nlohmann::json& object, nlohmann::json& fields) {
-  bool found = false;
-  for (const auto& item : object.items()) {
-    if (!item.value().is_object()) continue;
-    if (std::find(std::begin(packing_fields), std::end(packing_fields), item.key()) !=
-        std::end(packing_fields)) {
-      add_cache_fields(item.value(), fields);
-      found = true;
-    } else {
-      found = find_cache_fields(item.value(), fields) || found;
-    }
-  }
-  return found;
-}
-
-// A model's weights in another form than safetensors, or the list of such files.
-bool other_weights(const std::string& name) {
-  constexpr std::string_view list = ".index.json";
-  const std::string_view file =
-      name.ends_with(list) ? std::string_view(name).substr(0, name.size() - list.size()) : name;
-  for (const char* ending : {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}) {
-    if (file.ends_with(ending)) return true;
-  }
-  return false;
-}
-
-// Whether something in the source's folder is not copied; `why`: what its name does not say itself,
-// to stand behind it.
-bool stays_behind(const fs::directory_entry& entry, std::string& why) {
-  const std::string name = entry.path().filename().string();
-  std::error_code ignored;
-  if (entry.is_directory(ignored)) {
-    why = "/";
-  } else if (!entry.exists(ignored)) {
-    why = ", a link to nothing";
-  } else if (!entry.is_regular_file(ignored)) {
-    why = ", which is no regular file";
-  } else if (name == journal_name) {
-    why = ", whose name the journal of conversions has";
-  } else {
-    return name.ends_with(".safetensors") || other_weights(name);
-  }
-  return true;
-}
-
-// Tensors of a file that the index does not name, or names in another file: nobody reads them
-// there. A line a file; none: "".
-std::string unnamed_tensors(const TensorStore& store, const SafetensorsFile& file) {
-  std::string first;
-  std::size_t count = 0;
-  for (const std::string& name : file.names()) {
-    if (store.contains(name) && store.file_of(name) == file.path()) continue;
-    if (count++ == 0) first = clean(name);
-  }
-  if (count == 0) return {};
-  return fmt::format("tensor {}{} of {}, which the index does not name there", first,
-                     count > 1 ? fmt::format(" and {} more", count - 1) : "",
-                     fs::path(file.path()).filename().string());
 }
 
 // Which elements of a tensor are written: [begin, end).
@@ -155,7 +72,6 @@ class Conversion {
                      const SourceMatrix& matrix) const;
   void write_beside(const PartialFolder& folder) const;
   void find_beside();
-  void find_cache_scheme();
   std::string config_text() const;
   void write_module(ShardWriter& writer, const PackedModule& module) const;
   // What the tensors of these files hold, by tensor.
@@ -178,9 +94,8 @@ class Conversion {
   Naming naming_ = Naming::as_source;
   Dialect dialect_;  // of Naming::each
   std::unique_ptr<const RecordedInputs> recorded_;
-  std::map<std::string, std::int64_t> beside_;  // files that are copied, and their bytes
-  std::vector<std::string> left_out_;
-  Json cache_scheme_;                  // kv_cache_scheme of a method that is written; null: none
+  Beside beside_;
+  CacheScheme cache_scheme_;
   std::int64_t done_ = 0, total_ = 0;  // weights
 
   // Of the layer at work.
@@ -244,7 +159,6 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   if (!options_.calibrate.empty()) {
     recorded_ = std::make_unique<const RecordedInputs>(options_.calibrate, checkpoint_);
   }
-  find_cache_scheme();
   find_beside();
   // Refuse before anything is written.
   for (const SourceFile& file : files_) plan(file);
@@ -321,7 +235,7 @@ void Conversion::check_space(const PartialFolder& folder) const {
     const auto bytes = fs::file_size(folder.file(name), none);
     return none ? std::int64_t{0} : static_cast<std::int64_t>(bytes);
   };
-  for (const auto& [name, bytes] : beside_) wanted += bytes - there(name);
+  for (const auto& [name, bytes] : beside_.copied) wanted += bytes - there(name);
   for (const SourceFile& file : files_) {
     if (folder.finished(file.name).is_null()) {
       wanted += ShardWriter::planned_bytes(plan(file), file.metadata);
@@ -564,8 +478,8 @@ std::string Conversion::config_text() const {
         naming_ == Naming::gpt_oss
             ? Json{{"quant_method", "mxfp4"}, {"modules_to_not_convert", others}}
             : dialect_config(dialect_, others);
-    if (!cache_scheme_.is_null()) {
-      set_cache_scheme(config["quantization_config"], cache_scheme_);
+    if (!cache_scheme_.scheme.is_null()) {
+      set_cache_scheme(config["quantization_config"], cache_scheme_.scheme);
     }
   }
   return object.text() + "\n";
@@ -582,59 +496,15 @@ void Conversion::write_beside(const PartialFolder& folder) const {
         folder.file(index_name),
         Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map()}}.dump(2) + "\n");
   }
-  for (const auto& [name, bytes] : beside_) copy_whole(in_ + "/" + name, folder.file(name));
+  for (const auto& [name, bytes] : beside_.copied) copy_whole(in_ + "/" + name, folder.file(name));
 }
 
-// The cache's scheme is not about weights: it stays where the new config.json has a method.
-void Conversion::find_cache_scheme() {
-  std::string holder = "config.json";
-  const auto object_of = [&] {
-    const std::string path = in_ + "/" + holder;
-    return parse_object(path, read_text(path, max_config_bytes));
-  };
-  nlohmann::json fields = nlohmann::json::object();
-  if (find_cache_fields(object_of(), fields)) {
-    if (naming_ == Naming::as_source && !was_packed_) return;  // all that it says stays
-  } else {
-    holder = "hf_quant_config.json";
-    if (file_exists(in_ + "/" + holder)) add_cache_fields(object_of(), fields);
-  }
-  if (naming_ != Naming::as_source) {
-    if (const nlohmann::json* const scheme = child(fields, "kv_cache_scheme")) {
-      cache_scheme_ = *scheme;
-    } else if (fields.contains("kv_cache_quant_algo") && fields["kv_cache_quant_algo"] == "FP8") {
-      cache_scheme_ = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
-    }
-    fields.erase("kv_cache_scheme");
-    if (!cache_scheme_.is_null()) fields.erase("kv_cache_quant_algo");  // the same in a word
-  }
-  for (const auto& item : fields.items()) {
-    left_out_.push_back(fmt::format("{} of {}", clean(item.key()), holder));
-  }
-}
-
-// The tokenizer, the text of a small model, .. What another precision recorded stays behind, and so
-// do folders and the weights that are not converted.
 void Conversion::find_beside() {
   std::set<std::string> made = {"config.json", index_name, "hf_quant_config.json"};
   for (const SourceFile& file : files_) made.insert(file.name);
-  for (const fs::directory_entry& entry : fs::directory_iterator(in_)) {
-    const std::string name = entry.path().filename().string();
-    if (made.contains(name)) continue;
-    std::string why;
-    if (stays_behind(entry, why)) {
-      left_out_.push_back(clean(name) + why);
-    } else {
-      check_readable(entry.path().string());
-      beside_[name] = static_cast<std::int64_t>(entry.file_size());
-    }
-  }
-  const TensorStore& store = CheckpointAccess::store(checkpoint_);
-  for (const SafetensorsFile& file : store.files()) {
-    std::string unnamed = unnamed_tensors(store, file);
-    if (!unnamed.empty()) left_out_.push_back(std::move(unnamed));
-  }
-  std::sort(left_out_.begin(), left_out_.end());
+  beside_ = beside_tensors(in_, CheckpointAccess::store(checkpoint_), made);
+  const bool writes_method = naming_ != Naming::as_source;
+  cache_scheme_ = cache_scheme_of(in_, writes_method, !writes_method && !was_packed_);
 }
 
 void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
@@ -676,7 +546,10 @@ void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
 
 ConversionReport Conversion::run() {
   ConversionReport report;
-  report.left_out = left_out_;
+  report.left_out = beside_.left_out;
+  report.left_out.insert(report.left_out.end(), cache_scheme_.left_out.begin(),
+                         cache_scheme_.left_out.end());
+  std::sort(report.left_out.begin(), report.left_out.end());
   PartialFolder folder(out_, settings());
   try {
     make_all(folder, report);
