@@ -24,6 +24,14 @@ inline ConversionOptions pruned(const std::string& format, PruneMethod method,
   return options;
 }
 
+// A new folder with a golden's config and tensors.
+inline void copy_without_recordings(const std::string& family, const std::string& folder) {
+  std::filesystem::create_directory(folder);
+  for (const std::string name : {"/config.json", "/model.safetensors"}) {
+    std::filesystem::copy_file(golden(family) + name, folder + name);
+  }
+}
+
 // Every file of a folder and its contents.
 inline std::map<std::string, std::string> contents(const std::string& folder) {
   std::map<std::string, std::string> files;

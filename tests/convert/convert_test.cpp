@@ -144,10 +144,7 @@ TEST(Convert, CopiesTensorsOfAnyRank) {
 TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
   const TemporaryFolder folder;
   const std::string in = folder / "in", out = folder / "out";
-  fs::create_directory(in);
-  for (const char* name : {"config.json", "model.safetensors"}) {
-    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
-  }
+  copy_without_recordings("qwen3_moe", in);
   for (const char* name : {"pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json",
                            "q4.gguf", "tokenizer.json"}) {
     write_file(in + "/" + name, name);
@@ -167,10 +164,7 @@ TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
 TEST(Convert, NamesWhateverStaysBehind) {
   const TemporaryFolder folder;
   const std::string in = folder / "in", out = folder / "out";
-  fs::create_directory(in);
-  for (const char* name : {"config.json", "model.safetensors"}) {
-    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
-  }
+  copy_without_recordings("qwen3_moe", in);
   for (const char* name : {"adapter_model.safetensors", "mtp.safetensors", "tokenizer.json",
                            "conversion.json", "hf_quant_config.json"}) {
     write_file(in + "/" + name, "{}");

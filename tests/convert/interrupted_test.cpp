@@ -209,19 +209,8 @@ TEST(Convert, SpecsSayWhatTheyAre) {
             "bf16, 2:4-pairs by magnitude");
 }
 
-// A disk without room for what is to be written: said before any of it is.
-TEST(Convert, ADiskThatIsTooSmall) {
-  const TemporaryFolder folder;
-  const std::string in = folder / "in", out = folder / "out";
-  fs::create_directory(in);
-  for (const char* name : {"config.json", "model.safetensors"}) {
-    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
-  }
-  write_file(in + "/tokenizer.json", "");
-  std::error_code none;  // a file of holes, which takes no room itself
-  fs::resize_file(in + "/tokenizer.json", fs::space(in).available + (std::uintmax_t{4} << 30),
-                  none);
-  if (none) GTEST_SKIP() << "no such file here: " << none.message();
+// The error of a conversion, of reading or writing, before the first weight.
+std::string refused_before_it_begins(const std::string& in, const std::string& out) {
   const ConversionProgress begun = [](const std::string&, std::int64_t, std::int64_t) {
     throw Error(Status::internal, "begun");
   };
@@ -229,29 +218,33 @@ TEST(Convert, ADiskThatIsTooSmall) {
   const std::string message =
       error_of([&] { convert_checkpoint(cpu(), in, out, to("nvfp4"), begun); }, &status);
   EXPECT_EQ(status, Status::io);
-  EXPECT_NE(message.find(" GB more: the disk has "), std::string::npos) << message;
   EXPECT_FALSE(fs::exists(out + ".partial"));
+  return message;
+}
+
+// A disk without room for what is to be written: said before any of it is.
+TEST(Convert, ADiskThatIsTooSmall) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  copy_without_recordings("qwen3_moe", in);
+  write_file(in + "/tokenizer.json", "");
+  std::error_code none;  // a file of holes, which takes no room itself
+  fs::resize_file(in + "/tokenizer.json", fs::space(in).available + (std::uintmax_t{4} << 30),
+                  none);
+  if (none) GTEST_SKIP() << "no such file here: " << none.message();
+  const std::string message = refused_before_it_begins(in, out);
+  EXPECT_NE(message.find(" GB more: the disk has "), std::string::npos) << message;
 }
 
 // A file to be copied that cannot be read: said before anything is converted.
 TEST(Convert, AFileThatCannotBeRead) {
   const TemporaryFolder folder;
   const std::string in = folder / "in", out = folder / "out", tokenizer = in + "/tokenizer.json";
-  fs::create_directory(in);
-  for (const char* name : {"config.json", "model.safetensors"}) {
-    fs::copy_file(golden("qwen3_moe") + "/" + name, in + "/" + name);
-  }
+  copy_without_recordings("qwen3_moe", in);
   fs::create_symlink("/proc/sys/vm/compact_memory", tokenizer);  // the superuser's neither
   if (!fs::exists(tokenizer) || std::ifstream(tokenizer)) GTEST_SKIP() << "no such file here";
-  const ConversionProgress begun = [](const std::string&, std::int64_t, std::int64_t) {
-    throw Error(Status::internal, "begun");
-  };
-  Status status = Status::ok;
-  const std::string message =
-      error_of([&] { convert_checkpoint(cpu(), in, out, to("nvfp4"), begun); }, &status);
-  EXPECT_EQ(status, Status::io);
+  const std::string message = refused_before_it_begins(in, out);
   EXPECT_EQ(message, tokenizer + ": cannot be read: Permission denied");
-  EXPECT_FALSE(fs::exists(out + ".partial"));
 }
 
 TEST(Convert, LeavesFoldersOfOthersAlone) {
