@@ -269,7 +269,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     f.expect("bits", {4});
     f.expect("w_bit", {4});
     f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", scheme);
-    f.expect("version", {"gemm", "GEMM"});
+    for (const char* field : {"version", "format"}) f.expect(field, {"gemm", "GEMM"});
     f.expect("pack_method", {"reorder"});  // Quark's
     // AWQ's own default: without zero points nothing says where zero is.
     scheme.zeros = f.flag("zero_point").value_or(true);

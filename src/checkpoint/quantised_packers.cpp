@@ -88,9 +88,19 @@ bool read_quark_weight(const Fields& f, QuantisedScheme& to) {
 // GPTQModel's `dynamic`: "-:REGEX" leaves modules plain, "+:REGEX" or REGEX gives them other
 // settings. `modules_in_block_to_quantize`: nothing else is packed.
 void read_gptq(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
-  f.expect("checkpoint_format", {"gptq", "gptq_v2"});
+  // GPTQModel calls it `format`; checkpoint_format is its older word, and others' only one.
+  const Json *const format = f.get("format"), *const older = f.get("checkpoint_format");
+  for (const char* field : {"checkpoint_format", "format"}) f.expect(field, {"gptq", "gptq_v2"});
+  if (format != nullptr && older != nullptr && *format != *older) {
+    f.refuse("format", *format, older->dump() + ", as checkpoint_format is");
+  }
   f.expect("is_marlin_format", {false});
-  out.next_zero = f.get("checkpoint_format") == nullptr || *f.get("checkpoint_format") == "gptq";
+  const Json* const said = older != nullptr ? older : format;
+  out.next_zero = said == nullptr || *said == "gptq";
+  // GPTQModel's Hadamard transform of the rows that down_proj multiplies.
+  if (const Json* const rotation = f.get("rotation"); rotation != nullptr && *rotation != "") {
+    f.refuse("rotation", *rotation, "null: weights for rotated rows are not read");
+  }
   read_gptq_fields(f, base);
   if (const Json* dynamic = f.get("dynamic")) {
     if (!dynamic->is_object()) f.refuse("dynamic", *dynamic, "an object");

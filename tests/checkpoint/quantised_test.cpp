@@ -109,7 +109,12 @@ TEST(QuantisedRefusals, ByName) {
       {"gptq", "group_size", "24", "group_size is 24: must be -1 or a multiple of 16"},
       {"gptq", "group_size", "64", "scales' is f16 [2, 32]: must be 1 groups a row"},
       {"gptq", "checkpoint_format", "\"marlin\"", "checkpoint_format is \"marlin\""},
+      {"gptq", "format", "\"gptq_p\"", "format is \"gptq_p\": must be \"gptq\" or \"gptq_v2\""},
+      {"gptq_v2", "format", "\"gptq\"",
+       "format is \"gptq\": must be \"gptq_v2\", as checkpoint_format is"},
+      {"gptq", "rotation", "\"hadamard\"", "rotation is \"hadamard\": must be null"},
       {"awq", "version", "\"gemv\"", "version is \"gemv\""},
+      {"awq", "format", "\"gemv_fast\"", "format is \"gemv_fast\""},
       {"awq", "pack_method", "\"order\"", "pack_method is \"order\""},
       {"fp8_block", "weight_block_size", "[1, 32]", "must be mxfp8, and are fp8_block"},
       {"fp8_block", "weight_block_size", "[64, 64]",
@@ -358,6 +363,19 @@ void expect_same_values(const std::string& changed_folder, const char* name) {
     unpack(a, view(got.data(), {a.n, a.k}));
     unpack(b, view(wanted.data(), {b.n, b.k}));
     EXPECT_EQ(got, wanted);
+  }
+}
+
+// GPTQModel's word for checkpoint_format is `format`, with which zero points are not one less.
+TEST(QuantisedForms, FormatOfGptqModel) {
+  for (const bool both : {false, true}) {
+    const TemporaryFolder at;
+    changed(at, "gptq_v2", [&](Json& config) {
+      Json& q = config["quantization_config"];
+      q["format"] = "gptq_v2";
+      if (!both) q.erase("checkpoint_format");
+    });
+    expect_same_values(at.path(), "gptq_v2");
   }
 }
 
