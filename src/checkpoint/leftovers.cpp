@@ -41,8 +41,9 @@ class Leftovers {
     std::vector<ExpertNames> routed = names.experts;
     routed.insert(routed.end(), names.slots.begin(), names.slots.end());
     routed.push_back(single_experts(names));
-    for (const ExpertNames& each : names.experts) add_first(each.up);
-    add_first(single_experts(names).up);
+    for (const ExpertNames& each : names.experts) add_first(each.up, firsts_);
+    add_first(single_experts(names).up, firsts_);
+    for (const ExpertNames& each : names.shared) add_first(each.up, first_shared_);
     for (const ExpertNames& each : routed) {
       const std::string folder = folder_of(each.up);
       // "block_sparse_moe." would be the block itself.
@@ -56,10 +57,11 @@ class Leftovers {
     const bool biased = spec_.experts.gate_up_bias || spec_.experts.down_bias;
     const bool shared_biased = spec_.shared.gate_up_bias || spec_.shared.down_bias;
     const std::int64_t most = spec_.experts.experts + spec_.zero_experts;
-    if (firsts_.size() > 1) {
-      const std::string name = prefix_ + *firsts_.rbegin();
+    for (const Set& firsts : {firsts_, first_shared_}) {
+      if (firsts.size() < 2) continue;
+      const std::string name = prefix_ + *firsts.rbegin();
       fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
-           store_.file_of(name), clean(prefix_ + *firsts_.begin()), clean(name));
+           store_.file_of(name), clean(prefix_ + *firsts.begin()), clean(name));
     }
     for (const std::string& name : store_.names_from(prefix_)) {
       const std::string_view rest = std::string_view(name).substr(prefix_.size());
@@ -98,7 +100,7 @@ class Leftovers {
          store_.file_of(name), clean(name), what);
   }
   // Of the first expert, where it is there, plain or packed.
-  void add_first(std::string up) {
+  void add_first(std::string up, Set& firsts) const {
     const std::size_t number = up.find("{}");
     if (number != std::string::npos) up[number] = '0', up.erase(number + 1, 1);
     if (up.empty()) return;
@@ -107,7 +109,7 @@ class Leftovers {
     for (const char* end : {"", ".weight_packed", ".qweight", "_blocks"}) {
       const std::string name = *end == 0 ? up : base + end;
       if (!store_.contains(prefix_ + name)) continue;
-      firsts_.insert(name);
+      firsts.insert(name);
       return;
     }
   }
@@ -182,7 +184,7 @@ class Leftovers {
   const std::string& prefix_;
   bool others_beside_, quantised_;
   Set known_, routers_, roots_, experts_, shared_;
-  Set firsts_;  // the first expert's up, under each name that it has
+  Set firsts_, first_shared_;  // the first expert's up, under each name that it has
 };
 
 }  // namespace

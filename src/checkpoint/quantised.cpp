@@ -27,6 +27,12 @@ bool plain(DType dtype) {
 // Power-of-two scales are stored under either.
 bool exponents(DType dtype) { return dtype == DType::u8 || dtype == DType::f8_e8m0; }
 
+// One number for all of n rows, or one for each.
+bool of_rows(const Tensor& scales, std::int64_t n) {
+  return scales.elements() == 1 || has_shape(scales, {n}) || has_shape(scales, {n, 1}) ||
+         has_shape(scales, {1, n});
+}
+
 // to[c, r] = from[r, c] of 32-bit words, in tiles that stay in the L1.
 void transpose_words(const std::uint32_t* from, std::int64_t rows, std::int64_t columns,
                      std::uint32_t* to) {
@@ -103,10 +109,33 @@ void QuantisedReader::mismatch(const std::string& name, const std::string& wante
        tensor(name).describe(), wanted);
 }
 
+std::string QuantisedReader::only(const std::string& stem,
+                                  std::initializer_list<const char*> endings) const {
+  std::string found;
+  for (const char* ending : endings) {
+    const std::string name = stem + ending;
+    if (!store_.contains(name)) continue;
+    if (!found.empty()) {
+      fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
+           store_.file_of(name), clean(found), clean(name));
+    }
+    found = name;
+  }
+  return found.empty() ? stem + *endings.begin() : found;
+}
+
+void QuantisedReader::check_one_form(const std::string& name) const {
+  (void)only(name, {"", "_blocks"});
+  (void)only(base_of(name), {".weight", ".weight_packed", ".qweight"});
+}
+
 // What would change the values and is not read.
-void QuantisedReader::refuse_extras(const std::string& base) const {
-  for (const char* extra : {".pre_quant_scale", ".input_rotation", ".weight_zero_point", ".bitmask",
-                            ".row_offsets", ".weight_scale_offset"}) {
+void QuantisedReader::refuse_extras(const std::string& base,
+                                    std::initializer_list<const char*> more) const {
+  std::vector<const char*> all = {".pre_quant_scale", ".input_rotation", ".bitmask", ".row_offsets",
+                                  ".weight_scale_offset"};
+  all.insert(all.end(), more);
+  for (const char* extra : all) {
     if (!store_.contains(base + extra)) continue;
     // Quark writes zero points of 0, which are none.
     if (std::string_view(extra) == ".weight_zero_point" && is_zero(base + extra)) continue;
@@ -197,15 +226,12 @@ PackedMatrix QuantisedReader::matrix(const std::string& name, std::int64_t n,
 // e4m3 or i8 [n, k]; what its scales mean, their shape says.
 PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n,
                                          std::int64_t k) const {
-  refuse_extras(base);
+  refuse_extras(base, {".weight_zero_point", ".weight_scale_2", ".weight_global_scale"});
   const std::string values = base + ".weight";
   PackedMatrix m{.values = tensor(values)};
   if (!has_shape(m.values, {n, k})) mismatch(values, fmt::format("[{}, {}]", n, k));
-  std::string name = base + ".weight_scale_inv";
-  for (const char* other : {".weight_scale", ".scale"}) {
-    if (!store_.contains(name)) name = base + other;
-  }
-  if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
+  const std::string name = only(base, {".weight_scale", ".weight_scale_inv", ".scale"});
+  if (!store_.contains(name)) mismatch(name, "the scales of " + values);
   if (config_.method == "compressed-tensors" && name != base + ".weight_scale") {
     fail(Status::bad_file, "{}: tensor '{}' is there: quant_method compressed-tensors has '{}'",
          store_.file_of(name), clean(name), clean(base + ".weight_scale"));
@@ -229,6 +255,7 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
     return m;
   }
   if (m.values.dtype == DType::i8) {
+    if (!of_rows(scales, n)) mismatch(name, fmt::format("one number, [{}, 1] or [{}]", n, n));
     m.format = {Format::int8};
     m.scales = floats(name, n);
   } else if (scales.elements() == 1) {
@@ -256,21 +283,21 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
 // name and divides under the other.
 PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::string& values,
                                         std::int64_t n, std::int64_t k) const {
-  refuse_extras(base);
+  refuse_extras(base, {".weight_zero_point"});
   PackedMatrix m{.values = tensor(values)};
   if ((m.values.dtype != DType::u8 && m.values.dtype != DType::i8) ||
       !has_shape(m.values, {n, groups_of(k, 2)})) {
     mismatch(values, fmt::format("u8 [{}, {}]", n, groups_of(k, 2)));
   }
   m.values.dtype = DType::u8;
-  const std::string name =
-      store_.contains(base + ".weight_scale") ? base + ".weight_scale" : base + ".scale";
-  if (!store_.contains(name)) mismatch(base + ".weight_scale", "the scales of " + values);
+  const std::string name = only(base, {".weight_scale", ".scale"});
+  if (!store_.contains(name)) mismatch(name, "the scales of " + values);
   m.scales = tensor(name);
   if (exponents(m.scales.dtype)) {
     if (!has_shape(m.scales, {n, groups_of(k, 32)})) {
       mismatch(name, fmt::format("[{}, {}]", n, groups_of(k, 32)));
     }
+    refuse_extras(base, {".weight_scale_2", ".weight_global_scale"});
     m.scales.dtype = DType::f8_e8m0;
     m.format = {Format::mxfp4};
     return m;
@@ -280,12 +307,8 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
                                groups_of(k, 32)));
   }
   m.format = {Format::nvfp4};
-  const std::string divides = base + ".weight_global_scale", multiplies = base + ".weight_scale_2";
-  if (store_.contains(divides) && store_.contains(multiplies)) {
-    fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
-         store_.file_of(divides), clean(divides), clean(multiplies));
-  }
-  if (store_.contains(divides)) {
+  const std::string divides = base + ".weight_global_scale";
+  if (only(base, {".weight_scale_2", ".weight_global_scale"}) == divides) {
     const float divisor = number(divides);
     m.global_scale = 1 / divisor;
     if (!std::isfinite(m.global_scale) || !std::isfinite(divisor)) {
@@ -293,7 +316,7 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
            store_.file_of(divides), clean(divides), divisor);
     }
   } else {
-    m.global_scale = number(multiplies);
+    m.global_scale = number(base + ".weight_scale_2");
   }
   return m;
 }
@@ -349,13 +372,14 @@ PackedMatrix QuantisedReader::integers(const std::string& base, std::int64_t n,
   const std::string values = base + ".weight_packed", scales = base + ".weight_scale";
   const Tensor words = tensor(values);
   if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  refuse_extras(base, {".weight_scale_2", ".weight_global_scale"});
   PackedMatrix m;
   m.scales = tensor(scales);
   const bool bytes = words.dtype == DType::u8;
   if (words.dtype == DType::i32 && has_shape(words, {n, groups_of(k, 4)}) &&
       !has_shape(words, {n, groups_of(k, 8)})) {
-    refuse_extras(base);
-    if (m.scales.elements() != n && m.scales.elements() != 1) {
+    refuse_extras(base, {".weight_zero_point"});
+    if (!of_rows(m.scales, n)) {
       fail(Status::unsupported, "{}: tensor '{}' is {}: of 8-bit integers one scale a row is read",
            store_.file_of(scales), clean(scales), m.scales.describe());
     }
@@ -461,6 +485,7 @@ Tensor QuantisedReader::packed_zeros(const std::string& name, std::int64_t group
 
 // qweight i32 [k / 8, n], eight k to a word; scales [groups, n]; qzeros i32 [groups, n / 8]; g_idx.
 PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std::int64_t k) const {
+  refuse_extras(base, {});
   const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
   const Tensor words = tensor(values);
   if (k % 8 != 0 || n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k / 8, n})) {
@@ -502,6 +527,7 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
 // qweight i32 [k, n / 8], eight n to a word in AWQ's order; scales [groups, n]; qzeros i32 [groups,
 // n / 8] in the same order.
 PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::int64_t k) const {
+  refuse_extras(base, {});
   const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
   const Tensor words = tensor(values);
   if (n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k, n / 8})) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -82,6 +83,8 @@ class QuantisedReader {
   // Whether the matrix that would be called `name` ("..gate_proj.weight" or "..gate_up_proj") is
   // there in a quantised form.
   bool has(const std::string& name) const;
+  // Throws Error{bad_file} where a matrix is there in more than one form, plain or quantised.
+  void check_one_form(const std::string& name) const;
   // That matrix, [n, k]. Throws Error{bad_file} naming the tensor that is missing, of a wrong shape
   // or not what quantization_config says, Error{unsupported} for a form that is not read.
   PackedMatrix matrix(const std::string& name, std::int64_t n, std::int64_t k) const;
@@ -115,7 +118,9 @@ class QuantisedReader {
   struct Names;
   Tensor tensor(const std::string& name) const { return store_.get(name); }
   [[noreturn]] void mismatch(const std::string& name, const std::string& wanted) const;
-  void refuse_extras(const std::string& base) const;
+  // The one of the tensors STEM.. that is there, or the first name of all; throws where two are.
+  std::string only(const std::string& stem, std::initializer_list<const char*> endings) const;
+  void refuse_extras(const std::string& base, std::initializer_list<const char*> more) const;
   bool is_zero(const std::string& name) const;
   void check_described(const std::string& module, const PackedMatrix& m) const;
   std::string contradiction(const QuantisedScheme& scheme, const std::string& module,

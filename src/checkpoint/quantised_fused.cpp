@@ -129,11 +129,9 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
     mismatch(name, part.transposed ? fmt::format("[{}, {}, {}]", part.experts, width, part.rows)
                                    : fmt::format("[{}, {}, {}]", part.experts, part.rows, width));
   }
-  std::string scale_name = name + "_scale_inv";
-  for (const char* other : {"_weight_scale_inv", "_weight_scale", "_scale"}) {
-    if (!store_.contains(scale_name)) scale_name = name + other;
-  }
-  if (!store_.contains(scale_name)) mismatch(name + "_scale_inv", "the scales of " + name);
+  const std::string scale_name =
+      only(name, {"_scale_inv", "_weight_scale_inv", "_weight_scale", "_scale"});
+  if (!store_.contains(scale_name)) mismatch(scale_name, "the scales of " + name);
   const Tensor scales = tensor(scale_name);
   const std::int64_t experts = part.stored, rows = part.rows;
   PackedMatrix m{.n = part.n, .k = part.k};

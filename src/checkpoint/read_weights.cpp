@@ -25,53 +25,41 @@ class Reader {
          std::string prefix)
       : store_(store), quantised_(quantised), repacking_(repacking), prefix_(std::move(prefix)) {}
 
-  // The first of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
+  // The one of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
   Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
-    for (const Source& source : sources) {
-      const std::string name = prefix_ + source.name;
-      if (!store_.contains(name)) continue;
-      Tensor tensor = floats(name);
-      if (source.row >= 0) {
-        if (tensor.rank < 2 || tensor.shape[0] <= source.row) mismatch(name, tensor, words(shape));
-        tensor = tensor[source.row];
-      }
-      if (source.transposed && tensor.rank == 2) tensor = tensor.transposed();
-      if (static_cast<std::size_t>(tensor.rank) == shape.size() + 1 && tensor.shape[0] == 1) {
-        tensor = tensor[0];
-      }
-      if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
-      return source.times == 1 && source.plus == 0 ? tensor : changed(tensor, source);
+    const Source& source = present(sources);
+    const std::string name = prefix_ + source.name;
+    Tensor tensor = floats(name);
+    if (source.row >= 0) {
+      if (tensor.rank < 2 || tensor.shape[0] <= source.row) mismatch(name, tensor, words(shape));
+      tensor = tensor[source.row];
     }
-    missing(sources);
+    if (source.transposed && tensor.rank == 2) tensor = tensor.transposed();
+    if (static_cast<std::size_t>(tensor.rank) == shape.size() + 1 && tensor.shape[0] == 1) {
+      tensor = tensor[0];
+    }
+    if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
+    return source.times == 1 && source.plus == 0 ? tensor : changed(tensor, source);
   }
 
   // A vector, or one number that stands for all of it.
   Tensor broadcast(const std::vector<Source>& sources, std::int64_t size) const {
-    for (const Source& source : sources) {
-      const std::string name = prefix_ + source.name;
-      if (!store_.contains(name)) continue;
-      Tensor tensor = floats(name);
-      if (tensor.elements() != 1) break;
-      tensor.rank = 1;
-      tensor.shape[0] = size;
-      tensor.strides[0] = 0;
-      return tensor;
-    }
-    return one(sources, {size});
+    Tensor tensor = floats(prefix_ + present(sources).name);
+    if (tensor.elements() != 1) return one(sources, {size});
+    tensor.rank = 1;
+    tensor.shape[0] = size;
+    tensor.strides[0] = 0;
+    return tensor;
   }
 
   Tensor hash_table(const std::vector<Source>& sources, std::int64_t top_k) const {
-    for (const Source& source : sources) {
-      const std::string name = prefix_ + source.name;
-      if (!store_.contains(name)) continue;
-      const Tensor tensor = store_.get(name);
-      if (tensor.rank != 2 || tensor.shape[1] != top_k ||
-          (tensor.dtype != DType::i32 && tensor.dtype != DType::i64)) {
-        mismatch(name, tensor, fmt::format("i64 or i32 [vocabulary, {}]", top_k));
-      }
-      return tensor;
+    const std::string name = prefix_ + present(sources).name;
+    const Tensor tensor = store_.get(name);
+    if (tensor.rank != 2 || tensor.shape[1] != top_k ||
+        (tensor.dtype != DType::i32 && tensor.dtype != DType::i64)) {
+      mismatch(name, tensor, fmt::format("i64 or i32 [vocabulary, {}]", top_k));
     }
-    missing(sources);
+    return tensor;
   }
 
   // Names of a tensor an expert, and the number of the first.
@@ -113,6 +101,21 @@ class Reader {
   }
 
  private:
+  const Source& present(const std::vector<Source>& sources) const {
+    const Source* found = nullptr;
+    for (const Source& source : sources) {
+      const std::string name = prefix_ + source.name;
+      if (!store_.contains(name)) continue;
+      if (found != nullptr) {
+        fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
+             store_.file_of(name), clean(prefix_ + found->name), clean(name));
+      }
+      found = &source;
+    }
+    if (found == nullptr) missing(sources);
+    return *found;
+  }
+
   // times * tensor + plus, in f32.
   Tensor changed(const Tensor& tensor, const Source& source) const {
     const std::int64_t columns = tensor.shape[tensor.rank - 1];
@@ -186,6 +189,7 @@ class Reader {
       const bool quantised = quantised_.has(prefix_ + numbered(name, first));
       for (int e = first; e < first + count; ++e) {
         const std::string full = prefix_ + numbered(name, e);
+        quantised_.check_one_form(full);
         quantised_.check_listed(module_of(full), quantised);
         if (quantised) {
           packed.push_back(quantised_.matrix(full, n, k));
@@ -214,6 +218,7 @@ class Reader {
               bool biased, std::int64_t zero, bool single, ExpertWeights& out) const {
     const std::string up_name = prefix_ + names.up;
     const std::string down_name = prefix_ + names.down;
+    for (const std::string& name : {up_name, down_name}) quantised_.check_one_form(name);
     if (biased) biases(names, count, hidden, intermediate, out);
     if (quantised_.has_fused(up_name)) {
       return fused(names, count, hidden, intermediate, out);

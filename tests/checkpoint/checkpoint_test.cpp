@@ -195,6 +195,7 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
   for (const auto& [name, what] :
        {std::pair("experts.gate_up_proj", "are both there: must be one of them"),
         {"experts.gate_up_proj_blocks", "are both there: must be one of them"},
+        {"experts.3.up_proj.weight_packed", "are both there: must be one of them"},
         {"experts.3.up_proj.scale", "is there: its weight is bf16, which has no scales"},
         {"experts.3.up_proj.weight_scale", "is there: its weight is bf16, which has no scales"},
         {"experts.3.up_proj.weight_scale_inv",
@@ -207,6 +208,34 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
     EXPECT_EQ(with(name, zeros), "") << name;  // as GPTQ's first writers left them
   }
   EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
+}
+
+// What has two names in a family is there under one of them.
+TEST_F(Damaged, TensorsUnderTwoNames) {
+  for (const auto& [family, one, other] :
+       {std::tuple("mixtral", "block_sparse_moe.gate.weight", "mlp.gate.weight"),
+        {"exaone_moe", "mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"},
+        {"hy_v3", "mlp.shared_mlp.up_proj.weight", "mlp.shared_experts.up_proj.weight"}}) {
+    SCOPED_TRACE(family);
+    std::filesystem::remove_all(folder_.path());
+    std::filesystem::create_directory(folder_.path());
+    copy(family);
+    const int layer = Checkpoint::open(folder_.path()).first_moe_layer();
+    const SafetensorsFile file =
+        SafetensorsFile::open(test::golden(std::string(family) + "/model.safetensors"));
+    const std::string start = fmt::format("model.layers.{}.", layer);
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const std::string& each : file.names()) tensors.emplace_back(each, file.get(each));
+    const std::string from = start + (file.contains(start + one) ? one : other);
+    const std::string to = start + (file.contains(start + one) ? other : one);
+    tensors.emplace_back(to, file.get(from));
+    write_safetensors(folder_ / "model.safetensors", tensors);
+    const std::string message = weights_error(layer);
+    EXPECT_NE(message.find("are both there: must be one of them"), std::string::npos) << message;
+    for (const std::string& name : {from, to}) {
+      EXPECT_NE(message.find("'" + name + "'"), std::string::npos) << message;
+    }
+  }
 }
 
 // Whatever is read of a layer (what may not be missing) has one size and type, however its family

@@ -344,9 +344,62 @@ TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
             std::string::npos)
       << nibbles;
   const std::string both = message("nvfp4_compressed", gate + ".weight_scale_2", view(&one, {1}));
-  EXPECT_NE(both.find("weight_global_scale' and '" + gate + ".weight_scale_2' are both there"),
+  EXPECT_NE(both.find("weight_scale_2' and '" + gate + ".weight_global_scale' are both there"),
             std::string::npos)
       << both;
+}
+
+// A matrix in two forms, scales under two names, scales that its format has not.
+TEST(QuantisedRefusals, TensorsThatAreTooMany) {
+  const std::vector<float> ones(std::size_t{64} * 64, 1);
+  const auto message = [&](const char* name, const std::string& tensor,
+                           const std::vector<std::int64_t>& shape) {
+    const TemporaryFolder at;
+    rewritten(
+        at, name, [](Json&) {},
+        [&](Tensors& tensors) { tensors[tensor] = of_shape(ones.data(), DType::f32, shape); });
+    return error_of([&] { (void)Checkpoint::open(at.path()).weights(0); });
+  };
+  const std::string merged = "model.layers.0.mlp.experts.gate_up_proj";
+  const std::string v4 = "model.layers.0.ffn.experts.0.w1";
+  const struct {
+    const char* name;
+    std::string tensor;
+    std::vector<std::int64_t> shape;
+    std::string words;
+  } all[] = {
+      {"int4", gate + ".weight", {32, 64}, ".weight' and '" + gate + ".weight_packed' are both"},
+      {"gptq", gate + ".weight", {32, 64}, ".weight' and '" + gate + ".qweight' are both there"},
+      {"mxfp4_gpt_oss", merged, {2, 64, 64}, merged + "' and '" + merged + "_blocks' are both"},
+      {"fp8_block",
+       gate + ".weight_scale",
+       {1, 1},
+       ".weight_scale' and '" + gate + ".weight_scale_inv' are both there"},
+      {"mxfp4_deepseek_v4", v4 + ".weight_scale", {1}, v4 + ".scale' are both there"},
+      {"fp8_tensor", gate + ".weight_scale_2", {1}, ".weight_scale_2' is there: not read with"},
+      {"mxfp4_deepseek_v4", v4 + ".weight_scale_2", {1}, ".weight_scale_2' is there: not read"},
+      {"int4", gate + ".weight_global_scale", {1}, ".weight_global_scale' is there: not read"},
+      {"gptq", gate + ".pre_quant_scale", {64}, ".pre_quant_scale' is there: not read"},
+      {"awq", gate + ".pre_quant_scale", {64}, ".pre_quant_scale' is there: not read"},
+  };
+  for (const auto& [name, tensor, shape, words] : all) {
+    const std::string got = message(name, tensor, shape);
+    EXPECT_NE(got.find(words), std::string::npos) << tensor << ": " << got;
+  }
+  // As many scales as rows, but not one for each.
+  for (const char* name : {"int8", "int8_packed"}) {
+    const std::int64_t n =
+        SafetensorsFile::open(quantised_folder + "/" + name + "/model.safetensors")
+            .get(gate + ".weight_scale")
+            .shape[0];
+    for (const auto& [shape, words] :
+         {std::pair(std::vector<std::int64_t>{2, n / 2}, fmt::format("f32 [2, {}]", n / 2)),
+          {{1, n}, ""}}) {
+      const std::string got = message(name, gate + ".weight_scale", shape);
+      EXPECT_EQ(got.empty(), words.empty()) << name << ": " << got;
+      EXPECT_NE(got.find(words), std::string::npos) << name << ": " << got;
+    }
+  }
 }
 
 // What experts of the fixture decode to must be what the changed checkpoint's decode to.
