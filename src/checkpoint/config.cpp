@@ -133,6 +133,14 @@ void Config::refuse(std::string_view name, std::string_view legal) const {
   fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name, shown(*found), legal);
 }
 
+// A null is no more than absence only where absence changes nothing: code of models takes it for
+// false, or for no limit at all.
+void Config::refuse_null(const Names& names, std::string_view legal) const {
+  for (const std::string_view name : names) {
+    if (is_null(name)) refuse(name, legal);
+  }
+}
+
 std::int64_t Config::integer(const Names& names, std::int64_t low, std::int64_t high) {
   const nlohmann::json* value = find(names);
   if (value == nullptr) {
@@ -153,7 +161,10 @@ std::int64_t Config::integer_or(const Names& names, std::int64_t absent, std::in
 
 double Config::number_or(const Names& names, double absent, double low, double high) {
   const nlohmann::json* value = find(names);
-  if (value == nullptr) return absent;
+  if (value == nullptr) {
+    if (absent != 0 && absent != 1) refuse_null(names, number_rule(low, high));
+    return absent;
+  }
   if (!is_number(*value, low, high)) {
     fail(Status::bad_file, "{}: {} is {}: must be {}", where_, name_of(names), shown(*value),
          number_rule(low, high));
@@ -163,7 +174,10 @@ double Config::number_or(const Names& names, double absent, double low, double h
 
 bool Config::flag_or(const Names& names, bool absent) {
   const nlohmann::json* value = find(names);
-  if (value == nullptr) return absent;
+  if (value == nullptr) {
+    if (absent) refuse_null(names, "true or false");
+    return absent;
+  }
   if (!value->is_boolean()) {
     fail(Status::bad_file, "{}: {} is {}: must be true or false", where_, name_of(names),
          shown(*value));

@@ -17,7 +17,8 @@ namespace shunt {
 // have to compile it.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string>;
 
-// One object of a config.json. A field that is null counts as absent. Every throw is
+// One object of a config.json. A field that is null counts as absent; number_or() and flag_or()
+// refuse it where absence means something, a number other than 0 and 1, or true. Every throw is
 // Error{bad_file} and names the file, the field, its value and what is legal.
 //
 // Readers take alternative names of one field: the first that is there is read, and others that are
@@ -71,6 +72,7 @@ class Config {
 
  private:
   Config(std::string where, std::shared_ptr<const nlohmann::json> object);
+  void refuse_null(const Names& names, std::string_view legal) const;
   const nlohmann::json* find(const Names& names);
   std::string where_;
   std::shared_ptr<const nlohmann::json> json_;

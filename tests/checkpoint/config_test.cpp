@@ -44,6 +44,22 @@ TEST(Config, NumbersAreFinite) {
   }
 }
 
+// Code of models takes None for false, or for no limit: not for what absence means.
+TEST(Config, NullsWhereAbsenceMeansSomething) {
+  const nlohmann::json json = parse_object("c", R"({"n": null, "set": 2})");
+  Config config("c", json);
+  EXPECT_FALSE(config.flag_or({"n"}, false));
+  EXPECT_EQ(config.number_or({"n"}, 0, 0, 9), 0);
+  EXPECT_EQ(config.number_or({"n"}, 1, 0, 9), 1);
+  EXPECT_EQ(config.number_or({"n", "set"}, 7, 0, 9), 2);
+  EXPECT_EQ(config.number_or({"absent"}, 7, 0, 9), 7);
+  EXPECT_EQ(error_of([&] { config.flag_or({"n"}, true); }), "c: n is null: must be true or false");
+  EXPECT_EQ(error_of([&] {
+              config.number_or({"absent", "n"}, 7, 0, 9);
+            }),
+            "c: n is null: must be a finite number from 0 to 9");
+}
+
 TEST(Config, TwoNamesOfOneFieldMustAgree) {
   const nlohmann::json json = parse_object("c", R"({"a": 3, "b": 4, "c": 3})");
   Config config("c", json);

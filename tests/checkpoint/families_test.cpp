@@ -100,6 +100,8 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"inkling_2", "mlp_up_softcap", "0", "mlp_up_softcap is 0: must be"},
       {"mistral_large_4", "norm_topk_prob", "false", "norm_topk_prob is false"},
       {"kimi_k3", "activation_situ_beta", "null", "activation_situ_beta is null: must be"},
+      {"deepseek_v4_flash_bf16", "swiglu_limit", "null", "swiglu_limit is null: must be"},
+      {"qwen3_next_80b_a3b", "norm_topk_prob", "null", "norm_topk_prob is null: must be true or"},
       {"beam", "n_shared_experts", "1", "n_shared_experts is 1"},
       {"beam", "num_shared_experts", "1", "num_shared_experts is 1: must be null or 0"},
       {"beam", "num_experts", "8", "n_group is 8: must leave two experts or more in a group"},
