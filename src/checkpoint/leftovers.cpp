@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -63,6 +64,7 @@ class Leftovers {
       fail(Status::bad_file, "{}: tensors '{}' and '{}' are both there: must be one of them",
            store_.file_of(name), clean(prefix_ + *firsts.begin()), clean(name));
     }
+    check_unnamed();
     for (const std::string& name : store_.names_from(prefix_)) {
       const std::string_view rest = std::string_view(name).substr(prefix_.size());
       if (known_.contains(rest)) continue;
@@ -98,6 +100,27 @@ class Leftovers {
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
     fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of {}",
          store_.file_of(name), clean(name), what);
+  }
+  // What shards hold of the block behind the index's back: programs that read whole files have it.
+  void check_unnamed() const {
+    for (const auto& [name, file] : store_.unnamed_from(prefix_)) {
+      const std::string_view rest = std::string_view(name).substr(prefix_.size());
+      if (!known_.contains(rest) && !of(routers_, rest) && !of(experts_, rest) &&
+          !of(shared_, rest)) {
+        continue;
+      }
+      if (!store_.contains(name)) {
+        fail(Status::bad_file, "{}: tensor '{}' is there: the index does not name it", file->path(),
+             clean(name));
+      }
+      const Tensor here = file->flat(name), named = store_.flat(name);
+      if (here.dtype == named.dtype && file->shape(name) == store_.shape(name) &&
+          std::memcmp(here.data, named.data, static_cast<std::size_t>(here.bytes())) == 0) {
+        continue;
+      }
+      fail(Status::bad_file, "{}: tensor '{}' is there: in {}, where the index has it, is another",
+           file->path(), clean(name), store_.file_of(name));
+    }
   }
   // Of the first expert, where it is there, plain or packed.
   void add_first(std::string up, Set& firsts) const {

@@ -113,6 +113,21 @@ std::vector<std::string> TensorStore::names() const {
   return result;
 }
 
+std::vector<std::pair<std::string, const SafetensorsFile*>> TensorStore::unnamed_from(
+    const std::string& start) const {
+  std::vector<std::pair<std::string, const SafetensorsFile*>> result;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    for (std::string& name : files_[i].names()) {
+      if (!name.starts_with(start)) continue;
+      const auto found = files_of_.find(name);
+      if (found == files_of_.end() || found->second != i) {
+        result.emplace_back(std::move(name), &files_[i]);
+      }
+    }
+  }
+  return result;
+}
+
 std::vector<std::string> TensorStore::names_from(const std::string& start) const {
   std::vector<std::string> result;
   for (auto at = files_of_.lower_bound(start);

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shunt/safetensors.hpp"
@@ -26,6 +27,10 @@ class TensorStore {
   std::vector<std::string> names() const;
   // Those that begin with `start`.
   std::vector<std::string> names_from(const std::string& start) const;
+  // Of names that begin with `start` those that a file holds and the index does not name there,
+  // with the file. Other programs read whole files.
+  std::vector<std::pair<std::string, const SafetensorsFile*>> unnamed_from(
+      const std::string& start) const;
   const std::string& folder() const { return folder_; }
   // None where the tensors are the caller's.
   const std::vector<SafetensorsFile>& files() const { return files_; }

@@ -210,6 +210,43 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
   EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
 }
 
+// Programs that read whole shards have what the index does not name, or names elsewhere.
+TEST_F(Damaged, TensorsOfShardsThatTheIndexDoesNotName) {
+  copy("qwen3_moe_merged");
+  const std::vector<float> ones(64, 1);
+  const std::string block = "model.layers.2.mlp.";
+  const nlohmann::json index = nlohmann::json::parse(read_file(folder_ / index_file));
+  const Checkpoint whole =
+      Checkpoint::open(test::golden("qwen3_moe_merged"));  // the copy is overwritten
+  const auto with = [&](const std::string& name, const Tensor& tensor) {
+    edit(index_file, [&](nlohmann::json& json) {
+      json = index;
+      json["weight_map"]["more"] = "more.safetensors";
+    });
+    write_safetensors(folder_ / "more.safetensors",
+                      {{"more", view(ones.data(), {1})}, {name, tensor}});
+    return weights_error(2);
+  };
+  const Tensor one = view(ones.data(), {8, 8});
+  EXPECT_EQ(with("model.layers.2.self_attn.q_proj.bias", one), "");
+  EXPECT_EQ(with("model.layers.2.input_layernorm.weight", one), "");
+  EXPECT_EQ(with("model.layers.1.mlp.gate.weight", one), "");  // another layer
+  for (const char* name : {"experts.gate_up_proj_bias", "experts.3.up_proj.g_idx", "gate.bias"}) {
+    EXPECT_NE(with(block + name, one)
+                  .find("more.safetensors: tensor '" + block + name +
+                        "' is there: the index does not name it"),
+              std::string::npos)
+        << with(block + name, one);
+  }
+  const std::string router = block + "gate.weight";
+  EXPECT_EQ(with(router, whole.tensor(router)), "");
+  const std::string message = with(router, one);
+  EXPECT_NE(message.find("more.safetensors: tensor '" + router + "' is there: in "),
+            std::string::npos)
+      << message;
+  EXPECT_NE(message.find(", where the index has it, is another"), std::string::npos) << message;
+}
+
 // What has two names in a family is there under one of them.
 TEST_F(Damaged, TensorsUnderTwoNames) {
   for (const auto& [family, one, other] :
