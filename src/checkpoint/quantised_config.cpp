@@ -70,7 +70,15 @@ void refuse_other_than_weights(const Fields& f) {
       f.refuse("sparsity_config", *sparsity, "dense");
     }
   }
-  f.expect_empty("transform_config");
+}
+
+// Weights made for rows that are transformed on the way: compressed-tensors, AutoRound, GPTQModel.
+// Whoever packs them anew for another method may leave the field.
+void refuse_transforms(const Fields& f) {
+  for (const char* of_rows :
+       {"transform_config", "rotation_config", "spinquant_config", "rotation"}) {
+    f.expect_empty(of_rows);
+  }
 }
 
 void read_compressed(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
@@ -200,6 +208,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   if (nested != nullptr) out.holder += ".quantization";
   const Fields f(nested != nullptr ? where + ".quantization" : where,
                  nested != nullptr ? *nested : object);
+  refuse_transforms(f);
   const Json* const groups = f.get("config_groups");
   if (out.method == "compressed-tensors" && groups != nullptr && groups->is_object() &&
       groups->empty()) {

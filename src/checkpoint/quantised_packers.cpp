@@ -97,10 +97,6 @@ void read_gptq(const Fields& f, QuantisedScheme base, QuantisedConfig& out) {
   f.expect("is_marlin_format", {false});
   const Json* const said = older != nullptr ? older : format;
   out.next_zero = said == nullptr || *said == "gptq";
-  // GPTQModel's Hadamard transform of the rows that down_proj multiplies.
-  if (const Json* const rotation = f.get("rotation"); rotation != nullptr && *rotation != "") {
-    f.refuse("rotation", *rotation, "null: weights for rotated rows are not read");
-  }
   read_gptq_fields(f, base);
   if (const Json* dynamic = f.get("dynamic")) {
     if (!dynamic->is_object()) f.refuse("dynamic", *dynamic, "an object");
@@ -158,7 +154,6 @@ void read_auto_round(const Fields& f, QuantisedScheme base, QuantisedConfig& out
   out.next_zero = !awq && !own;
   f.expect("data_type", {"int"});
   for (const char* bits : {"act_bits", "super_bits"}) f.expect(bits, {16});
-  for (const char* of_rows : {"rotation_config", "spinquant_config"}) f.expect_empty(of_rows);
   read_gptq_fields(f, base);
   if (!base.zeros) {  // its own default
     base.zeros = false;
