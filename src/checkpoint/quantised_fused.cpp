@@ -1,6 +1,7 @@
 // Experts in one tensor: e4m3 or NVFP4 of all of them, and what their scales' shapes say.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "checkpoint/quantised.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -132,6 +133,13 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
   const std::string scale_name =
       only(name, {"_scale_inv", "_weight_scale_inv", "_weight_scale", "_scale"});
   if (!store_.contains(scale_name)) mismatch(scale_name, "the scales of " + name);
+  std::vector<const char*> extras = {"_pre_quant_scale", "_input_rotation", "_weight_zero_point"};
+  if (!nibbles) extras.insert(extras.end(), {"_weight_scale_2", "_outer_scale_denominator"});
+  for (const char* extra : extras) {
+    if (!store_.contains(name + extra)) continue;
+    fail(Status::unsupported, "{}: tensor '{}' is there: not read with this format",
+         store_.file_of(name + extra), clean(name + extra));
+  }
   const Tensor scales = tensor(scale_name);
   const std::int64_t experts = part.stored, rows = part.rows;
   PackedMatrix m{.n = part.n, .k = part.k};

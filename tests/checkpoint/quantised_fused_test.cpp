@@ -181,6 +181,24 @@ TEST(FusedRefusals, ScalesThatFitAlmost) {
   }
 }
 
+// Scales under two names, and what would change the values.
+TEST(FusedRefusals, TensorsThatAreTooMany) {
+  const TemporaryFolder blocks, nvfp4;
+  const FusedCheckpoint of_blocks(form_of("blocks"), blocks.path());
+  const FusedCheckpoint of_nvfp4(forms[9], nvfp4.path());
+  const std::string gate_up = "model.layers.0.mlp.experts.gate_up_proj";
+  const float one = 1;
+  for (const auto& [folder, extra, words] :
+       {std::tuple(&blocks, "_scale", "_scale_inv' and '" + gate_up + "_scale' are both there"),
+        {&blocks, "_weight_scale_2", "_weight_scale_2' is there: not read with this format"},
+        {&blocks, "_pre_quant_scale", "_pre_quant_scale' is there: not read with this format"},
+        {&nvfp4, "_pre_quant_scale", "_pre_quant_scale' is there: not read with this format"}}) {
+    const std::string message = error_with(
+        folder->path(), [&, name = gate_up + extra](auto& all) { all[name] = view(&one, {1}); });
+    EXPECT_NE(message.find("'" + gate_up + words), std::string::npos) << extra << ": " << message;
+  }
+}
+
 TEST(FusedRefusals, FewerExpertsThanTheConfigSays) {
   const TemporaryFolder folder;
   const FusedCheckpoint made(form_of("one_number"), folder.path());
