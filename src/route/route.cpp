@@ -1,8 +1,13 @@
 // route(): checks of everything that a caller hands in.
 #include "shunt/route.hpp"
 
-#include <cstdlib>
+#include <fmt/core.h>
 
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
@@ -129,6 +134,19 @@ RouteCall checked_route(const Context& context, const RouteSpec& spec, const Rou
   check_output("route: dense", out.dense, DType::f32, spec.experts + spec.shared.count);
   check_output("route: logits out", out.logits, DType::f32, columns);
   check_output("route: replay", out.replay, DType::i16, spec.top_k);
+  const std::pair<std::string_view, const Tensor&> outputs[] = {{"ids", out.ids},
+                                                                {"weights", out.weights},
+                                                                {"dense", out.dense},
+                                                                {"logits out", out.logits},
+                                                                {"replay", out.replay}};
+  for (const auto& [name, one] : outputs) {
+    for (const auto& [before, other] : outputs) {
+      if (&other == &one) break;
+      if (one && other && overlap(one, other)) {
+        check_apart(fmt::format("route: {}", name), one, before, other);
+      }
+    }
+  }
   if (spec.hashed && device.type == DeviceType::cpu) check_hash(spec, in, valid_tokens(call));
   return call;
 }

@@ -246,6 +246,20 @@ TEST_F(RouteTensors, ShapesDtypesStridesAndDevices) {
   expect("route: dense is f32 [3, 5]");
 }
 
+TEST_F(RouteTensors, OutputsLieApart) {
+  out.weights = view(reinterpret_cast<float*>(ids.data() + 5), {3, 2});
+  expect("route: weights overlaps ids: must lie apart");
+  out.weights = view(reinterpret_cast<float*>(ids.data() + 6), {3, 2});
+  EXPECT_EQ(message(), "nothing was thrown");
+  out.replay = view(reinterpret_cast<std::int16_t*>(ids.data() + 11), DType::i16, {3, 2});
+  expect("route: replay overlaps weights: must lie apart");
+  // Columns of one matrix.
+  out.replay = {};
+  out.ids.strides[0] = out.weights.strides[0] = 4;
+  out.weights.data = ids.data() + 2;
+  EXPECT_EQ(message(), "nothing was thrown");
+}
+
 TEST_F(RouteTensors, HashedIdsInRange) {
   spec.hashed = true;
   std::vector<std::int32_t> tokens = {0, 1, 2};
