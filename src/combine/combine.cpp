@@ -66,6 +66,7 @@ CombineSpec combine_spec_from_json(const std::string& json) {
   reader.read("shared_gate", spec.shared_gate);
   reader.read("shared_scale", spec.shared_scale);
   reader.finish();
+  require_legal(legal(spec), "CombineSpec");
   return spec;
 }
 

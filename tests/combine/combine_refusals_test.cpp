@@ -63,6 +63,9 @@ TEST(CombineSpecs, Json) {
   bad(R"({"slots": 2, "weighted": "yes"})", "CombineSpec.weighted is \"yes\"");
   bad(R"({"slots": 2, "shared_scale": 1e99})", "CombineSpec.shared_scale is");
   bad(R"({"slots": 2, "identity_from": 3000000000})", "CombineSpec.identity_from is 3000000000");
+  bad(R"({"slots": 2, "identity_until": 5})", "CombineSpec: identity_until is 5");
+  bad(R"({"slots": 2, "identity_from": 7, "identity_until": 5})",
+      "CombineSpec: identity_until is 5: must be 0, or above an identity_from, here 7");
 }
 
 TEST(Combine, RefusesBadArguments) {
