@@ -50,7 +50,8 @@ double shortest(float value) {
   const std::string text = fmt::format("{}", value);
   double result = 0;
   std::from_chars(text.data(), text.data() + text.size(), result);
-  return result;
+  // Of 7.038531e-26 the nearest double lies beyond the middle to the next float.
+  return static_cast<float>(result) == value ? result : static_cast<double>(value);
 }
 
 SpecWriter& SpecWriter::add_json(std::string_view key, std::string_view json) {

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <clocale>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -150,6 +152,17 @@ TEST(SpecWriter, KeepsOrderAndTypes) {
                 .add_json("a", SpecWriter().add("x", false).text())
                 .text(),
             R"({"b":{"z":1,"a":2},"a":{"x":false}})");
+}
+
+TEST(SpecWriter, ShortestIsTheSameFloat) {
+  // That of 0x15ae43fd, read as a double and rounded, would be the next float.
+  for (const std::uint32_t bits : {0x15ae43fdu, 0x95ae43fdu, 0x00000001u, 0x7f7fffffu}) {
+    const auto value = std::bit_cast<float>(bits);
+    SpecReader reader("Spec", SpecWriter().add("number", shortest(value)).text());
+    float number = 0;
+    reader.read("number", number);
+    EXPECT_EQ(number, value) << bits;
+  }
 }
 
 // The JSON library keeps the last of two.
