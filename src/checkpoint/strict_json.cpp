@@ -59,6 +59,9 @@ nlohmann::json parse_object(std::string_view what, std::string_view text) {
   const std::string prepared = prepare(what, text);
   std::string duplicate;
   nlohmann::json json;
+  if (const std::size_t at = zero_byte_in(text); at != text.npos) {
+    fail(Status::bad_file, "{}: not JSON: byte {} is 0", what, at);
+  }
   try {
     json = parse_watching(prepared, duplicate);
   } catch (const nlohmann::json::exception& error) {

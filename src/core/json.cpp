@@ -33,6 +33,9 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
       --depth;
     }
   }
+  if (const std::size_t at = zero_byte_in(text); at != text.npos) {
+    fail(Status::invalid_argument, "{}: not JSON: byte {} is 0", what, at);
+  }
   try {
     std::string twice;
     nlohmann::json json = parse_watching(text, twice);

@@ -111,6 +111,9 @@ TEST(Config, JsonIsStrictButForPythonsNumbers) {
   for (const char* bad : {"", "{", "{\"a\": }", "[]", "3", "{} {}", "{\"a\": Nan}", "{'a': 1}"}) {
     EXPECT_NE(error_of([&] { parse_object("c", bad); }), "") << bad;
   }
+  // Which the JSON library takes for the end of the text.
+  EXPECT_EQ(error_of([] { parse_object("c", std::string("{}\0", 3)); }),
+            "c: not JSON: byte 2 is 0");
 }
 
 // The smallest config of a family, with one field changed.

@@ -165,6 +165,14 @@ TEST(SpecWriter, ShortestIsTheSameFloat) {
   }
 }
 
+// The JSON library stops at a byte that is 0, whatever stands behind it.
+TEST(SpecReader, RefusesAByteThatIsZero) {
+  const std::string legal = "{\"flag\": true}";
+  EXPECT_EQ(error_of(legal), "");
+  EXPECT_EQ(error_of(legal + '\0'), "Spec: not JSON: byte 14 is 0");
+  EXPECT_EQ(error_of(legal + '\0' + "{\"flag\": 1}"), "Spec: not JSON: byte 14 is 0");
+}
+
 // The JSON library keeps the last of two.
 TEST(SpecReader, RefusesAKeyThatStandsTwice) {
   EXPECT_EQ(error_of("{\"deep\": 1, \"deep\": 1}"), "Spec: key 'deep' stands twice in one object");
