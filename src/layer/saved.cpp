@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/check.hpp"
 #include "core/json.hpp"
+#include "core/shown.hpp"
 #include "gemm/prepared_file.hpp"
 #include "layer/impl.hpp"
 #include "shunt/safetensors.hpp"
@@ -91,13 +93,22 @@ class Reader {
     return found->second;
   }
   bool says(const char* key) const { return file_.metadata().contains(key); }
-  Tensor tensor(const std::string& name) const {
+  Tensor tensor(const std::string& name) {
+    read_.insert(name);
     return file_.contains(name) ? file_.get(name) : Tensor{};
   }
+  // Throws for a tensor that nothing asked for: the spec is not that of the layer that was saved.
+  void finish() const {
+    for (const std::string& name : file_.names()) {
+      if (read_.contains(name)) continue;
+      fail(Status::bad_file, "{}: {} is given, but the layer's spec does not use it", path_,
+           clean(name));
+    }
+  }
   // [n, k] of each of `groups`, copied to the device.
-  PreparedWeights prepared(const std::string& name, const PreparedWeights& wanted,
-                           Buffer& memory) const {
+  PreparedWeights prepared(const std::string& name, const PreparedWeights& wanted, Buffer& memory) {
     const std::string where = path_ + ": " + name;
+    read_.insert(name);
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
     // Not their groups: those that are whole rows differ from product to product.
     if (wanted.format != FormatSpec{} && read.format.format != wanted.format.format) {
@@ -122,7 +133,7 @@ class Reader {
   // A plain format of the options is any that the weights were prepared from.
   PreparedExperts experts(const std::string& name, const LayerOptions& options, int groups,
                           std::int64_t hidden, std::int64_t intermediate, bool gated,
-                          bool gate_up_bias, bool down_bias) const {
+                          bool gate_up_bias, bool down_bias) {
     PreparedExperts experts;
     const std::int64_t columns = gated ? 2 * intermediate : intermediate;
     const auto matrix = [&](const char* which, std::int64_t n, std::int64_t k, bool paired) {
@@ -144,8 +155,12 @@ class Reader {
     const auto bias = [&](const char* which, bool wanted, std::int64_t n) -> Tensor {
       const std::string full = path_ + ": " + name + which;
       const Tensor values = tensor(name + which);
-      if (!check_given(full, values, wanted, "the layer's spec")) return {};
-      check_tensor(full, values, {.dtypes = {DType::f32}, .shape = {groups, n}}, Device{});
+      try {
+        if (!check_given(full, values, wanted, "the layer's spec")) return {};
+        check_tensor(full, values, {.dtypes = {DType::f32}, .shape = {groups, n}}, Device{});
+      } catch (const Error& error) {
+        fail(Status::bad_file, "{}", error.what());
+      }
       Buffer memory = context_.allocate(static_cast<std::size_t>(values.bytes()));
       context_.copy(memory.data(), values.data, memory.bytes());
       return view(experts.keep(std::move(memory)), DType::f32, {groups, n}, context_.device());
@@ -159,6 +174,7 @@ class Reader {
   Context context_;
   std::string path_;
   SafetensorsFile file_;
+  std::set<std::string> read_;
 };
 
 std::string options_words(const LayerOptions& options) {
@@ -212,7 +228,7 @@ void Layer::save_prepared(const std::string& path) const {
 }
 
 Layer Layer::load_prepared(const std::string& path, const Context& context) {
-  const Reader reader(context, path);
+  Reader reader(context, path);
   if (const std::string version = reader.said(kind_key); version != saved_version) {
     fail(Status::unsupported, "{}: {} is '{}': this build reads version {}", path, kind_key,
          version, saved_version);
@@ -225,6 +241,9 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   try {
     layer->spec = layer_spec_from_json(spec_words);
     layer->options = options_of(option_words);
+    for (const Support& each : {supports(layer->spec, {}, Device{}), legal(layer->options)}) {
+      if (!each) fail(Status::bad_file, "{}", each.reason);
+    }
     check_given("router", weights.router, !reader.says(no_router_key), "its metadata");
     check_held(layer->spec, weights, Device{});
   } catch (const Error& error) {
@@ -232,7 +251,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   }
   const LayerSpec& spec = layer->spec;
   const DType dtype = layer->options.dtype;
-  require(supports(spec, layer->options, context.device()), "load_prepared");
+  require(supports(spec, layer->options, context.device()), path);
   layer->held = HeldWeights(context, weights);
   const ExpertSpec& e = spec.experts;
   layer->experts = reader.experts("experts", layer->options, e.experts, e.hidden, e.intermediate,
@@ -249,6 +268,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
     layer->latent_down = one("latent_down", spec.latent, spec.hidden);
     layer->latent_up = one("latent_up", spec.hidden, spec.latent);
   }
+  reader.finish();
   layer->set_up();
   return Layer(std::move(layer));
 }

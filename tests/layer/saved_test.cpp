@@ -154,16 +154,37 @@ TEST(SavedLayer, OtherFilesAreRefusedByName) {
   refusal(with("experts.down", "{}"), "", Status::bad_file);
   refusal(with("experts.down", said.at("experts.gate_up")), "", Status::bad_file);
   for (const char* name : {"router", "router_bias", "experts.gate_up", "experts.down_bias"}) {
-    EXPECT_NE(refusal(said, name,
-                      name == std::string("experts.down_bias") ? Status::invalid_argument
-                                                               : Status::bad_file)
-                  .find(name),
-              std::string::npos);
+    EXPECT_NE(refusal(said, name, Status::bad_file).find(name), std::string::npos);
   }
   LayerSpec wider = spec;
   wider.experts.intermediate = 128;
   EXPECT_NE(refusal(with("spec", to_json(wider)), "", Status::bad_file).find("the layer's spec"),
             std::string::npos);
+  LayerSpec illegal = spec;
+  illegal.zero_experts = 4;
+  EXPECT_EQ(refusal(with("spec", to_json(illegal)), "", Status::bad_file),
+            other + ": LayerSpec.zero_experts is 4: must be 0 to 3, below route.experts");
+}
+
+TEST(SavedLayer, RefusesTensorsThatTheSpecDoesNotUse) {
+  LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 64, 64);
+  spec.shared = {.intermediate = 24};
+  RandomLayer random(spec, 47);
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "layer.safetensors", other = folder / "other.safetensors";
+  Layer(spec, random.weights, context).save_prepared(path);
+  const SafetensorsFile good = SafetensorsFile::open(path);
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : good.names()) tensors.emplace_back(name, good.get(name));
+  auto metadata = good.metadata();
+  spec.shared = {};
+  metadata["spec"] = to_json(spec);
+  write_safetensors(other, tensors, metadata);
+  Status status = Status::ok;
+  EXPECT_EQ(error_of([&] { Layer::load_prepared(other, context); }, &status),
+            other + ": shared.down is given, but the layer's spec does not use it");
+  EXPECT_EQ(status, Status::bad_file);
 }
 
 // [E, 2I, H] and [E, H, I] on the context's device, and the views that a layer takes.
