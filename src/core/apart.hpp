@@ -7,8 +7,8 @@
 
 namespace shunt {
 
-// Whether two views certainly share a byte: dense ones, or those whose rows are a stride apart, the
-// same for both. Columns of one matrix lie apart. Of other strides nothing is said: false.
+// Whether two views certainly share a byte: dense ones, or those whose rows are dense, a stride of
+// any sign apart. Columns of one matrix lie apart. Of other views nothing is said: false.
 bool overlap(const Tensor& a, const Tensor& b);
 // Throws Error{invalid_argument} where they do. `name`: "gather: rows"; `other`: "hidden".
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,

@@ -293,7 +293,7 @@ void check_workspace(std::string_view what, Workspace workspace, std::size_t nee
 
 namespace {
 
-// Where a view's bytes are: in rows, one where it is dense.
+// Where a view's bytes are: in rows from the lowest address up, one where it is dense.
 struct ByteRows {
   std::int64_t first, rows, width, stride;
 };
@@ -302,9 +302,29 @@ std::optional<ByteRows> byte_rows(const Tensor& tensor) {
   const std::int64_t first = reinterpret_cast<std::intptr_t>(tensor.data);
   if (tensor.contiguous()) return ByteRows{first, 1, tensor.bytes(), 0};
   const bool rows_dense = tensor.rank == 2 && (tensor.shape[1] == 1 || tensor.strides[1] == 1);
-  if (!rows_dense || tensor.strides[0] < 0) return {};
-  return ByteRows{first, tensor.strides[0] == 0 ? 1 : tensor.shape[0],
-                  bytes(tensor.dtype, tensor.shape[1]), bytes(tensor.dtype, tensor.strides[0])};
+  if (!rows_dense) return {};
+  const std::int64_t stride = bytes(tensor.dtype, tensor.strides[0]);
+  std::int64_t last = 0;
+  if (__builtin_mul_overflow(tensor.shape[0] - 1, stride, &last)) return {};
+  return ByteRows{std::min(first, first + last), stride == 0 ? 1 : tensor.shape[0],
+                  bytes(tensor.dtype, tensor.shape[1]), std::abs(stride)};
+}
+
+// Whether a row of p and one of q share a byte, where both have several, of any strides.
+bool rows_meet(const ByteRows& p, const ByteRows& q) {
+  const auto end = [](const ByteRows& of) {
+    return of.first + (of.rows - 1) * of.stride + of.width;
+  };
+  if (end(p) <= q.first || end(q) <= p.first) return false;
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    const std::int64_t at = p.first + i * p.stride;
+    // The first of q's rows that ends behind `at`.
+    const std::int64_t behind = at - q.width - q.first;
+    const std::int64_t j = behind < 0 ? 0 : behind / q.stride + 1;
+    if (j >= q.rows) return false;  // nor does one end behind the next
+    if (q.first + j * q.stride < at + p.width) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -312,7 +332,8 @@ std::optional<ByteRows> byte_rows(const Tensor& tensor) {
 bool overlap(const Tensor& a, const Tensor& b) {
   if (a.device != b.device || a.elements() == 0 || b.elements() == 0) return false;
   const std::optional<ByteRows> p = byte_rows(a), q = byte_rows(b);
-  if (!p || !q || (p->rows > 1 && q->rows > 1 && p->stride != q->stride)) return false;
+  if (!p || !q) return false;
+  if (p->rows > 1 && q->rows > 1 && p->stride != q->stride) return rows_meet(*p, *q);
   // b begins `ahead` of a; row i of a and row j of b meet where
   // ahead - a's width < (i - j) stride < ahead + b's width.
   const std::int64_t stride = p->rows > 1 ? p->stride : q->rows > 1 ? q->stride : 1;
