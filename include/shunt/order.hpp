@@ -44,8 +44,8 @@ struct OrderInputs {
   Tensor valid_tokens{};  // [1] i32, optional: tokens at or past it are skipped
 };
 
-// Any subset, at least one. All dense. N = T * S, P = padded_rows_capacity(spec, T); both must be
-// below 2^31.
+// Any subset, at least one. All dense, apart from the inputs. N = T * S, P =
+// padded_rows_capacity(spec, T); both must be below 2^31.
 struct OrderOutputs {
   // compact: R = offsets[L] rows
   Tensor offsets{};      // [L + 1] i32: rows [offsets[e], offsets[e+1]) belong to local expert e

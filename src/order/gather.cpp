@@ -86,6 +86,7 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                   "GatherSpec.scale_by_weight")) {
     check_tensor("gather: weights", in.weights, {.dtypes = {f32}, .shape = {pairs}, .dense = true},
                  device);
+    check_apart("gather: scales", scales, "weights", in.weights);
   }
   if (in.inverse) {
     check_tensor("gather: inverse", in.inverse,

@@ -1,9 +1,12 @@
 // order(): checks of everything it is given, then the engine.
 #include "shunt/order.hpp"
 
+#include <cstdint>
 #include <limits>
 #include <string_view>
+#include <utility>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
@@ -31,6 +34,45 @@ void check_map(const OrderSpec& spec, const Tensor& map) {
       fail(Status::invalid_argument, "order: expert_map[{}] is {}: must be -1 to {}", e, local[e],
            spec.locals() - 1);
     }
+  }
+}
+
+// Where a dense tensor's bytes are.
+struct Bytes {
+  std::uintptr_t begin = 0, end = 0;
+  explicit Bytes(const Tensor& tensor)
+      : begin(reinterpret_cast<std::uintptr_t>(tensor.data)),
+        end(begin + static_cast<std::uintptr_t>(tensor ? tensor.bytes() : 0)) {}
+  bool meets(const Bytes& other) const { return begin < other.end && other.begin < end; }
+};
+
+// Pairs are looked at twice, and while rows are written. Of dense tensors, which takes less time
+// than to ask check_apart() of each two.
+void check_outputs_apart(const OrderInputs& in, const OrderOutputs& out) {
+  const std::pair<const char*, const Tensor&> read[] = {{"ids", in.ids},
+                                                        {"weights", in.weights},
+                                                        {"expert_map", in.expert_map},
+                                                        {"valid_tokens", in.valid_tokens}};
+  const std::pair<const char*, const Tensor&> written[] = {
+      {"order: offsets", out.offsets},
+      {"order: permutation", out.permutation},
+      {"order: inverse", out.inverse},
+      {"order: output weights", out.weights},
+      {"order: sorted_token_ids", out.sorted_token_ids},
+      {"order: sorted_weights", out.sorted_weights},
+      {"order: sorted_expert_ids", out.sorted_expert_ids},
+      {"order: num_tokens_post_padded", out.num_tokens_post_padded},
+      {"order: num_sorted_tiles", out.num_sorted_tiles},
+      {"order: padded_inverse", out.padded_inverse},
+      {"order: zeroed", out.zeroed}};
+  const Bytes ids(in.ids), weights(in.weights), map(in.expert_map), valid(in.valid_tokens);
+  for (const auto& [name, output] : written) {
+    if (!output) continue;
+    const Bytes bytes(output);
+    if (!bytes.meets(ids) && !bytes.meets(weights) && !bytes.meets(map) && !bytes.meets(valid)) {
+      continue;
+    }
+    for (const auto& [other, input] : read) check_apart(name, output, other, input);
   }
 }
 
@@ -124,6 +166,7 @@ OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const Orde
     call.zeroed = out.zeroed.as<std::byte>();
     call.zeroed_bytes = static_cast<std::size_t>(out.zeroed.bytes());
   }
+  check_outputs_apart(in, out);
   return call;
 }
 

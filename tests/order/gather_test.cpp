@@ -170,6 +170,16 @@ TEST(Gather, RefusesBadArguments) {
   inside.hidden = view(both.data(), {3, 4});
   expect(message({.slots = 2}, inside, view(both.data() + 6, {6, 4})),
          "gather: rows (output) overlaps hidden: must lie apart");
+  GatherInputs weighted = in;
+  weighted.weights = view(weights.data(), {6});
+  std::vector<std::uint8_t> rounded(24);
+  try {
+    gather(context, {.slots = 2, .scale_by_weight = true, .quantise = Quantise::row}, weighted,
+           view(rounded.data(), DType::f8_e4m3, {6, 4}), weighted.weights);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    expect(error.what(), "gather: scales overlaps weights: must lie apart");
+  }
   Tensor transposed = view(hidden.data(), {4, 3}).transposed();
   GatherInputs bad = in;
   bad.hidden = transposed;

@@ -112,10 +112,10 @@ TEST(OrderSpecs, Json) {
 // Each change makes one legal call illegal.
 struct Call {
   OrderSpec spec{.experts = 8, .slots = 2, .tile = 4};
-  std::vector<std::int32_t> ints = std::vector<std::int32_t>(100);
+  std::vector<std::int32_t> ints = std::vector<std::int32_t>(100), made = ints;
   std::vector<float> floats = std::vector<float>(100);
   OrderInputs in{.ids = view(ints.data(), {5, 2}), .weights = view(floats.data(), {5, 2})};
-  OrderOutputs out{.offsets = view(ints.data(), {9})};
+  OrderOutputs out{.offsets = view(made.data(), {9})};
   std::size_t missing_bytes = 0;
 
   void run() {
@@ -212,6 +212,15 @@ TEST(Order, RefusesBadArguments) {
         c.out.zeroed.shape[0] = -1;
       },
       {"order: zeroed", "[-1, 4]"});
+  refused([](Call& c) { c.out.weights = view(c.floats.data(), {10}); },
+          {"order: output weights overlaps weights: must lie apart"});
+  refused(
+      [](Call& c) {
+        c.out.inverse = view(c.ints.data() + 9, {5, 2});
+      },
+      {"order: inverse overlaps ids: must lie apart"});
+  refused([](Call& c) { c.out.zeroed = view(c.floats.data() + 9, {4}); },
+          {"order: zeroed overlaps weights: must lie apart"});
   Call empty;
   empty.out.zeroed = view(empty.ints.data(), {3, 0});
   empty.out.zeroed.strides = {1, 1};
