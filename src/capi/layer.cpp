@@ -1,6 +1,7 @@
 // Layers of the C ABI.
 #include "shunt/layer.hpp"
 
+#include <string>
 #include <vector>
 
 #include "capi/call.hpp"
@@ -18,7 +19,7 @@ shunt::ExpertWeights to_experts(const Call& call, const char* name,
                                 const shunt_expert_weights* given) {
   if (given == nullptr) return {};
   const shunt_expert_weights w = call.read(name, given);
-  call.reserved("reserved", w.reserved);
+  call.reserved((std::string(name) + ".reserved").c_str(), w.reserved);
   if (w.count < 0) call.wrong("{}.count is {}: must be 0 or more", name, w.count);
   const auto list = [&](const char* field, const shunt_tensor* tensors) {
     std::vector<Tensor> result;

@@ -92,6 +92,10 @@ static void test_own_weights(const shunt_context* context) {
   experts.count = -1;
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "weights.experts.count is -1",
               shunt_layer_create(context, spec, &all, &options, &layer));
+  experts.reserved = 3;
+  CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "weights.experts.reserved is 3",
+              shunt_layer_create(context, spec, &all, &options, &layer));
+  experts.reserved = 0;
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "LayerSpec.hidden is missing",
               shunt_layer_create(context, "{}", &all, &options, &layer));
   CHECK_FAILS(SHUNT_INVALID_ARGUMENT, "spec_json is NULL",
