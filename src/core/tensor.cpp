@@ -85,7 +85,7 @@ int bits(DType dtype) {
 std::int64_t bytes(DType dtype, std::int64_t elements) {
   const int width = bits(dtype);
   if (width >= 8) return checked_product("bytes", elements, width / 8);
-  return (elements + 1) / 2;
+  return elements / 2 + (elements % 2 > 0 ? 1 : 0);
 }
 
 bool is_float(DType dtype) {

@@ -18,6 +18,8 @@ TEST(Tensor, ViewsAreRowMajor) {
   EXPECT_TRUE(tensor.contiguous());
   EXPECT_EQ(tensor.elements(), 24);
   EXPECT_EQ(tensor.bytes(), 96);
+  EXPECT_EQ(bytes(DType::f4_e2m1, 7), 4);
+  EXPECT_EQ(bytes(DType::f4_e2m1, INT64_MAX), std::int64_t{1} << 62);
   EXPECT_EQ(tensor[1].as<float>(), data.data() + 12);
   EXPECT_EQ(tensor[1].rank, 2);
   EXPECT_EQ(tensor[1].rows(1, 3).as<float>(), data.data() + 16);
