@@ -91,6 +91,7 @@ void shuffle_cpu(const Context& context, const ShuffleCall& call) {
   fill_segments(call, s);
   const std::int64_t rows = call.to.shape[0];
   const auto row_bytes = static_cast<std::size_t>(bytes(call.to.dtype, call.to.shape[1]));
+  if (row_bytes == 0) return;  // and perhaps no data
   const auto at = [](const Tensor& tensor, std::int64_t row) {
     return tensor.as<char>() + bytes(tensor.dtype, row * tensor.strides[0]);
   };
