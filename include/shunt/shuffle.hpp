@@ -58,10 +58,10 @@ void split_shuffling(const Context& context, const ShuffleSpec& spec, Tensor row
 
 // Between the two ways of saying how many rows each of L experts has: counts, which ranks exchange
 // and combine_shuffling() gives, and offsets, which order() gives and grouped_gemm() takes. Both on
-// the context's device, dense i32: offsets [L + 1], counts [L], or [L + 1] with the sum of all
-// behind them, which is written and not read. L at most 65536. Throw Error for bad shapes, and
-// (CPU) for a negative count, a sum of 2^31 or more, offsets that descend or do not begin with 0; a
-// GPU takes a negative count as 0, and what is more than 2^31 - 1 as that.
+// the context's device, dense i32, apart from each other: offsets [L + 1], counts [L], or [L + 1]
+// with the sum of all behind them, which is written and not read. L at most 65536. Throw Error for
+// bad shapes, and (CPU) for a negative count, a sum of 2^31 or more, offsets that descend or do not
+// begin with 0; a GPU takes a negative count as 0, and what is more than 2^31 - 1 as that.
 void offsets_from_counts(const Context& context, Tensor counts, Tensor offsets);
 void counts_from_offsets(const Context& context, Tensor offsets, Tensor counts);
 

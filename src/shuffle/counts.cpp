@@ -1,6 +1,7 @@
 // offsets_from_counts() and counts_from_offsets().
 #include <limits>
 
+#include "core/apart.hpp"
 #include "core/check.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
@@ -32,6 +33,11 @@ int check_both(const char* what, const Context& context, const Tensor& counts,
                 .dense = true,
                 .written = counts_written},
                device);
+  if (counts_written) {
+    check_apart(prefix + "counts", counts, "offsets", offsets);
+  } else {
+    check_apart(prefix + "offsets", offsets, "counts", counts);
+  }
   return static_cast<int>(locals);
 }
 

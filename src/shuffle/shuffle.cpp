@@ -55,6 +55,7 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   if (counts) {
     check_tensor(prefix + "counts", counts, {.dtypes = {i32}, .shape = {locals + 1}, .dense = true},
                  device);
+    check_apart(prefix + "counts", counts, "token_counts", token_counts);
   }
   std::size_t needed = 0;
   carve_segments(spec, {}, needed);

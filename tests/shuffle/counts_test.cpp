@@ -56,6 +56,22 @@ TEST(Counts, BecomeOffsetsAndBack) {
 
 TEST(Counts, WhatCannotBeIsRefusedOrHeld) {
   const Context context = test::engine();
+  // In place each would read what it has written.
+  const Ints both = {2, 0, 3, 5};
+  const auto in_place = [&](const auto& convert) -> std::string {
+    test::Mirror mirror(context);
+    const Tensor there = mirror.out(of(both));
+    try {
+      convert(context, there, there);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(in_place(offsets_from_counts),
+            "offsets_from_counts: offsets overlaps counts: must lie apart");
+  EXPECT_EQ(in_place(counts_from_offsets),
+            "counts_from_offsets: counts overlaps offsets: must lie apart");
   const auto message = [&](const Ints& counts, std::size_t locals) -> std::string {
     try {
       offsets_of(context, counts, locals);

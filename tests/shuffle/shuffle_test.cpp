@@ -169,6 +169,8 @@ TEST(Shuffle, RefusesBadArguments) {
   const Tensor out = view(counts.data(), {4});
   EXPECT_EQ(combined(good, from, token_counts, to, out), "not refused");
   EXPECT_EQ(combined(good, from, token_counts, to, {}), "not refused");
+  expect(combined(good, from, token_counts, to, view(n.data() + 2, {4})),
+         "combine_shuffling: counts overlaps token_counts: must lie apart");
   expect(combined({.ranks = 0, .experts = 3}, from, token_counts, to, out),
          "combine_shuffling: ranks is 0");
   expect(combined({.ranks = 2, .experts = 3, .zero_fill = true}, from, token_counts, to, out),
