@@ -2,6 +2,7 @@
 // reads valid_tokens and cuts the rows; a GPU, whose host reads nothing, hands the count to every
 // stage.
 #include <algorithm>
+#include <utility>
 
 #include "combine/engine.hpp"
 #include "core/apart.hpp"
@@ -18,6 +19,39 @@
 #include "shunt/route_and_order.hpp"
 
 namespace shunt {
+
+namespace {
+
+// But for the output over hidden states or residual, which may be one of them.
+void check_outputs_apart(const LayerInputs& in, const LayerOutputs& out) {
+  const std::pair<const char*, const Tensor&> read[] = {{"hidden", in.hidden},
+                                                        {"residual", in.residual},
+                                                        {"token_ids", in.token_ids},
+                                                        {"logits", in.logits},
+                                                        {"ids", in.ids},
+                                                        {"weights", in.weights},
+                                                        {"expert_map", in.expert_map},
+                                                        {"valid_tokens", in.valid_tokens}};
+  const auto check = [&](const char* name, const Tensor& output) {
+    for (const auto& [other, input] : read) {
+      const bool may_be =
+          &output == &out.output && (&input == &in.hidden || &input == &in.residual);
+      if (input && !may_be) check_apart(name, output, other, input);
+    }
+  };
+  check("forward: output", out.output);
+  if (out.ids) {
+    check("forward: outputs.ids", out.ids);
+    check_apart("forward: outputs.ids", out.ids, "output", out.output);
+  }
+  if (out.weights) {
+    check("forward: outputs.weights", out.weights);
+    check_apart("forward: outputs.weights", out.weights, "output", out.output);
+    if (out.ids) check_apart("forward: outputs.weights", out.weights, "outputs.ids", out.ids);
+  }
+}
+
+}  // namespace
 
 void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                              Workspace workspace) const {
@@ -110,6 +144,7 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  {.dtypes = {DType::f32}, .shape = {tokens, spec.route.top_k}, .dense = true},
                  device);
   }
+  check_outputs_apart(in, out);
   check_workspace("forward", workspace,
                   carve(spec, options, rows_dtype(), tokens, stage_bytes(tokens), {}).total_bytes);
 }

@@ -220,6 +220,21 @@ TEST(Layer, RefusesCallsThatDoNotFit) {
             std::string::npos);
   EXPECT_NE(error_of([&] { layer.workspace_bytes(-1); }).find("max_tokens is -1"),
             std::string::npos);
+
+  // Other tensors than the output over hidden states or residual: what is written is read still.
+  const std::int64_t experts = random.spec.route.experts, k = random.spec.route.top_k;
+  std::vector<float> logits(static_cast<std::size_t>(4 * experts));
+  const Tensor of_all = view(logits.data(), {4, experts}), of_some = view(logits.data(), {4, k});
+  EXPECT_EQ(message({.hidden = x, .logits = of_all}, {.output = y, .weights = of_some}, workspace),
+            "forward: outputs.weights overlaps logits: must lie apart");
+  const Tensor ids = view(output.data(), i32, {4, k});
+  EXPECT_EQ(message({.hidden = x}, {.output = y, .ids = ids}, workspace),
+            "forward: outputs.ids overlaps output: must lie apart");
+  EXPECT_EQ(message({.hidden = x,
+                     .ids = view(logits.data(), i32, {4, k}),
+                     .weights = view(output.data() + 4 * 48 - 1, {4, k})},
+                    {.output = y}, workspace),
+            "forward: output overlaps weights: must lie apart");
 }
 
 }  // namespace
