@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "cpu/float_mode.hpp"
 #include "cuda/runtime.hpp"
 #include "gemm/fused.hpp"
 #include "layer/impl.hpp"
@@ -30,6 +31,7 @@ LayerOptions with_format(LayerOptions options, const ExpertWeights& experts, Dev
 Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& context,
              const LayerOptions& given)
     : impl_(std::make_unique<Impl>()) {
+  const cpu_engine::FloatMode mode;  // a subnormal f16 becomes an f32 by a product
   const LayerOptions options = with_format(given, weights.experts, context.device());
   require_legal(supports(spec, {}, Device{}), "layer");
   require_legal(legal(options), "layer");

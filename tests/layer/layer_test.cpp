@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "core/convert.hpp"
 #include "engine.hpp"
@@ -24,6 +25,7 @@ using testing::NamedSpec;
 using testing::RandomLayer;
 using testing::Result;
 using testing::run;
+using testing::small_layer;
 
 // The routing that the layer used, shared slots included, as the reference takes it.
 std::vector<std::int32_t> all_ids(const LayerSpec& spec, const Result& result) {
@@ -330,6 +332,36 @@ TEST_P(LayerTest, BitsDoNotDependOnHowTheCallerFlushesSmallNumbers) {
   __builtin_ia32_ldmxcsr(before);
   EXPECT_EQ(std::memcmp(got.output.data(), want.output.data(), 4 * want.output.size()), 0);
   EXPECT_EQ(got.ids, want.ids);
+}
+
+// Subnormal biases in f16 are normal numbers in f32.
+TEST(Layer, BitsDoNotDependOnHowItsMakerFlushesSmallNumbers) {
+  LayerSpec spec = small_layer({.experts = 4, .top_k = 2, .selection_bias = true}, 64, 32);
+  spec.experts.gate_up_bias = spec.experts.down_bias = true;
+  RandomLayer random(spec, 12);
+  ExpertWeights& experts = random.weights.experts;
+  std::vector<Tensor*> biases = {&random.weights.selection_bias};
+  for (auto* list : {&experts.gate_bias, &experts.up_bias, &experts.down_bias}) {
+    for (Tensor& bias : *list) biases.push_back(&bias);
+  }
+  std::vector<std::vector<std::uint16_t>> memory;
+  for (Tensor* bias : biases) {
+    const std::int64_t size = bias->elements();
+    auto& values = memory.emplace_back(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<std::uint16_t>(1000 - i);
+    }
+    *bias = view(values.data(), f16, {size});
+  }
+  const Context context = test::engine();
+  const Layer layer(spec, random.weights, context);
+  const LayerInputs in = {.hidden = random.hidden_states(6)};
+  const Result want = run(context, layer, in);
+  const unsigned before = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(before | 0x8040);
+  const Layer made(spec, random.weights, context);
+  __builtin_ia32_ldmxcsr(before);
+  EXPECT_EQ(run(context, made, in).output, want.output);
 }
 #endif
 
