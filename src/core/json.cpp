@@ -146,11 +146,14 @@ void SpecReader::read(std::string_view key, int& value, std::int64_t low, std::i
 void SpecReader::read(std::string_view key, float& value) {
   const nlohmann::json* found = find(key);
   if (found == nullptr) return;
-  if (!found->is_number() || !std::isfinite(static_cast<float>(found->get<double>()))) {
+  const double number = found->is_number() ? found->get<double>() : std::nan("");
+  const auto rounded = static_cast<float>(number);
+  // 0 often stands for none, which what is merely small does not.
+  if (!std::isfinite(rounded) || (rounded == 0 && number != 0)) {
     fail(Status::invalid_argument, "{}.{} is {}: must be a finite f32 number", path_, key,
          shown(*found));
   }
-  value = static_cast<float>(found->get<double>());
+  value = rounded;
 }
 
 int SpecReader::read_enum(std::string_view key, int value,

@@ -48,7 +48,7 @@ class SpecReader {
   void read(std::string_view key, bool& value);
   void read(std::string_view key, int& value, std::int64_t low, std::int64_t high);
   void read(std::string_view key, std::int64_t& value, std::int64_t low, std::int64_t high);
-  void read(std::string_view key, float& value);  // finite
+  void read(std::string_view key, float& value);  // finite, 0 only where it is
   // One of `names`, by its position.
   template <class Enum>
   void read(std::string_view key, Enum& value, const std::vector<std::string_view>& names) {

@@ -54,6 +54,10 @@ TEST(SpecReader, NamesFieldValueAndWhatIsLegal) {
             "Spec.count is 18446744073709551615: must be an integer from 1 to 64");
   EXPECT_EQ(error_of(R"({"flag": 1})"), "Spec.flag is 1: must be true or false");
   EXPECT_EQ(error_of(R"({"number": 1e39})"), "Spec.number is 1e+39: must be a finite f32 number");
+  EXPECT_EQ(error_of(R"({"number": -1e-46})"),
+            "Spec.number is -1e-46: must be a finite f32 number");
+  EXPECT_EQ(error_of(R"({"number": 1e-45})"), "");
+  EXPECT_EQ(error_of(R"({"number": 0.0})"), "");
   EXPECT_EQ(error_of(R"({"kind": "c"})"), "Spec.kind is \"c\": must be one of a, b");
   EXPECT_EQ(error_of(R"({"flog": true})"),
             "Spec.flog is unknown; known are count, flag, kind, number, size");
