@@ -329,8 +329,37 @@ bool rows_meet(const ByteRows& p, const ByteRows& q) {
 
 }  // namespace
 
+namespace {
+
+// From a view's lowest byte to behind its highest, gaps and all; of none both are 0. Wraps where
+// strides are none of memory.
+struct Reach {
+  std::uintptr_t low = 0, high = 0;
+  explicit Reach(const Tensor& tensor) {
+    if (!tensor) return;
+    std::uint64_t down = 0, up = 1;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) {
+      if (tensor.shape[d] <= 0) return;
+      const std::uint64_t stride = static_cast<std::uint64_t>(tensor.strides[d]);
+      const std::uint64_t all = (static_cast<std::uint64_t>(tensor.shape[d]) - 1) * stride;
+      (tensor.strides[d] < 0 ? down : up) += all;
+    }
+    const auto width = static_cast<std::uint64_t>(bits(tensor.dtype));
+    low = reinterpret_cast<std::uintptr_t>(tensor.data) -
+          static_cast<std::uintptr_t>(((0 - down) * width + 7) / 8);
+    high = reinterpret_cast<std::uintptr_t>(tensor.data) +
+           static_cast<std::uintptr_t>((up * width + 7) / 8);
+  }
+};
+
+}  // namespace
+
 bool overlap(const Tensor& a, const Tensor& b) {
-  if (a.device != b.device || a.elements() == 0 || b.elements() == 0) return false;
+  if (a.device != b.device) return false;
+  // Most lie apart as a whole, which is seen soonest.
+  const Reach reach_of_a(a), reach_of_b(b);
+  if (reach_of_a.low >= reach_of_b.high || reach_of_b.low >= reach_of_a.high) return false;
+  if (a.elements() == 0 || b.elements() == 0) return false;
   const std::optional<ByteRows> p = byte_rows(a), q = byte_rows(b);
   if (!p || !q) return false;
   if (p->rows > 1 && q->rows > 1 && p->stride != q->stride) return rows_meet(*p, *q);
