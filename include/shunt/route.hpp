@@ -125,8 +125,8 @@ struct RouteInputs {
   Tensor valid_tokens{};      // [1] i32, optional; below 0 it counts as 0, above T as T
 };
 
-// Any subset, at least one. S = spec.slots(). Rows may be strided. Rows at or past valid_tokens get
-// ids -1 and zeros.
+// Any subset, at least one. S = spec.slots(). Rows may be strided, apart from the inputs. Rows at
+// or past valid_tokens get ids -1 and zeros.
 struct RouteOutputs {
   Tensor ids{};      // [T, S] i32, best first (hashed: as the table has them), then shared slots
   Tensor weights{};  // [T, S] f32

@@ -51,6 +51,23 @@ void check_hash(const RouteSpec& spec, const RouteInputs& in, std::int64_t token
   }
 }
 
+// Rows are written while others are read.
+void check_apart_from_inputs(const char* name, const Tensor& output, const RouteInputs& in) {
+  const std::pair<const char*, const Tensor&> read[] = {{"logits", in.logits},
+                                                        {"hidden", in.hidden},
+                                                        {"router_weight", in.router_weight},
+                                                        {"router_bias", in.router_bias},
+                                                        {"selection_bias", in.selection_bias},
+                                                        {"per_expert_scale", in.per_expert_scale},
+                                                        {"token_ids", in.token_ids},
+                                                        {"hash_table", in.hash_table},
+                                                        {"shared_logits", in.shared_logits},
+                                                        {"valid_tokens", in.valid_tokens}};
+  for (const auto& [other, input] : read) {
+    if (input) check_apart(name, output, other, input);
+  }
+}
+
 void check_spec(const RouteSpec& spec, Device device) {
   require_legal(legal(spec), "route");
   require(supports(spec, device), "route");
@@ -128,6 +145,7 @@ RouteCall checked_route(const Context& context, const RouteSpec& spec, const Rou
     check_tensor(name, tensor,
                  {.dtypes = {dtype}, .shape = {tokens, width}, .rows_dense = true, .written = true},
                  device);
+    check_apart_from_inputs(name, tensor, in);
   };
   check_output("route: ids", out.ids, DType::i32, spec.slots());
   check_output("route: weights", out.weights, DType::f32, spec.slots());

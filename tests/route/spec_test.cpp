@@ -279,6 +279,18 @@ TEST_F(RouteTensors, HashedIdsInRange) {
   expect("route: hash_table is i64 [0, 2]: must have a row for every token id");
 }
 
+// Rows of dense weights over hidden states would be written while later ones are still to be read.
+TEST_F(RouteTensors, OutputsLieApartFromInputs) {
+  out.weights = view(values.data() + 11, {3, 2});
+  expect("route: weights overlaps logits: must lie apart");
+  out.weights = {};
+  out.ids = view(values.data() + 5, i32, {3, 2});
+  expect("route: ids overlaps logits: must lie apart");
+  out.ids = {};
+  out.dense = in.logits;
+  expect("route: dense overlaps logits: must lie apart");
+}
+
 TEST_F(RouteTensors, WorkspaceAskedFor) {
   const std::size_t bytes = route_workspace_bytes(context, spec, 3, 0);
   const Buffer workspace = context.allocate(bytes);
