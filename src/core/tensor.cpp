@@ -327,10 +327,6 @@ bool rows_meet(const ByteRows& p, const ByteRows& q) {
   return false;
 }
 
-}  // namespace
-
-namespace {
-
 // From a view's lowest byte to behind its highest, gaps and all; of none both are 0. Wraps where
 // strides are none of memory.
 struct Reach {
