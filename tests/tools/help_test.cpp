@@ -96,6 +96,7 @@ TEST(Usage, ErrorsAreOneLineAndCode2) {
       {{"bench", "order", "--tile", "16"}, "shunt bench", "--tile is about"},
       {{"bench", "layer", "--device", "cuda", "--tile", "16"}, "shunt bench", "--tile is about"},
       {{"bench", "gemm", "--batch-invariant"}, "shunt bench", "--batch-invariant is about"},
+      {{"bench", "gemm", "--shared", "8"}, "shunt bench", "--shared is about layer"},
       {{"bench", "route", "--format", "nvfp4"}, "shunt bench", "only gemm and layer"},
       {{"bench", "gemm", "--device", "cuda", "--grid", "--tokens", "4"},
        "shunt bench",

@@ -25,7 +25,7 @@ struct BenchOptions {
   std::string stage;  // empty: layer
   std::string model;
   std::optional<int> experts, top_k;
-  std::optional<std::int64_t> hidden, intermediate;
+  std::optional<std::int64_t> hidden, intermediate, shared;
   std::optional<std::string> tokens;
   std::optional<DType> dtype;  // none: bf16
   std::string format;
@@ -193,15 +193,16 @@ void refuse_ineffective(const BenchOptions& options) {
                "--from is about the layer of a GPU: --device cuda");
   refuse_where(options.tile > 0 && (!gpu || !(stage == "order" || all)),
                "--tile is about order of a GPU: --device cuda");
+  refuse_where(options.shared && !(layer || all), "--shared is about layer");
   refuse_where(options.batch_invariant && !(layer || stage == "route" || all),
                "--batch-invariant is about route and layer");
   refuse_where((options.grid || options.dependent_launch) && !gpu,
                "--grid and --dependent-launch are about a GPU: --device cuda");
-  refuse_where(options.grid &&
-                   (!options.model.empty() || options.tokens || options.experts || options.top_k ||
-                    options.hidden || options.intermediate || !options.rule.empty() ||
-                    !options.groups.empty() || options.routing != "uniform" ||
-                    options.batch_invariant || options.tile > 0 || options.dtype),
+  refuse_where(options.grid && (!options.model.empty() || options.tokens || options.experts ||
+                                options.top_k || options.hidden || options.intermediate ||
+                                options.shared || !options.rule.empty() ||
+                                !options.groups.empty() || options.routing != "uniform" ||
+                                options.batch_invariant || options.tile > 0 || options.dtype),
                "--grid has shapes of its own: --model, --tokens, --dtype, --rule, --groups, "
                "--routing, --tile, --batch-invariant and the numbers of a shape are not looked at");
 }
@@ -262,6 +263,11 @@ BenchPlan make_plan(const BenchOptions& options) {
     override_with(spec.hidden, options.hidden, "hidden");
     if (spec.latent == 0) spec.experts.hidden = spec.hidden;
     override_with(spec.experts.intermediate, options.intermediate, "intermediate");
+  }
+  if (options.shared && plan.spec.shared.intermediate != *options.shared) {
+    plan.spec.shared.intermediate = *options.shared;
+    if (*options.shared == 0) plan.spec.shared = {};
+    plan.title += fmt::format(", shared {}", *options.shared);
   }
   apply_rule(options, plan.spec.route);
   if (options.batch_invariant) {
@@ -538,6 +544,11 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--intermediate", options->intermediate, "intermediate size of an expert")
       ->option_text("I")
       ->check(whole_number(1, 1 << 20));
+  command
+      ->add_option("--shared", options->shared,
+                   "layer: intermediate size of the shared expert, 0: none")
+      ->option_text("I")
+      ->check(whole_number(0, 1 << 20));
   command->add_option("--tokens", options->tokens, "numbers of tokens (default: 1,16,256)")
       ->option_text("LIST");
   add_dtype_option(
@@ -631,7 +642,7 @@ void add_bench(CLI::App& app, Action& action) {
   add_device_options(*command, options->device);
   add_json_option(*command, options->json);
   command->footer(
-      "--experts, --top-k, --hidden and --intermediate override a model's numbers.\n"
+      "--experts, --top-k, --hidden, --intermediate and --shared override a model's numbers.\n"
       "Examples:\n"
       "  shunt bench layer --model qwen3-30b-a3b --tokens 1,2048 --dtype bf16\n"
       "  shunt bench gate --device cuda --experts 256 --top-k 8 --rule biased-sigmoid --groups "

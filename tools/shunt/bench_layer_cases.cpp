@@ -232,6 +232,7 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   }
   std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
                                   spec.experts.intermediate, computed, spec.route.top_k);
+  if (spec.shared.intermediate > 0) label += fmt::format(" shared {}", spec.shared.intermediate);
   if (shape.valid > 0) label += fmt::format(" {} valid", valid);
   if (packed) label += " " + to_string(shape.format);
   if (shape.fast_accumulation) label += " fast";
