@@ -178,6 +178,10 @@ void clear_rest(const LayerOutputs& out, std::int64_t tokens, std::int64_t given
 
 void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace workspace,
                       std::vector<StageTime>* times) const {
+  // Stage by stage, the shared expert has its turn as well; ids that are given have no slot for it.
+  if (times == nullptr && !in.ids && in.hidden.rank == 2 && folds(in.hidden.shape[0])) {
+    return with_shared->run(in, out, workspace, nullptr);
+  }
   const cuda_engine::Current current(context);
   check_call(in, out, workspace);
   const std::int64_t given = in.hidden.shape[0];
@@ -199,7 +203,6 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const std::int64_t pairs = tokens * slots;
   const std::int64_t inner = spec.experts.hidden;
   const LayerScratch s = carve(spec, options, rows_dtype(), tokens, stage_bytes(given), workspace);
-  // Stage by stage, the shared expert has its turn as well.
   const bool beside =
       cuda_engine::built && side != nullptr && times == nullptr && shared_plan(tokens).beside;
   const std::size_t side_size = side_bytes(given);
@@ -328,6 +331,16 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       fork.side = &*side;
     }
   }
+  if (fills_shared) {
+    fill_slot(context, {.slot = slots - 1,
+                        .id = spec.route.experts,
+                        .scale = shared_scale,
+                        .ids = ids,
+                        .weights = weights,
+                        .x = x,
+                        .gate = w.shared_gate,
+                        .valid = valid});
+  }
   if (!routed_before) {
     clock(
         at_once ? "route+order" : "route",
@@ -347,7 +360,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
             routed.hidden = at(s.router_input, f32, {tokens, spec.hidden});
             rms_norm(context, spec.router_norm, x, w.router_norm, routed.hidden, valid);
           }
-          const RouteOutputs chosen{.ids = ids, .weights = weights};
+          const auto selected = [&](Tensor of) {
+            of.shape[1] = spec.route.slots() - (fills_shared ? 1 : 0);
+            return of;
+          };
+          const RouteOutputs chosen{.ids = selected(ids), .weights = selected(weights)};
           const RouteSpec rule = routing();
           if (at_once) {
             route_and_order(context, rule, routed, chosen, order_spec(spec), ordered, stage);

@@ -6,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "gemm/fused.hpp"
+#include "layer/folded.hpp"
 #include "layer/plan.hpp"
 #include "layer/side_stream.hpp"
 #include "layer/weights.hpp"
@@ -26,9 +27,18 @@ struct Layer::Impl {
   std::vector<Buffer> latent_memory;
   PreparedWeights latent_down, latent_up;
   std::shared_ptr<SideStream> side;  // on a GPU, of a layer with a shared expert
+  // The same layer with the shared expert as one more group (folded.hpp), where it may be; it has
+  // the matrices then.
+  std::unique_ptr<Impl> with_shared;
+  bool fills_shared = false;  // of such a one: routing knows nothing of the shared slot
+  float shared_scale = 1;     // likewise: of that slot's weight
 
   // Of the spec and options that were given: the side stream.
   void set_up();
+  // Takes the experts' and the shared expert's matrices in one, and makes with_shared.
+  void fold(PreparedExperts joint);
+  // Whether a call of so many tokens that routes by itself is with_shared's.
+  bool folds(std::int64_t tokens) const { return with_shared != nullptr && tokens == 1; }
 
   bool on_gpu() const { return context.device().type == DeviceType::cuda; }
   bool routes_and_orders_at_once(std::int64_t tokens) const;
@@ -47,6 +57,7 @@ struct Layer::Impl {
   RouteSpec routing() const {
     RouteSpec route = spec.route;
     route.batch_invariant = route.batch_invariant || options.batch_invariant;
+    if (fills_shared) route.shared = {};
     return route;
   }
   SharedPlan shared_plan(std::int64_t tokens) const;

@@ -42,7 +42,8 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->options = options;
   impl_->context = context;
   impl_->held = HeldWeights(context, weights);
-  if (spec.shared.intermediate > 0) {
+  const bool folds = shunt::folds(spec, options, context) && may_fold(weights);
+  if (spec.shared.intermediate > 0 && !folds) {
     impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
   }
   if (spec.latent > 0) {
@@ -55,6 +56,10 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
     impl_->latent_up = prepare_one(weights.latent_up);
   }
   impl_->set_up();
+  if (folds) {
+    impl_->fold(PreparedExperts(context, options.dtype, spec.experts.activation, joined(weights)));
+    return;
+  }
   // Last: in place, after which nothing may fail that would leave the caller without his weights.
   impl_->experts = PreparedExperts(context, options.dtype, spec.experts.activation, weights.experts,
                                    options.in_place, options.format, options.rows);
@@ -86,6 +91,7 @@ const LayerOptions& Layer::options() const { return impl_of(impl_).options; }
 
 std::size_t Layer::prepared_bytes() const {
   std::size_t total = impl_of(impl_).held.bytes() + impl_->experts.bytes() + impl_->shared.bytes();
+  if (impl_->with_shared) total += impl_->with_shared->experts.bytes();
   for (const Buffer& buffer : impl_->latent_memory) total += buffer.bytes();
   return total;
 }
@@ -102,6 +108,7 @@ void Layer::Impl::set_up() {
 }
 
 bool Layer::Impl::routes_and_orders_at_once(std::int64_t tokens) const {
+  if (fills_shared) return false;
   bool dependent = false;
   if constexpr (cuda_engine::built) {
     if (on_gpu()) dependent = context.gpu().dependent_launch;
@@ -165,7 +172,7 @@ std::size_t Layer::Impl::stage_bytes(std::int64_t tokens) const {
   if (!spec.routed_outside) {
     most = std::max(most, route_workspace_bytes(context, routing(), tokens, spec.hidden));
   }
-  if (on_gpu() && !spec.routed_outside) {
+  if (on_gpu() && !spec.routed_outside && !fills_shared) {
     // Of the most tokens that may be routed and ordered at once: never less for more tokens.
     const std::int64_t few = std::min(tokens, most_pairs_at_once / spec.route.slots());
     most = std::max(most, route_and_order_workspace_bytes(context, routing(), order_spec(spec), few,
@@ -196,9 +203,14 @@ void check_tokens(const char* what, const LayerSpec& spec, std::int64_t tokens) 
 
 std::size_t Layer::workspace_bytes(std::int64_t max_tokens) const {
   check_tokens("workspace_bytes: max_tokens", impl_of(impl_).spec, max_tokens);
-  return carve(impl_->spec, impl_->options, impl_->rows_dtype(), max_tokens,
-               impl_->stage_bytes(max_tokens), {})
-      .total_bytes;
+  const auto bytes = [](const Impl& layer, std::int64_t tokens) {
+    return carve(layer.spec, layer.options, layer.rows_dtype(), tokens, layer.stage_bytes(tokens),
+                 {})
+        .total_bytes;
+  };
+  const std::size_t apart = bytes(*impl_, max_tokens);
+  if (!impl_->with_shared) return apart;
+  return std::max(apart, bytes(*impl_->with_shared, std::min<std::int64_t>(max_tokens, 1)));
 }
 
 void Layer::forward(const LayerInputs& in, const LayerOutputs& out, Workspace workspace) const {
@@ -212,32 +224,34 @@ void Layer::forward_timed(const LayerInputs& in, const LayerOutputs& out, Worksp
 }
 
 std::string Layer::explain(std::int64_t tokens) const {
-  const LayerSpec& spec = impl_of(impl_).spec;
-  check_tokens("explain: tokens", spec, tokens);
+  check_tokens("explain: tokens", impl_of(impl_).spec, tokens);
+  const bool folds = impl_->folds(tokens);
+  const Impl& layer = folds ? *impl_->with_shared : *impl_;
+  const LayerSpec& spec = layer.spec;
   const double hit = expected_hit(spec, tokens);
   const std::int64_t pairs = tokens * spec.route.slots();
-  const bool whole_k = impl_->options.batch_invariant;
+  const bool whole_k = layer.options.batch_invariant;
   const StageCost gate_up =
-      gate_up_cost(spec, impl_->options.dtype, tokens, pairs, static_cast<int>(hit), DType::f32);
-  const std::string where = impl_->on_gpu() ? fmt::format("GPU {}", impl_->context.device().index)
-                                            : fmt::format("{} threads", impl_->context.threads());
+      gate_up_cost(spec, layer.options.dtype, tokens, pairs, static_cast<int>(hit), DType::f32);
+  const std::string where = layer.on_gpu() ? fmt::format("GPU {}", layer.context.device().index)
+                                           : fmt::format("{} threads", layer.context.threads());
   std::string text = fmt::format(
       "{} tokens on {}, experts in {}, sums in f32\n"
       "  about {:.0f} of {} experts hit under uniform routing, {:.1f} rows each\n",
-      tokens, where, to_string(impl_->options.dtype), hit, spec.experts.experts,
+      tokens, where, to_string(layer.options.dtype), hit, spec.experts.experts,
       hit > 0 ? static_cast<double>(pairs) / hit : 0.0);
   if (spec.routed_outside) {
     text += fmt::format("  route    no router: {} ids a token\n", spec.route.top_k);
   } else {
     text += fmt::format("  route    {}; {}\n",
-                        impl_->held.views.router ? "router GEMM in f32, then selection"
-                                                 : "no router: ids, or logits and selection",
+                        layer.held.views.router ? "router GEMM in f32, then selection"
+                                                : "no router: ids, or logits and selection",
                         describe(spec.route));
   }
-  const bool rounded = impl_->rounding(tokens) != Rounding::on_the_way;
+  const bool rounded = layer.rounding(tokens) != Rounding::on_the_way;
   const auto few_of = [&](IdsFrom from) {
     return !rounded &&
-           orders_in_products(spec, impl_->context.device(), tokens, from, impl_->options.rows);
+           orders_in_products(spec, layer.context.device(), tokens, from, layer.options.rows);
   };
   const bool few_given = few_of(IdsFrom::elsewhere);
   const bool few_pairs = few_given || (!spec.route.hashed && few_of(IdsFrom::router));
@@ -246,7 +260,7 @@ std::string Layer::explain(std::int64_t tokens) const {
         "  order    by each block of the products that follow, where they are for few rows{}{}\n",
         few_given ? "" : " and the call gives no ids",
         whole_k ? "" : "; these read weights in one pass where all of their warps fit on the GPU");
-  } else if (!spec.routed_outside && impl_->routes_and_orders_at_once(tokens)) {
+  } else if (!spec.routed_outside && layer.routes_and_orders_at_once(tokens)) {
     text +=
         "  order    in the router's launch where it is one for few tokens, else in one that starts "
         "while it ends; compact: no padding rows\n";
@@ -256,39 +270,40 @@ std::string Layer::explain(std::int64_t tokens) const {
   if (spec.latent > 0) {
     const auto projection = [&](const char* way, const PreparedWeights& matrix, bool normed) {
       return fmt::format("  latent   {} {}, {}{}; {}\n", way, spec.latent,
-                         to_string(impl_->rows_dtype()), normed ? " after a norm" : "",
-                         mlp_explain(impl_->context, matrix, tokens, 1, {.whole_k = whole_k}));
+                         to_string(layer.rows_dtype()), normed ? " after a norm" : "",
+                         mlp_explain(layer.context, matrix, tokens, 1, {.whole_k = whole_k}));
     };
-    text += projection("to", impl_->latent_down, spec.latent_input_norm.enabled);
-    text += projection("from", impl_->latent_up, spec.latent_norm.enabled);
+    text += projection("to", layer.latent_down, spec.latent_input_norm.enabled);
+    text += projection("from", layer.latent_up, spec.latent_norm.enabled);
   }
-  const bool gathered = impl_->gathers_first(tokens, impl_->options.dtype);
+  const bool gathered = layer.gathers_first(tokens, layer.options.dtype);
   text += fmt::format(
       "  gate_up  {}{}, {} in the epilogue; {}\n",
-      !impl_->on_gpu() ? "gather while packing rows"
-      : gathered       ? "rows gathered first"
-                       : "rows gathered on the way",
+      !layer.on_gpu() ? "gather while packing rows"
+      : gathered      ? "rows gathered first"
+                      : "rows gathered on the way",
       spec.route.weight_on_input ? ", times the weight" : "", describe(spec.experts.activation),
-      mlp_explain(impl_->context, impl_->experts.gate_up, pairs, static_cast<int>(hit),
+      mlp_explain(layer.context, layer.experts.gate_up, pairs, static_cast<int>(hit),
                   {.whole_k = whole_k, .rounded = rounded, .gathers = !gathered}));
   text += fmt::format("  down     {}{} rows; {}\n",
-                      impl_->rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
-                      to_string(impl_->rows_dtype()),
-                      mlp_explain(impl_->context, impl_->experts.down, pairs, static_cast<int>(hit),
-                                  impl_->down_way(tokens, gathered)));
+                      layer.rounding(tokens) == Rounding::between ? "its rows to fp8 first; " : "",
+                      to_string(layer.rows_dtype()),
+                      mlp_explain(layer.context, layer.experts.down, pairs, static_cast<int>(hit),
+                                  layer.down_way(tokens, gathered)));
   if (spec.shared.intermediate > 0) {
-    const SharedPlan plan = impl_->shared_plan(tokens);
+    const SharedPlan plan = layer.shared_plan(tokens);
     text += fmt::format(
         "  shared   {}{}\n",
-        !impl_->on_gpu() ? ""
-        : plan.beside    ? fmt::format("on a stream of its own beside routing, which hides about "
-                                          "{:.0f} of its {:.0f} us; ",
-                                       plan.hidden, plan.us)
-                         : "after the experts: a fork would cost more than it hides; ",
-        mlp_explain(impl_->context, impl_->shared.gate_up, tokens, 1, {.whole_k = whole_k}));
+        !layer.on_gpu() ? ""
+        : plan.beside   ? fmt::format("on a stream of its own beside routing, which hides about "
+                                        "{:.0f} of its {:.0f} us; ",
+                                      plan.hidden, plan.us)
+                        : "after the experts: a fork would cost more than it hides; ",
+        mlp_explain(layer.context, layer.shared.gate_up, tokens, 1, {.whole_k = whole_k}));
   }
+  if (folds) text += "  shared   one more of the experts: all weights in one pass a product\n";
   const bool added_up = few_pairs && !whole_k && adds_up(spec, tokens);
-  const bool placed = impl_->on_gpu() && one_row_a_token(spec) && !added_up;
+  const bool placed = layer.on_gpu() && one_row_a_token(spec) && !added_up;
   text +=
       fmt::format("  combine  per token, slots in order of selection{}{}\n",
                   spec.shared.intermediate > 0 ? ", then the shared expert" : "",
@@ -304,17 +319,17 @@ std::string Layer::explain(std::int64_t tokens) const {
     double more = 0;
     const auto count = [&](const PreparedWeights& weights, std::int64_t rows) {
       if (!weights) return;
-      more += mlp_us(impl_->context, weights, rows, true) -
-              mlp_us(impl_->context, weights, rows, false);
+      more +=
+          mlp_us(layer.context, weights, rows, true) - mlp_us(layer.context, weights, rows, false);
     };
-    for (const auto* two : {&impl_->experts, &impl_->shared}) {
-      const std::int64_t rows = two == &impl_->experts ? pairs : tokens;
+    for (const auto* two : {&layer.experts, &layer.shared}) {
+      const std::int64_t rows = two == &layer.experts ? pairs : tokens;
       count(two->gate_up, rows);
       count(two->down, rows);
     }
-    count(impl_->latent_down, tokens);
-    count(impl_->latent_up, tokens);
-    text += impl_->on_gpu()
+    count(layer.latent_down, tokens);
+    count(layer.latent_up, tokens);
+    text += layer.on_gpu()
                 ? fmt::format(
                       "  batch-invariant: one router for any number of tokens, products "
                       "about {:.0f} us longer than with k shared out{}\n",

@@ -153,4 +153,9 @@ void copy_columns(const Context& context, const std::int32_t* ids, const float* 
   copy(weights, to_weights);
 }
 
+void fill_slot(const Context& context, const SharedSlot& slot) {
+  if constexpr (cuda_engine::built) return cuda_engine::fill_slot(context.gpu(), slot);
+  fail(Status::unsupported, "fill_slot: shared experts have slots on a GPU only");
+}
+
 }  // namespace shunt

@@ -52,6 +52,19 @@ void clear_unrouted(const Context& context, const Tensor& inverse, const Tensor&
 void copy_columns(const Context& context, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
 
+// A shared expert's slot of every token's ids and weights [T, S], dense: `id`, weighed
+// scale * sigmoid(gate . x), or scale. Rows at or past `valid` get -1 and 0. On a GPU.
+struct SharedSlot {
+  int slot = 0;
+  std::int32_t id = 0;
+  float scale = 1;
+  Tensor ids{}, weights{};
+  Tensor x{};     // [T, H], with a gate
+  Tensor gate{};  // [H], or absent
+  Tensor valid{};
+};
+void fill_slot(const Context& context, const SharedSlot& slot);
+
 namespace cuda_engine {
 struct Gpu;
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
@@ -63,6 +76,7 @@ void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Te
 void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out);
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
+void fill_slot(const Gpu& gpu, const SharedSlot& slot);
 }  // namespace cuda_engine
 
 }  // namespace shunt

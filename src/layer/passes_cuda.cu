@@ -184,6 +184,18 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// Row t of x times a vector, by the whole block.
+__device__ __forceinline__ float row_dot(Shared& shared, const Rows& x, std::int64_t t,
+                                         const Rows& gate, std::int64_t width) {
+  return row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
+    float weight[8];
+    x.load(t, column, width, eight);
+    gate.load(0, column, width, weight);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) eight[i] = __fmul_rn(eight[i], weight[i]);
+  });
+}
+
 __global__ void __launch_bounds__(threads)
     dot_rows(Rows x, Rows gate, std::int64_t rows, std::int64_t width, float* logits,
              const std::int32_t* valid) {
@@ -192,13 +204,7 @@ __global__ void __launch_bounds__(threads)
   let_successor_start();
   rows = valid_rows(valid, rows);
   for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
-    const float sum = row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
-      float weight[8];
-      x.load(t, column, width, eight);
-      gate.load(0, column, width, weight);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) eight[i] = __fmul_rn(eight[i], weight[i]);
-    });
+    const float sum = row_dot(shared, x, t, gate, width);
     if (threadIdx.x == 0) logits[t] = sum;
   }
 }
@@ -293,6 +299,41 @@ __global__ void __launch_bounds__(threads)
     const std::int64_t from = at / columns * from_columns + at % columns;
     if (to_ids != nullptr) to_ids[at] = ids[from];
     if (to_weights != nullptr) to_weights[at] = weights[from];
+  }
+}
+
+struct Slot {
+  std::int32_t* ids;  // of the slot in the first row
+  float* weights;     // likewise
+  std::int64_t stride, rows;
+  std::int32_t id;
+  float scale;
+  const std::int32_t* valid;
+  __device__ void set(std::int64_t t, bool there, float weight) const {
+    ids[t * stride] = there ? id : -1;
+    weights[t * stride] = there ? weight : 0.0F;
+  }
+};
+
+__global__ void __launch_bounds__(threads) fill_slots(const __grid_constant__ Slot slot) {
+  wait_for_predecessor();
+  let_successor_start();
+  const std::int64_t there = valid_rows(slot.valid, slot.rows);
+  const std::int64_t t = std::int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (t < slot.rows) slot.set(t, t < there, slot.scale);
+}
+
+__global__ void __launch_bounds__(threads)
+    fill_gated_slots(const __grid_constant__ Slot slot, Rows x, Rows gate, std::int64_t width) {
+  __shared__ Shared shared;
+  wait_for_predecessor();
+  let_successor_start();
+  const std::int64_t there = valid_rows(slot.valid, slot.rows);
+  for (std::int64_t t = blockIdx.x; t < slot.rows; t += gridDim.x) {
+    const float logit = t < there ? row_dot(shared, x, t, gate, width) : 0.0F;
+    if (threadIdx.x == 0) {
+      slot.set(t, t < there, __fmul_rn(slot.scale, times_sigmoid(1.0f, logit)));
+    }
   }
 }
 
@@ -496,6 +537,24 @@ void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
   launch("copy_columns", gpu, shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both,
          ids, weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(), to.shape[1],
          to.elements());
+}
+
+void fill_slot(const Gpu& gpu, const SharedSlot& s) {
+  const Slot slot{.ids = s.ids.as<std::int32_t>() + s.slot,
+                  .weights = s.weights.as<float>() + s.slot,
+                  .stride = s.ids.shape[1],
+                  .rows = s.ids.shape[0],
+                  .id = s.id,
+                  .scale = s.scale,
+                  .valid = s.valid.as<const std::int32_t>()};
+  if (s.gate) {
+    return launch("fill_slot", gpu, shape_for(gpu, slot.rows), fill_gated_slots, slot, Rows(s.x),
+                  Rows(s.gate), s.x.shape[1]);
+  }
+  launch("fill_slot", gpu,
+         {.grid = dim3(static_cast<unsigned>((slot.rows + threads - 1) / threads)),
+          .block = dim3(threads)},
+         fill_slots, slot);
 }
 
 }  // namespace shunt::cuda_engine

@@ -109,8 +109,8 @@ bool adds_up(const LayerSpec& spec, std::int64_t tokens);
 bool one_row_a_token(const LayerSpec& spec);
 
 // Where the shared expert runs on a GPU. On a stream of its own beside routing and ordering, which
-// leave most of the GPU idle; or after the experts. In the same grouped launch it would be one more
-// group, of all tokens: tiles for an expert's few rows would read its weights T / 8 times.
+// leave most of the GPU idle; or after the experts. Where one token's is one more of the experts:
+// folded.hpp.
 struct SharedPlan {
   bool beside = false;
   double us = 0;      // that its products take by themselves

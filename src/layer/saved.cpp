@@ -105,8 +105,8 @@ class Reader {
            clean(name));
     }
   }
-  // [n, k] of each of `groups`, copied to the device.
-  PreparedWeights prepared(const std::string& name, const PreparedWeights& wanted, Buffer& memory) {
+  // [n, k] of each of `groups`, where the file is mapped.
+  PreparedWeights checked(const std::string& name, const PreparedWeights& wanted) {
     const std::string where = path_ + ": " + name;
     read_.insert(name);
     PreparedWeights read = read_saved_words(context_, where, said(name.c_str()), file_.get(name));
@@ -125,15 +125,36 @@ class Reader {
            to_string(read.dtype), read.groups, read.n, read.k, to_string(wanted.dtype),
            wanted.groups, wanted.n, wanted.k);
     }
-    memory = context_.allocate(read.bytes);
+    return read;
+  }
+  // Copied to the device, into memory with room for so many groups more.
+  PreparedWeights prepared(const std::string& name, const PreparedWeights& wanted, Buffer& memory,
+                           int more = 0) {
+    PreparedWeights read = checked(name, wanted);
+    const std::size_t one = read.bytes / static_cast<std::size_t>(wanted.groups);
+    memory = context_.allocate(read.bytes + static_cast<std::size_t>(more) * one);
     context_.copy(memory.data(), file_.get(name).data, read.bytes);
     read.data = memory.data();
     return read;
   }
+  // One group behind those that are there.
+  void add_group(const std::string& name, PreparedWeights& weights) {
+    PreparedWeights wanted = weights;
+    wanted.groups = 1;
+    const PreparedWeights read = checked(name, wanted);
+    context_.copy(static_cast<char*>(weights.data) + weights.bytes, file_.get(name).data,
+                  read.bytes);
+    weights.bytes += read.bytes;
+    ++weights.groups;
+  }
+  bool plain(const std::string& name) const {
+    return read_saved_words(context_, path_ + ": " + name, said(name.c_str()), file_.get(name))
+               .format == FormatSpec{};
+  }
   // A plain format of the options is any that the weights were prepared from.
   PreparedExperts experts(const std::string& name, const LayerOptions& options, int groups,
                           std::int64_t hidden, std::int64_t intermediate, bool gated,
-                          bool gate_up_bias, bool down_bias) {
+                          bool gate_up_bias, bool down_bias, int more = 0) {
     PreparedExperts experts;
     const std::int64_t columns = gated ? 2 * intermediate : intermediate;
     const auto matrix = [&](const char* which, std::int64_t n, std::int64_t k, bool paired) {
@@ -146,7 +167,7 @@ class Reader {
                                              .paired = paired,
                                              .format = resolved(options.format),
                                              .rows = options.rows},
-                                            memory);
+                                            memory, more);
       experts.keep(std::move(memory));
       return read;
     };
@@ -254,9 +275,20 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   require(supports(spec, layer->options, context.device()), path);
   layer->held = HeldWeights(context, weights);
   const ExpertSpec& e = spec.experts;
+  const auto all_plain = [&](std::initializer_list<const char*> names) {
+    return std::all_of(names.begin(), names.end(),
+                       [&](const char* name) { return reader.plain(name); });
+  };
+  const bool folds =
+      shunt::folds(spec, layer->options, context) &&
+      all_plain({"experts.gate_up", "experts.down", "shared.gate_up", "shared.down"});
   layer->experts = reader.experts("experts", layer->options, e.experts, e.hidden, e.intermediate,
-                                  e.activation.gated, e.gate_up_bias, e.down_bias);
-  if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
+                                  e.activation.gated, e.gate_up_bias, e.down_bias, folds ? 1 : 0);
+  if (folds) {
+    reader.add_group("shared.gate_up", layer->experts.gate_up);
+    reader.add_group("shared.down", layer->experts.down);
+    layer->fold(std::move(layer->experts));
+  } else if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
     layer->shared = reader.experts("shared", {.dtype = dtype}, 1, spec.hidden, s.intermediate,
                                    s.activation.gated, s.gate_up_bias, s.down_bias);
   }

@@ -427,6 +427,20 @@ void PreparedExperts::prepare_packed_ones(const Context& context, DType dtype, b
 
 std::size_t PreparedExperts::bytes() const { return total(buffers_); }
 
+PreparedExperts PreparedExperts::part(int first, int groups) const {
+  const auto cut = [&](PreparedWeights weights) {
+    const std::size_t one = weights.bytes / static_cast<std::size_t>(weights.groups);
+    weights.data = static_cast<char*>(weights.data) + static_cast<std::size_t>(first) * one;
+    weights.groups = groups;
+    weights.bytes = static_cast<std::size_t>(groups) * one;
+    return weights;
+  };
+  PreparedExperts some;
+  some.gate_up = cut(gate_up);
+  some.down = cut(down);
+  return some;
+}
+
 void* PreparedExperts::keep(Buffer memory) {
   buffers_.push_back(std::move(memory));
   return buffers_.back().data();

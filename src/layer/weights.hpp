@@ -42,6 +42,8 @@ class PreparedExperts {
   Tensor gate_up_bias;  // [E, 2I] as mlp_gate_up wants it
   Tensor down_bias;     // [E, H]
   std::size_t bytes() const;
+  // Plain matrices of some groups, without biases, in this object's memory.
+  PreparedExperts part(int first, int groups) const;
   // Takes memory that one of these lies in, and says where it is.
   void* keep(Buffer memory);
 

@@ -208,7 +208,10 @@ TEST_P(LayerOnGpu, FewTokensGiveWhatThoseThatAreOrderedGive) {
       in.token_ids = {};
       in.ids = view(routed.ids.data(), {tokens, spec.route.top_k});
       in.weights = view(routed.weights.data(), {tokens, spec.route.top_k});
-      EXPECT_EQ(run(gpu, layer, in).output, tokens <= 2 ? routed.output : ordered)
+      // Ids that are given have no slot for a shared expert that is one more of the experts.
+      const bool apart =
+          tokens > 2 || layer.explain(tokens).find("one more of the experts") != std::string::npos;
+      EXPECT_EQ(run(gpu, layer, in).output, apart ? ordered : routed.output)
           << tokens << " tokens, ids given";
     }
   }
