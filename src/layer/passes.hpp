@@ -71,7 +71,7 @@ void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tenso
               const Tensor& out, const Tensor& valid);
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid);
-void finish_rows(const Gpu& gpu, const Finish& finish);
+void finish_rows(const Gpu& gpu, const shunt::Finish& finish);
 void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows, const Tensor& count);
 void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out);
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
