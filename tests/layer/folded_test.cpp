@@ -26,8 +26,6 @@ using testing::run;
 using testing::run_in_stages;
 using testing::small_layer;
 
-constexpr Device gpu{DeviceType::cuda, 0};
-
 // Llama 4's rule, or DeepSeek-V3's.
 LayerSpec spec_of(bool on_input, std::int64_t hidden = 512, std::int64_t intermediate = 256) {
   RouteSpec route{.experts = 16,
@@ -71,7 +69,7 @@ TEST(FoldedShared, IsNotOnACpuNorUnlikeTheOthers) {
     LayerSpec spec = spec_of(false);
     LayerOptions options;
     change(spec, options);
-    return may_fold(spec, options, gpu);
+    return may_fold(spec, options, {DeviceType::cuda, 0});
   };
   EXPECT_TRUE(may([](auto&, auto&) {}));
   EXPECT_FALSE(may([](auto& spec, auto&) { spec.shared.intermediate = 0; }));
