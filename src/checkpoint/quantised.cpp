@@ -90,8 +90,8 @@ void* Repacking::take(std::size_t bytes) {
 std::shared_ptr<const void> Repacking::finish() {
   const cpu_engine::FloatMode mode;
   const auto one = [&](std::size_t i) { work_[i](); };
-  if (work_.size() > 3 && cpu_engine::available_cores() > 1) {
-    cpu_engine::Pool pool(cpu_engine::available_cores(), cpu_engine::Isa::scalar);
+  if (work_.size() > 3 && cpu_engine::free_cores() > 1) {
+    cpu_engine::Pool pool(cpu_engine::free_cores(), cpu_engine::Isa::scalar);
     pool.run([&](cpu_engine::Team& team) { team.for_each(work_.size(), one); });
   } else {
     for (std::size_t i = 0; i < work_.size(); ++i) one(i);

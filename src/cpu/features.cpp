@@ -273,4 +273,15 @@ int available_cores() {
   return std::max(cpus, 1);
 }
 
+namespace {
+thread_local int most_cores = 0;
+}  // namespace
+
+int free_cores() {
+  const int cores = available_cores();
+  return most_cores > 0 ? std::min(most_cores, cores) : cores;
+}
+CoreLimit::CoreLimit(int most) : before_(most_cores) { most_cores = most; }
+CoreLimit::~CoreLimit() { most_cores = before_; }
+
 }  // namespace shunt::cpu_engine

@@ -69,4 +69,18 @@ Isa selected_isa();
 // CPUs that this process may use: its affinity mask, bounded by its control group's quota.
 int available_cores();
 
+// Of these, those that work without a context (packing, decoding) may take: all, or at most as many
+// as the last CoreLimit of this thread that still lives says; 0: all.
+int free_cores();
+class CoreLimit {
+ public:
+  explicit CoreLimit(int most);
+  ~CoreLimit();
+  CoreLimit(const CoreLimit&) = delete;
+  CoreLimit& operator=(const CoreLimit&) = delete;
+
+ private:
+  int before_;
+};
+
 }  // namespace shunt::cpu_engine

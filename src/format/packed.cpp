@@ -74,7 +74,7 @@ void for_row_blocks(std::int64_t rows, std::int64_t block, std::int64_t elements
   };
   constexpr std::int64_t worth_threads = std::int64_t{1} << 18;
   const auto threads = static_cast<int>(
-      std::min<std::int64_t>({cpu_engine::available_cores(), blocks, elements / worth_threads}));
+      std::min<std::int64_t>({cpu_engine::free_cores(), blocks, elements / worth_threads}));
   if (threads <= 1) {
     for (std::int64_t b = 0; b < blocks; ++b) one(static_cast<std::size_t>(b));
     return;

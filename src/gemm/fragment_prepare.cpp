@@ -459,7 +459,7 @@ bool lay_out(const FragmentLayout& layout, const PackedMatrix& gate, const Packe
   };
   constexpr std::int64_t worth_threads = std::int64_t{1} << 18;
   const auto threads = static_cast<int>(std::min<std::int64_t>(
-      {cpu_engine::available_cores(), tiles, tiles * 128 * layout.k / worth_threads}));
+      {cpu_engine::free_cores(), tiles, tiles * 128 * layout.k / worth_threads}));
   if (threads <= 1) {
     for (std::int64_t tile = 0; tile < tiles; ++tile) one(static_cast<std::size_t>(tile));
   } else {

@@ -76,5 +76,19 @@ TEST(Features, TuningIsWhatFamiliesWereMeasuredToWant) {
 
 TEST(Features, AtLeastOneCore) { EXPECT_GE(available_cores(), 1); }
 
+TEST(Features, ALimitHoldsWhileItLives) {
+  EXPECT_EQ(free_cores(), available_cores());
+  {
+    const CoreLimit one(1);
+    EXPECT_EQ(free_cores(), 1);
+    {
+      const CoreLimit more(1 << 20), all(0);
+      EXPECT_EQ(free_cores(), available_cores());
+    }
+    EXPECT_EQ(free_cores(), 1);
+  }
+  EXPECT_EQ(free_cores(), available_cores());
+}
+
 }  // namespace
 }  // namespace shunt::cpu_engine

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <limits>
 
 #include "core/convert.hpp"
+#include "cpu/features.hpp"
 #include "format/pairs.hpp"
 #include "format/plain.hpp"
 #include "format/rules.hpp"
@@ -311,6 +313,34 @@ TEST_P(EveryFormat, RowsAreAViewOfTheirs) {
   if (GetParam().format == Format::fp8_block) {
     EXPECT_THROW(p.packed.rows(64, 128), Error);
   }
+}
+
+// What other threads than this one worked, in seconds.
+template <class Work>
+double by_others(const Work& work) {
+  const auto now = [](clockid_t clock) {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const auto others = [&] { return now(CLOCK_PROCESS_CPUTIME_ID) - now(CLOCK_THREAD_CPUTIME_ID); };
+  const double before = others();
+  work();
+  return others() - before;
+}
+
+TEST(Pack, KeepsToALimitOfCores) {
+  if (cpu_engine::available_cores() == 1) GTEST_SKIP() << "one core";
+  constexpr std::int64_t n = 1024, k = 2048;
+  const std::vector<float> values = normal_values(n * k, 7);
+  std::vector<float> back(values.size());
+  const auto work = [&] {
+    const Packed packed = Packed::of({Format::nvfp4}, values, n, k);
+    unpack(packed.packed, view(back.data(), {n, k}));
+  };
+  const double free = by_others(work);
+  const cpu_engine::CoreLimit one(1);
+  EXPECT_LT(by_others(work), free / 10);
 }
 
 TEST(Int4, ZeroPointsAndOrderOfActivations) {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "convert/conversion.hpp"
+#include "cpu/features.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -143,6 +144,7 @@ int convert(const ConvertOptions& options) {
   const ConversionOptions parsed = parse(options);
   check_apart("--json", options.json.file, options.in, {{"--calibrate", options.calibrate}});
   if (!options.json.file.empty()) check_writable(options.json.file);
+  const cpu_engine::CoreLimit limit(options.threads);
   const Context context = cpu({.threads = options.threads});
   Progress progress;
   const ConversionReport report =

@@ -56,7 +56,7 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       ->check(whole_number(0, 1024, " (0: every core)"));
 }
 
-Engine::Engine(const DeviceOptions& options, bool dependent_launch) {
+Engine::Engine(const DeviceOptions& options, bool dependent_launch) : limit_(options.threads) {
   if (options.device != "cuda") {
     context_ = cpu({.threads = options.threads});
     return;

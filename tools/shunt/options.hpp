@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/features.hpp"
 #include "shunt/context.hpp"
 #include "shunt/error.hpp"
 #include "shunt/format.hpp"
@@ -50,6 +51,7 @@ struct DeviceOptions {
 };
 void add_device_options(CLI::App& command, DeviceOptions& options);
 // An engine, opened. A GPU's has a stream of its own: the default one cannot be captured.
+// Work without a context, packing and decoding, keeps to options.threads as long as it lives.
 class Engine {
  public:
   // Throws Error{unsupported} for an engine that this build or this machine has not.
@@ -60,6 +62,7 @@ class Engine {
   const Context& context() const { return context_; }
 
  private:
+  cpu_engine::CoreLimit limit_;
   std::unique_ptr<cuda_engine::Stream> stream_;
   Context context_;
 };
