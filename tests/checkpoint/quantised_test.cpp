@@ -355,7 +355,7 @@ TEST(QuantisedRefusals, TensorsThatContradictEachOther) {
 
 // A matrix in two forms, scales under two names, scales that its format has not.
 TEST(QuantisedRefusals, TensorsThatAreTooMany) {
-  const std::vector<float> ones(std::size_t{64} * 64, 1);
+  const std::vector<float> ones(std::size_t{2} * 64 * 64, 1);
   const auto message = [&](const char* name, const std::string& tensor,
                            const std::vector<std::int64_t>& shape) {
     const TemporaryFolder at;
