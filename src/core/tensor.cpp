@@ -346,6 +346,7 @@ struct Reach {
     high = reinterpret_cast<std::uintptr_t>(tensor.data) +
            static_cast<std::uintptr_t>((up * width + 7) / 8);
   }
+  bool meets(const Reach& other) const { return low < other.high && other.low < high; }
 };
 
 }  // namespace
@@ -353,8 +354,7 @@ struct Reach {
 bool overlap(const Tensor& a, const Tensor& b) {
   if (a.device != b.device) return false;
   // Most lie apart as a whole, which is seen soonest.
-  const Reach reach_of_a(a), reach_of_b(b);
-  if (reach_of_a.low >= reach_of_b.high || reach_of_b.low >= reach_of_a.high) return false;
+  if (!Reach(a).meets(Reach(b))) return false;
   if (a.elements() == 0 || b.elements() == 0) return false;
   const std::optional<ByteRows> p = byte_rows(a), q = byte_rows(b);
   if (!p || !q) return false;
@@ -367,6 +367,20 @@ bool overlap(const Tensor& a, const Tensor& b) {
   const std::int64_t least = past / stride + (past >= 0 || past % stride == 0 ? 1 : 0);
   const std::int64_t apart = std::max(least, 1 - q->rows);
   return apart < p->rows && apart * stride < ahead + q->width;
+}
+
+void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
+                     std::initializer_list<NamedTensor> read) {
+  const auto check = [&](const NamedTensor& one, const NamedTensor& other) {
+    if (!other.tensor || !overlap(one.tensor, other.tensor)) return;
+    fail(Status::invalid_argument, "{}: {} overlaps {}: must lie apart", what, one.name,
+         other.name);
+  };
+  for (const NamedTensor* one = written.begin(); one != written.end(); ++one) {
+    if (!one->tensor) continue;
+    for (const NamedTensor& other : read) check(*one, other);
+    for (const NamedTensor* other = written.begin(); other != one; ++other) check(*one, *other);
+  }
 }
 
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,

@@ -2,7 +2,6 @@
 // reads valid_tokens and cuts the rows; a GPU, whose host reads nothing, hands the count to every
 // stage.
 #include <algorithm>
-#include <utility>
 
 #include "combine/engine.hpp"
 #include "core/apart.hpp"
@@ -24,31 +23,17 @@ namespace {
 
 // But for the output over hidden states or residual, which may be one of them.
 void check_outputs_apart(const LayerInputs& in, const LayerOutputs& out) {
-  const std::pair<const char*, const Tensor&> read[] = {{"hidden", in.hidden},
-                                                        {"residual", in.residual},
-                                                        {"token_ids", in.token_ids},
-                                                        {"logits", in.logits},
-                                                        {"ids", in.ids},
-                                                        {"weights", in.weights},
-                                                        {"expert_map", in.expert_map},
-                                                        {"valid_tokens", in.valid_tokens}};
-  const auto check = [&](const char* name, const Tensor& output) {
-    for (const auto& [other, input] : read) {
-      const bool may_be =
-          &output == &out.output && (&input == &in.hidden || &input == &in.residual);
-      if (input && !may_be) check_apart(name, output, other, input);
-    }
-  };
-  check("forward: output", out.output);
-  if (out.ids) {
-    check("forward: outputs.ids", out.ids);
-    check_apart("forward: outputs.ids", out.ids, "output", out.output);
-  }
-  if (out.weights) {
-    check("forward: outputs.weights", out.weights);
-    check_apart("forward: outputs.weights", out.weights, "output", out.output);
-    if (out.ids) check_apart("forward: outputs.weights", out.weights, "outputs.ids", out.ids);
-  }
+  check_all_apart(
+      "forward",
+      {{"output", out.output}, {"outputs.ids", out.ids}, {"outputs.weights", out.weights}},
+      {{"token_ids", in.token_ids},
+       {"logits", in.logits},
+       {"ids", in.ids},
+       {"weights", in.weights},
+       {"expert_map", in.expert_map},
+       {"valid_tokens", in.valid_tokens}});
+  check_all_apart("forward", {{"outputs.ids", out.ids}, {"outputs.weights", out.weights}},
+                  {{"hidden", in.hidden}, {"residual", in.residual}});
 }
 
 }  // namespace

@@ -246,7 +246,7 @@ std::string Layer::explain(std::int64_t tokens) const {
     text += fmt::format("  route    {}; {}\n",
                         layer.held.views.router ? "router GEMM in f32, then selection"
                                                 : "no router: ids, or logits and selection",
-                        describe(spec.route));
+                        describe(impl_->spec.route));  // a folded one has a slot more
   }
   const bool rounded = layer.rounding(tokens) != Rounding::on_the_way;
   const auto few_of = [&](IdsFrom from) {

@@ -1,10 +1,8 @@
 // order(): checks of everything it is given, then the engine.
 #include "shunt/order.hpp"
 
-#include <cstdint>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 #include "core/apart.hpp"
 #include "core/check.hpp"
@@ -37,43 +35,24 @@ void check_map(const OrderSpec& spec, const Tensor& map) {
   }
 }
 
-// Where a dense tensor's bytes are.
-struct Bytes {
-  std::uintptr_t begin = 0, end = 0;
-  explicit Bytes(const Tensor& tensor)
-      : begin(reinterpret_cast<std::uintptr_t>(tensor.data)),
-        end(begin + static_cast<std::uintptr_t>(tensor ? tensor.bytes() : 0)) {}
-  bool meets(const Bytes& other) const { return begin < other.end && other.begin < end; }
-};
-
-// Pairs are looked at twice, and while rows are written. Of dense tensors, which takes less time
-// than to ask check_apart() of each two.
+// Pairs are looked at twice, and while rows are written.
 void check_outputs_apart(const OrderInputs& in, const OrderOutputs& out) {
-  const std::pair<const char*, const Tensor&> read[] = {{"ids", in.ids},
-                                                        {"weights", in.weights},
-                                                        {"expert_map", in.expert_map},
-                                                        {"valid_tokens", in.valid_tokens}};
-  const std::pair<const char*, const Tensor&> written[] = {
-      {"order: offsets", out.offsets},
-      {"order: permutation", out.permutation},
-      {"order: inverse", out.inverse},
-      {"order: output weights", out.weights},
-      {"order: sorted_token_ids", out.sorted_token_ids},
-      {"order: sorted_weights", out.sorted_weights},
-      {"order: sorted_expert_ids", out.sorted_expert_ids},
-      {"order: num_tokens_post_padded", out.num_tokens_post_padded},
-      {"order: num_sorted_tiles", out.num_sorted_tiles},
-      {"order: padded_inverse", out.padded_inverse},
-      {"order: zeroed", out.zeroed}};
-  const Bytes ids(in.ids), weights(in.weights), map(in.expert_map), valid(in.valid_tokens);
-  for (const auto& [name, output] : written) {
-    if (!output) continue;
-    const Bytes bytes(output);
-    if (!bytes.meets(ids) && !bytes.meets(weights) && !bytes.meets(map) && !bytes.meets(valid)) {
-      continue;
-    }
-    for (const auto& [other, input] : read) check_apart(name, output, other, input);
-  }
+  check_all_apart("order",
+                  {{"offsets", out.offsets},
+                   {"permutation", out.permutation},
+                   {"inverse", out.inverse},
+                   {"output weights", out.weights},
+                   {"sorted_token_ids", out.sorted_token_ids},
+                   {"sorted_weights", out.sorted_weights},
+                   {"sorted_expert_ids", out.sorted_expert_ids},
+                   {"num_tokens_post_padded", out.num_tokens_post_padded},
+                   {"num_sorted_tiles", out.num_sorted_tiles},
+                   {"padded_inverse", out.padded_inverse},
+                   {"zeroed", out.zeroed}},
+                  {{"ids", in.ids},
+                   {"weights", in.weights},
+                   {"expert_map", in.expert_map},
+                   {"valid_tokens", in.valid_tokens}});
 }
 
 }  // namespace

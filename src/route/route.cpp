@@ -1,11 +1,7 @@
 // route(): checks of everything that a caller hands in.
 #include "shunt/route.hpp"
 
-#include <fmt/core.h>
-
 #include <cstdlib>
-#include <string_view>
-#include <utility>
 
 #include "core/apart.hpp"
 #include "core/check.hpp"
@@ -48,23 +44,6 @@ void check_hash(const RouteSpec& spec, const RouteInputs& in, std::int64_t token
              id, spec.experts - 1);
       }
     }
-  }
-}
-
-// Rows are written while others are read.
-void check_apart_from_inputs(const char* name, const Tensor& output, const RouteInputs& in) {
-  const std::pair<const char*, const Tensor&> read[] = {{"logits", in.logits},
-                                                        {"hidden", in.hidden},
-                                                        {"router_weight", in.router_weight},
-                                                        {"router_bias", in.router_bias},
-                                                        {"selection_bias", in.selection_bias},
-                                                        {"per_expert_scale", in.per_expert_scale},
-                                                        {"token_ids", in.token_ids},
-                                                        {"hash_table", in.hash_table},
-                                                        {"shared_logits", in.shared_logits},
-                                                        {"valid_tokens", in.valid_tokens}};
-  for (const auto& [other, input] : read) {
-    if (input) check_apart(name, output, other, input);
   }
 }
 
@@ -145,26 +124,29 @@ RouteCall checked_route(const Context& context, const RouteSpec& spec, const Rou
     check_tensor(name, tensor,
                  {.dtypes = {dtype}, .shape = {tokens, width}, .rows_dense = true, .written = true},
                  device);
-    check_apart_from_inputs(name, tensor, in);
   };
   check_output("route: ids", out.ids, DType::i32, spec.slots());
   check_output("route: weights", out.weights, DType::f32, spec.slots());
   check_output("route: dense", out.dense, DType::f32, spec.experts + spec.shared.count);
   check_output("route: logits out", out.logits, DType::f32, columns);
   check_output("route: replay", out.replay, DType::i16, spec.top_k);
-  const std::pair<std::string_view, const Tensor&> outputs[] = {{"ids", out.ids},
-                                                                {"weights", out.weights},
-                                                                {"dense", out.dense},
-                                                                {"logits out", out.logits},
-                                                                {"replay", out.replay}};
-  for (const auto& [name, one] : outputs) {
-    for (const auto& [before, other] : outputs) {
-      if (&other == &one) break;
-      if (one && other && overlap(one, other)) {
-        check_apart(fmt::format("route: {}", name), one, before, other);
-      }
-    }
-  }
+  // Rows are written while others are read.
+  check_all_apart("route",
+                  {{"ids", out.ids},
+                   {"weights", out.weights},
+                   {"dense", out.dense},
+                   {"logits out", out.logits},
+                   {"replay", out.replay}},
+                  {{"logits", in.logits},
+                   {"hidden", in.hidden},
+                   {"router_weight", in.router_weight},
+                   {"router_bias", in.router_bias},
+                   {"selection_bias", in.selection_bias},
+                   {"per_expert_scale", in.per_expert_scale},
+                   {"token_ids", in.token_ids},
+                   {"hash_table", in.hash_table},
+                   {"shared_logits", in.shared_logits},
+                   {"valid_tokens", in.valid_tokens}});
   if (spec.hashed && device.type == DeviceType::cpu) check_hash(spec, in, valid_tokens(call));
   return call;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/golden.hpp"
 #include "checkpoint/temporary.hpp"
 #include "engine.hpp"
 #include "gemm/on_hopper.hpp"
@@ -120,16 +121,6 @@ TEST(FoldedShared, IsNotWhereItsMatricesAreStoredOtherwise) {
 
 // Rows are rounded alike, sums added in the same order but within products: what is left is the
 // rounding of a row that lies between two numbers.
-double error(const std::vector<float>& ours, const std::vector<float>& theirs) {
-  double error = 0, magnitude = 0;
-  for (std::size_t i = 0; i < theirs.size(); ++i) {
-    const double d = std::abs(static_cast<double>(ours[i]) - static_cast<double>(theirs[i]));
-    error = std::isnan(d) ? d : std::max(error, d);
-    magnitude = std::max(magnitude, std::abs(static_cast<double>(theirs[i])));
-  }
-  return error / magnitude;
-}
-
 TEST(FoldedShared, GivesWhatItGivesApart) {
   if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
   const Context context = cuda({.dependent_launch = true}), plain = cuda();
@@ -148,7 +139,7 @@ TEST(FoldedShared, GivesWhatItGivesApart) {
         const LayerInputs in{.hidden = random.hidden_states(tokens, dtype)};
         const Result once = run(context, layer, in);
         const Result apart = run_in_stages(context, layer, in);
-        EXPECT_LE(error(once.output, apart.output), bound);
+        EXPECT_LE(test::relative_error(once.output, apart.output), bound);
         EXPECT_EQ(once.ids, apart.ids);
         EXPECT_EQ(once.weights, apart.weights);
         EXPECT_EQ(run(context, layer, in).output, once.output);
