@@ -18,7 +18,7 @@ void check_apart(std::string_view name, const Tensor& tensor, std::string_view o
 void check_same_or_apart(std::string_view name, const Tensor& tensor, std::string_view other,
                          const Tensor& from);
 // Of a call with many: what is written lies apart from what is read and from each other. Tensors
-// may be absent; at most 16 are read. `what`: "route".
+// may be absent. `what`: "route".
 struct NamedTensor {
   const char* name;
   const Tensor& tensor;
