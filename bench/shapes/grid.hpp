@@ -36,6 +36,7 @@ struct StageShape {
   std::shared_ptr<const LayerSpec> layer;  // layer, activate
   // gemm, layer, activate (rows alone): of the experts, and what their rows are rounded to.
   FormatSpec format{};
+  FormatSpec shared_format{};  // layer: of the shared expert
   RowFormat rows = RowFormat::as_dtype;
   bool fast_accumulation = false;          // gemm, layer: of rows fp8_token
   Walk walk = Walk::offsets;               // gemm

@@ -203,6 +203,33 @@ TEST(Bench, RoutingsHitAsManyExpertsAsTheySay) {
   EXPECT_EQ(one_hot.second, 2.0 * (2 * 3 * 128 * 64 + 32 * 128 + 2 * 64 * 128));
 }
 
+// The shared expert has the experts' format, or one of its own.
+TEST(Bench, TheSharedExpertsFormatCounts) {
+  const auto bytes = [](const std::string& format, const std::string& shared) {
+    std::vector<std::string> words{"bench",     "layer",
+                                   "--experts", "4",
+                                   "--top-k",   "1",
+                                   "--hidden",  "128",
+                                   "--shared",  "64",
+                                   "--tokens",  "1",
+                                   "--wait",    "0",
+                                   "--seconds", "0.01",
+                                   "--json",    "--intermediate",
+                                   "64",        "--rotate-bytes",
+                                   "1",         "--format",
+                                   format};
+    if (!shared.empty()) words.insert(words.end(), {"--shared-format", shared});
+    const Outcome outcome = shunt(words);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.code == 0 ? double{parsed(outcome.out)["rows"][0]["bytes"]} : 0;
+  };
+  constexpr double weights = 3 * 64 * 128, nvfp4 = 4.5 / 8 * weights;
+  const double besides = 2.0 * (4 * 128 + 2 * 128);  // the router, a token in and out
+  EXPECT_NEAR(bytes("nvfp4", ""), 2 * nvfp4 + besides, 1);
+  EXPECT_NEAR(bytes("nvfp4", "plain"), nvfp4 + 2 * weights + besides, 1);
+  EXPECT_NEAR(bytes("plain", "nvfp4"), nvfp4 + 2 * weights + besides, 1);
+}
+
 TEST(BenchOnAGpu, RoutingsHitAsManyExpertsAsTheySay) {
   const auto bytes = [](const std::string& from, const std::string& rule,
                         const std::string& routing) -> double {

@@ -28,7 +28,7 @@ struct BenchOptions {
   std::optional<std::int64_t> hidden, intermediate, shared;
   std::optional<std::string> tokens;
   std::optional<DType> dtype;  // none: bf16
-  std::string format;
+  std::string format, shared_format;
   RowFormat rows = RowFormat::as_dtype;
   std::string routing = "uniform";
   std::string rotate;
@@ -169,6 +169,11 @@ FormatSpec format_of(const BenchOptions& options) {
   return options.format.empty() ? FormatSpec{}
                                 : parse_option("--format", format_from_string, options.format);
 }
+FormatSpec shared_format_of(const BenchOptions& options) {
+  return options.shared_format.empty()
+             ? format_of(options)
+             : parse_option("--shared-format", format_from_string, options.shared_format);
+}
 
 // What a command line asks of a stage or an engine that does not have it.
 void refuse_ineffective(const BenchOptions& options) {
@@ -194,6 +199,7 @@ void refuse_ineffective(const BenchOptions& options) {
   refuse_where(options.tile > 0 && (!gpu || !(stage == "order" || all)),
                "--tile is about order of a GPU: --device cuda");
   refuse_where(options.shared && !(layer || all), "--shared is about layer");
+  refuse_where(!options.shared_format.empty() && !layer, "--shared-format is about layer");
   refuse_where(options.batch_invariant && !(layer || stage == "route" || all),
                "--batch-invariant is about route and layer");
   refuse_where((options.grid || options.dependent_launch) && !gpu,
@@ -278,6 +284,13 @@ BenchPlan make_plan(const BenchOptions& options) {
   if (!routed) throw Error(Status::invalid_argument, routed.reason);
   plan.dtype = options.dtype.value_or(DType::bf16);
   plan.format = format_of(options);
+  plan.shared_format = shared_format_of(options);
+  if (!options.shared_format.empty()) {
+    if (plan.spec.shared.intermediate == 0) {
+      throw UsageError("--shared-format: the layer has no shared expert");
+    }
+    plan.title += ", shared in " + to_string(plan.shared_format);
+  }
   plan.spread = spread_from_string(options.routing);
   plan.tokens = parse_list("--tokens", options.tokens.value_or("1,16,256"), 1, 1 << 20);
   plan.rotate_bytes = options.rotate.empty()
@@ -332,6 +345,7 @@ int run_gpu(const BenchOptions& options) {
     if (shape.stage == "activate") shape.rows = options.rows;
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
     shape.format = format_of(options);
+    shape.shared_format = shared_format_of(options);
     shape.rows = options.rows;
     shape.fast_accumulation = options.fast_accumulation;
     shape.walk = options.walk;
@@ -556,6 +570,10 @@ void add_bench(CLI::App& app, Action& action) {
       "of weights and rows (default: bf16)");
   command
       ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
+      ->option_text("NAME");
+  command
+      ->add_option("--shared-format", options->shared_format,
+                   "layer: of the shared expert (default: that of --format)")
       ->option_text("NAME");
   add_rows_option(*command, options->rows,
                   "activate, gemm, layer on a GPU: what rows are rounded to");

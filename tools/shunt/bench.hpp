@@ -23,8 +23,9 @@ struct BenchPlan {
   std::vector<std::int64_t> tokens;
   std::int64_t rotate_bytes = 0;
   double seconds = 1;
-  int tile = 0;         // order: of the padded form
-  FormatSpec format{};  // gemm, layer: of the experts
+  int tile = 0;                // order: of the padded form
+  FormatSpec format{};         // gemm, layer: of the experts
+  FormatSpec shared_format{};  // layer: of the shared one
 };
 
 // Where measurements go.

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <tuple>
 
 #include "bench.hpp"
 #include "bench_packed.hpp"
@@ -22,7 +24,7 @@ namespace {
 struct Source {
   Source(const BenchPlan& plan, const Context& on)
       : context(on),
-        format(plan.format),
+        formats{plan.format, plan.shared_format},
         matrices(on, bf16, largest(plan.spec) + (std::int64_t{1} << 20)),
         unit(unit_rows(plan.spec.route.columns(), plan.spec.hidden, 7)),
         biases(static_cast<std::size_t>(plan.spec.route.columns())),
@@ -46,22 +48,23 @@ struct Source {
   }
 
   // Packed once for each size: packing takes longer than measuring.
-  const PackedMatrix& packed(std::int64_t n, std::int64_t k) {
-    const auto found = packed_sizes.find({n, k});
+  const PackedMatrix& packed(const FormatSpec& format, std::int64_t n, std::int64_t k) {
+    const std::tuple key(to_string(format), n, k);
+    const auto found = packed_sizes.find(key);
     if (found != packed_sizes.end()) return found->second.matrix();
     const Tensor matrix = matrices.take(n, k);
-    return packed_sizes.emplace(std::pair(n, k), BenchMatrix(context, format, matrix))
-        .first->second.matrix();
+    return packed_sizes.emplace(key, BenchMatrix(context, format, matrix)).first->second.matrix();
   }
 
-  ExpertWeights experts(int count, std::int64_t hidden, std::int64_t inner,
-                        const ActivationSpec& activation, bool gate_up_bias, bool down_bias) {
+  ExpertWeights experts(const FormatSpec& format, int count, std::int64_t hidden,
+                        std::int64_t inner, const ActivationSpec& activation, bool gate_up_bias,
+                        bool down_bias) {
     ExpertWeights weights;
     for (int e = 0; e < count; ++e) {
       if (format != FormatSpec{}) {
-        if (activation.gated) weights.packed_gate.push_back(packed(inner, hidden));
-        weights.packed_up.push_back(packed(inner, hidden));
-        weights.packed_down.push_back(packed(hidden, inner));
+        if (activation.gated) weights.packed_gate.push_back(packed(format, inner, hidden));
+        weights.packed_up.push_back(packed(format, inner, hidden));
+        weights.packed_down.push_back(packed(format, hidden, inner));
       } else {
         if (activation.gated) weights.gate.push_back(matrices.take(inner, hidden));
         weights.up.push_back(matrices.take(inner, hidden));
@@ -88,12 +91,12 @@ struct Source {
     }
     weights.per_expert_scale = vector(spec.route.per_expert_scale, spec.route.columns());
     const auto& e = spec.experts;
-    weights.experts =
-        experts(e.experts, e.hidden, e.intermediate, e.activation, e.gate_up_bias, e.down_bias);
+    weights.experts = experts(formats.experts, e.experts, e.hidden, e.intermediate, e.activation,
+                              e.gate_up_bias, e.down_bias);
     const auto& s = spec.shared;
     if (s.intermediate > 0) {
-      weights.shared =
-          experts(1, spec.hidden, s.intermediate, s.activation, s.gate_up_bias, s.down_bias);
+      weights.shared = experts(formats.shared, 1, spec.hidden, s.intermediate, s.activation,
+                               s.gate_up_bias, s.down_bias);
       weights.shared_gate = vector(s.sigmoid_gate, spec.hidden);
     }
     if (spec.latent > 0) {
@@ -111,8 +114,10 @@ struct Source {
   }
 
   Context context;
-  FormatSpec format;
-  std::map<std::pair<std::int64_t, std::int64_t>, BenchMatrix> packed_sizes;
+  struct Formats {
+    FormatSpec experts, shared;
+  } formats;
+  std::map<std::tuple<std::string, std::int64_t, std::int64_t>, BenchMatrix> packed_sizes;
   RandomPool matrices;
   std::vector<float> unit;  // the router's rows, as hidden states are made from them
   std::vector<float> biases;
@@ -136,7 +141,7 @@ Rotation rotation_for(const BenchPlan& plan, std::int64_t tokens) {
   rotation.batches = hit * 2 <= experts ? experts / hit : 1;
   const double once = static_cast<double>(hit * rotation.batches) *
                           expert_bytes(plan.spec, plan.dtype, plan.format) +
-                      shared_bytes(plan.spec, plan.dtype, plan.format) +
+                      shared_bytes(plan.spec, plan.dtype, plan.shared_format) +
                       static_cast<double>(rotation.batches) *
                           static_cast<double>(bytes(plan.dtype, tokens * plan.spec.hidden));
   rotation.layers = copies_to_rotate(plan, once, 4096);
@@ -165,7 +170,7 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
   for (const auto tokens : plan.tokens)
     copies = std::max(copies, rotation_for(plan, tokens).layers);
   const double one = plan.spec.experts.experts * expert_bytes(plan.spec, plan.dtype, plan.format) +
-                     shared_bytes(plan.spec, plan.dtype, plan.format);
+                     shared_bytes(plan.spec, plan.dtype, plan.shared_format);
   require_memory(plan, one * static_cast<double>(copies));
 
   Source source(plan, context);
@@ -237,7 +242,7 @@ void bench_layer(const BenchPlan& plan, const Context& context, Emit& emit) {
     work.cost = [&](std::int64_t i) {
       const Batch& batch = batches[static_cast<std::size_t>(i)];
       return layer_cost(plan.spec, plan.dtype, plan.dtype, tokens, batch.hit, batch.pairs,
-                        plan.format);
+                        plan.format, plan.shared_format);
     };
     run_case(plan, context, emit, work);
   }

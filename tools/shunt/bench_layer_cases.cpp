@@ -49,9 +49,15 @@ class Weights {
     weights.latent_input_norm = ones(spec.latent_input_norm.weight, spec.latent);
     weights.expert_norm = ones(spec.expert_norm.weight, spec.experts.hidden);
   }
+  void pack(const FormatSpec& experts, const FormatSpec& shared) {
+    if (experts != FormatSpec{}) pack(experts, weights.experts);
+    if (shared != FormatSpec{}) pack(shared, weights.shared);
+  }
+  LayerWeights weights;
+
+ private:
   // The first expert's matrices, packed, for all of them: packing is the host's, and slow.
-  void pack_experts(const FormatSpec& format) {
-    ExpertWeights& e = weights.experts;
+  void pack(const FormatSpec& format, ExpertWeights& e) {
     const auto pack_list = [&](std::vector<Tensor>& plain, std::vector<PackedMatrix>& to) {
       if (plain.empty()) return;
       const OnHost first(context_, plain[0]);
@@ -63,9 +69,6 @@ class Weights {
     pack_list(e.up, e.packed_up);
     pack_list(e.down, e.packed_down);
   }
-  LayerWeights weights;
-
- private:
   Tensor matrix(std::int64_t rows, std::int64_t columns, std::int64_t fan_in) {
     memory_.emplace_back(context_, bf16, std::vector<std::int64_t>{rows, columns}, 1);
     fill(context_, memory_.back(), 1 / std::sqrt(static_cast<float>(fan_in)), ++seed_);
@@ -137,11 +140,12 @@ struct Layers {
 // Copies of the layer, each called in its turn: so many that `rotate_bytes` are read before an
 // expert is met again, as far as 16 GB go. A call that hits few experts leaves them in the L2,
 // where the next ones would find some.
-std::int64_t copies_of(const LayerSpec& spec, const bench::StageShape& shape, double expert,
+std::int64_t copies_of(const LayerSpec& spec, const bench::StageShape& shape,
                        std::int64_t rotate_bytes) {
   constexpr double most_bytes = 16e9;
   const std::int64_t tokens = shape.valid > 0 ? shape.valid : shape.tokens;
-  const double shared = shared_bytes(spec, shape.dtype);
+  const double expert = expert_bytes(spec, shape.dtype, shape.format);
+  const double shared = shared_bytes(spec, shape.dtype, shape.shared_format);
   const double once = expected_hit(spec, tokens) * expert + shared;
   const double whole = spec.experts.experts * expert + shared;
   const auto wanted = static_cast<double>(rotate_bytes);
@@ -170,18 +174,14 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
   options.format = shape.format.of_matrix();  // what is besides, the packed matrices say
   options.rows = shape.rows;
   options.fast_accumulation = shape.fast_accumulation;
-  const bool packed = shape.format != FormatSpec{};
-  const double smaller =
-      packed ? bits_per_weight(shape.format) / (8 * element_bytes(shape.dtype)) : 1;
   require(supports(spec, options, context.device()));
   auto made = std::make_shared<Layers>(Layers{.context = context});
   const std::int64_t tokens = shape.tokens;
-  const std::int64_t copies =
-      copies_of(spec, shape, expert_bytes(spec, shape.dtype) * smaller, rotate_bytes);
+  const std::int64_t copies = copies_of(spec, shape, rotate_bytes);
   std::vector<std::vector<float>> routers;
   for (std::int64_t i = 0; i < copies; ++i) {
     auto random = std::make_unique<Weights>(context, spec, 1 + 100 * static_cast<std::uint64_t>(i));
-    if (packed) random->pack_experts(shape.format);
+    random->pack(shape.format, shape.shared_format);
     if (spread != Spread::uniform) routers.push_back(floats_of(context, random->weights.router));
     made->layers.emplace_back(spec, random->weights, context, options);
     context.synchronize();
@@ -224,17 +224,20 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
     const std::int64_t pairs = std::count_if(chosen.begin(), chosen.end(),
                                              [&](auto id) { return id >= 0 && id < computed; }) +
                                spec.route.shared.count * valid;
-    Cost one = layer_cost(spec, shape.dtype, shape.dtype, valid, hit, pairs);
+    Cost one = layer_cost(spec, shape.dtype, shape.dtype, valid, hit, pairs, shape.format,
+                          shape.shared_format);
     if (shape.from != bench::RoutingFrom::hidden) leave_out_router(spec, shape, valid, one);
-    const double saved = static_cast<double>(hit) * expert_bytes(spec, shape.dtype) * (1 - smaller);
-    cost.bytes += (one.bytes - saved) / static_cast<double>(n);
+    cost.bytes += one.bytes / static_cast<double>(n);
     cost.flops += one.flops / static_cast<double>(n);
   }
   std::string label = fmt::format("T{} H{} I{} E{} k{}", tokens, spec.hidden,
                                   spec.experts.intermediate, computed, spec.route.top_k);
   if (spec.shared.intermediate > 0) label += fmt::format(" shared {}", spec.shared.intermediate);
   if (shape.valid > 0) label += fmt::format(" {} valid", valid);
-  if (packed) label += " " + to_string(shape.format);
+  if (shape.format != FormatSpec{}) label += " " + to_string(shape.format);
+  if (spec.shared.intermediate > 0 && shape.shared_format != shape.format) {
+    label += " shared in " + to_string(shape.shared_format);
+  }
   if (shape.fast_accumulation) label += " fast";
   if (shape.from == bench::RoutingFrom::logits) label += " from logits";
   if (shape.from == bench::RoutingFrom::ids) label += " from ids";

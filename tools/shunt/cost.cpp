@@ -48,7 +48,8 @@ double router_bytes(const LayerSpec& spec, DType dtype) {
 }
 
 Cost layer_cost(const LayerSpec& spec, DType weights, DType rows, std::int64_t tokens,
-                std::int64_t experts_hit, std::int64_t pairs, const FormatSpec& format) {
+                std::int64_t experts_hit, std::int64_t pairs, const FormatSpec& format,
+                const FormatSpec& shared_format) {
   if (tokens == 0) return {};
   const auto t = static_cast<double>(tokens);
   const auto width = static_cast<double>(spec.hidden);
@@ -57,7 +58,7 @@ Cost layer_cost(const LayerSpec& spec, DType weights, DType rows, std::int64_t t
   Cost cost;
   cost.bytes = router_bytes(spec, weights) +
                static_cast<double>(experts_hit) * expert_bytes(spec, weights, format) +
-               shared_bytes(spec, weights, format) + latent_bytes(spec, weights) +
+               shared_bytes(spec, weights, shared_format) + latent_bytes(spec, weights) +
                2 * t * width * element_bytes(rows);
   cost.flops = 2 * t * spec.route.experts * width +
                2 * static_cast<double>(pairs) * matrices(e.activation) *

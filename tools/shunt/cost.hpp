@@ -23,6 +23,7 @@ double router_bytes(const LayerSpec& spec, DType dtype);
 // The whole layer over `tokens` tokens that hit `experts_hit` experts with `pairs` pairs: those
 // weights once, hidden states in and out; rows between the stages need not cross memory.
 Cost layer_cost(const LayerSpec& spec, DType weights, DType rows, std::int64_t tokens,
-                std::int64_t experts_hit, std::int64_t pairs, const FormatSpec& format = {});
+                std::int64_t experts_hit, std::int64_t pairs, const FormatSpec& format = {},
+                const FormatSpec& shared_format = {});
 
 }  // namespace shunt::tool
