@@ -129,6 +129,8 @@ struct LayerOptions {
   // expert stays what its weights are, plain or packed: every token reads it, and checkpoints keep
   // it in more bits.
   FormatSpec format{};
+  // What rows are rounded to in front of the experts' products; of a shared expert's, where its
+  // format takes fp8 rows of that kind.
   RowFormat rows = RowFormat::as_dtype;
   // The experts' matrices become their prepared form where they lie, and no second copy stays: of
   // `dtype`, on the context's device, [E, 2I, H] and [E, H, I], each dense and apart from the

@@ -21,6 +21,8 @@ struct MlpInput {
   // On a GPU: k is not shared out, so that a row's bits do not depend on how many there are.
   bool whole_k = false;
   bool fast_accumulation = false;  // as GroupedGemmSpec's, of rows in fp8
+  // On a GPU, of one group: others wait for multiprocessors meanwhile (beside_plan.hpp).
+  bool beside = false;
   // Offsets, valid and bias were there before the launch that precedes this one on the GPU.
   bool early = false;
   int tile_before = 0;  // mlp_tile() of the product before; 0: there is none
@@ -52,6 +54,10 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 // activation, else of mlp_gemm().
 bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      const ActivationSpec* activation, const MlpInput& in, const Tensor& out);
+// On a GPU: whether a product of so many pairs of so many tokens likely reads its weights in one
+// pass (pair_stream.hpp), where it is given them by ids.
+bool mlp_in_one_pass(const Context& context, const PreparedWeights& weights, std::int64_t pairs,
+                     std::int64_t tokens);
 // On a GPU: whether mlp_gemm() puts rows into the places of `in`.
 bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
                       const Tensor& out);
@@ -89,6 +95,7 @@ struct MlpWay {
   bool gathers = false;  // on a GPU: the product reads rows as a permutation picks them
   int tile_before = 0;   // as MlpInput's
   bool placed = false;   // ProductSizes::placed
+  bool beside = false;   // as MlpInput's
 };
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way = {});

@@ -5,6 +5,7 @@
 
 #include "activate/cpu_engine.hpp"
 #include "cuda/current.hpp"
+#include "gemm/beside_plan.hpp"
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fp4_product.hpp"
@@ -15,6 +16,7 @@
 #include "gemm/packed_panels.hpp"
 #include "gemm/packed_prepare.hpp"
 #include "gemm/packed_product.hpp"
+#include "gemm/pair_stream.hpp"
 
 namespace shunt {
 
@@ -83,6 +85,22 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   return sizes;
 }
 
+// Of packed weights whose rows are rounded to fp8, beforehand or on the way.
+[[maybe_unused]] cuda_engine::PackedSizes fp8_sizes(const PreparedWeights& weights,
+                                                    std::int64_t rows, bool rounded) {
+  cuda_engine::PackedSizes sizes;
+  if constexpr (cuda_engine::built) {
+    const auto layout = cuda_engine::layout_of(weights);
+    sizes = {.groups = weights.groups,
+             .rows = rows,
+             .group_rows = layout.rows(),
+             .k = layout.k,
+             .packed_rows = rounded,
+             .rows_in_place = rounded};
+  }
+  return sizes;
+}
+
 // Calls with(product) in the terms of the one of the GPU's products that the weights are for.
 template <class With>
 [[maybe_unused]] void with_product(const Context& context, const PreparedWeights& weights,
@@ -116,15 +134,16 @@ constexpr cpu_engine::ActivationRule no_activation{.kind = cpu_engine::Activatio
 struct Multiply {
   const cuda_engine::Gpu& gpu;
   const cuda_engine::FewChain& chain;
+  bool beside;  // others, and without ids
   void* memory;
   void operator()(const cuda_engine::FragmentProduct& p) const {
     cuda_engine::multiply_fragments(gpu, p, memory, chain);
   }
   void operator()(const cuda_engine::PackedProduct& p) const {
-    cuda_engine::multiply_packed(gpu, p, chain);
+    beside ? cuda_engine::multiply_beside(gpu, p) : cuda_engine::multiply_packed(gpu, p, chain);
   }
   void operator()(const cuda_engine::GroupedProduct& p) const {
-    cuda_engine::multiply_groups(gpu, p, chain);
+    beside ? cuda_engine::multiply_beside(gpu, p) : cuda_engine::multiply_groups(gpu, p, chain);
   }
   void operator()(const cuda_engine::Fp4RowProduct& p) const {
     cuda_engine::multiply_fp4_rows(gpu, p, memory);
@@ -136,8 +155,9 @@ void multiply(const Context& context, const PreparedWeights& weights,
               Workspace workspace, const Tensor& out_scales = {}) {
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context)) {
-      return with_product(context, weights, activation, in, out, out_scales,
-                          Multiply{context.gpu(), in.chain, workspace.data});
+      return with_product(
+          context, weights, activation, in, out, out_scales,
+          Multiply{context.gpu(), in.chain, in.beside && in.chain.ids == nullptr, workspace.data});
     }
   }
   cpu_engine::multiply_groups(
@@ -179,6 +199,26 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                  });
   }
   return takes;
+}
+
+bool mlp_in_one_pass(const Context& context, const PreparedWeights& weights, std::int64_t pairs,
+                     std::int64_t tokens) {
+  if constexpr (cuda_engine::built) {
+    if (!cuda_engine::on_gpu(context) || weights.rows == RowFormat::nvfp4) return false;
+    const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
+    if (gpu.compute != 90 || !cuda_engine::rows_fit(tokens, weights.k)) return false;
+    const auto in = [&](const auto& layout) {
+      return cuda_engine::in_one_pass(
+          layout.rows(), layout.steps(),
+          cuda_engine::groups_hit(weights.groups, static_cast<int>(pairs),
+                                  static_cast<int>(tokens)),
+          gpu.multiprocessors);
+    };
+    if (decoded(weights)) return in(cuda_engine::fragments_of(weights));
+    if (weights.format != FormatSpec{}) return in(cuda_engine::layout_of(weights));
+    return weights.dtype != DType::f32 && in(tiles_of(weights));
+  }
+  return false;
 }
 
 bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
@@ -278,6 +318,12 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
       return cuda_engine::product_us(context.gpu(),
                                      packed_sizes(weights, rows, {.whole_k = whole_k}));
     }
+    if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&
+        weights.rows != RowFormat::nvfp4) {
+      return cuda_engine::plan_packed(fp8_sizes(weights, rows, false),
+                                      cuda_engine::figures(context.gpu()))
+          .us;
+    }
     if (cuda_engine::on_gpu(context)) {
       return cuda_engine::product_us(context.gpu(),
                                      plain_sizes(weights, rows, {.whole_k = whole_k}));
@@ -302,6 +348,17 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
 std::string mlp_explain(const Context& context, const PreparedWeights& weights, std::int64_t rows,
                         int hit, const MlpWay& way) {
   if constexpr (cuda_engine::built) {
+    if (way.beside && cuda_engine::on_gpu(context) && !decoded(weights) &&
+        weights.rows != RowFormat::nvfp4) {
+      const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
+      if (weights.format == FormatSpec{}) {
+        return cuda_engine::describe(
+            cuda_engine::plan_beside(plain_sizes(weights, rows, way), gpu));
+      }
+      return (way.rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
+             cuda_engine::describe(
+                 cuda_engine::plan_beside(fp8_sizes(weights, rows, way.rounded), gpu));
+    }
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +

@@ -11,6 +11,9 @@
 
 namespace shunt::cuda_engine {
 
+// fp8's few rows: blocks that a multiprocessor has, in tiles of so many rows at most.
+inline constexpr int few_together = 2, most_tokens_together = 16;
+
 struct PackedModel {
   static constexpr double few_start_us = 4;
   static constexpr double memory_share = 0.94;     // of what memory's clock says

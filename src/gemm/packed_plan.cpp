@@ -17,7 +17,6 @@ namespace {
 constexpr double many_start_us = 6;
 constexpr double tall_step_clocks = 1950, low_step_clocks = 1250;  // of many_rows
 constexpr double tile_end_clocks = 1800;
-constexpr int few_together = 2, most_tokens_together = 16;  // blocks of a multiprocessor
 
 struct Model : PackedModel {
   using PackedModel::PackedModel;

@@ -47,6 +47,15 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   return pays ? few : PairPlan{};
 }
 
+bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors) {
+  constexpr int warps = 16, most_parts = 8, longest = 16;
+  const std::int64_t of_group = (rows + 15) / 16;
+  const double tiles = groups_hit * static_cast<double>(of_group);
+  int parts = most_parts;
+  while (parts > 0 && tiles * parts > warps * multiprocessors) parts /= 2;
+  return parts > 0 && steps <= std::int64_t{longest} * parts;
+}
+
 double groups_hit(int groups, int pairs, int tokens) {
   const double of_token = static_cast<double>(pairs) / tokens;
   const double missed = std::pow(std::max(0.0, 1 - of_token / groups), tokens);

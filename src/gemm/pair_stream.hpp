@@ -64,10 +64,12 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
 }
 
 // Whether a block has room for a group's rows of k numbers.
-constexpr bool pairs_stream(const FewChain& chain, std::int64_t k) {
+constexpr bool rows_fit(std::int64_t tokens, std::int64_t k) {
   constexpr std::int64_t most_bytes = std::int64_t{48} * 1024;
-  return chain.ids != nullptr && chain.tokens > 0 && k % 8 == 0 &&
-         chain.tokens * (k + 256) * 2 <= most_bytes;
+  return k % 8 == 0 && tokens * (k + 256) * 2 <= most_bytes;
+}
+constexpr bool pairs_stream(const FewChain& chain, std::int64_t k) {
+  return chain.ids != nullptr && chain.tokens > 0 && rows_fit(chain.tokens, k);
 }
 
 // How a grid is cut: `parts` warps share out the steps of a tile, a block has `sets` of them, and a
@@ -95,6 +97,9 @@ struct PairSizes {
 inline constexpr int own_shared_bytes = 1024;
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes);
+// Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
+// in shared memory: `rows` of a group's weights in tiles of 16, all of `steps` along k.
+bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors);
 // Groups that so many pairs of different tokens hit where routing is uniform.
 double groups_hit(int groups, int pairs, int tokens);
 

@@ -4,24 +4,10 @@
 
 #include "gemm/few_chain.hpp"
 #include "gemm/hopper_product.hpp"
+#include "gemm/pair_stream.hpp"
 #include "layer/impl.hpp"
 
 namespace shunt {
-
-namespace {
-
-// Whether a product of so many pairs of one token reads its weights in one pass, every warp of it
-// on the GPU at once and none with more steps than it has time for: gemm/pair_stream.cpp, less
-// what it takes beyond that. Others were as fast with the shared expert apart, or faster
-// (docs/notes/cuda-layer.md, "One more of the experts").
-bool in_one_pass(std::int64_t rows, std::int64_t k, int pairs, int multiprocessors) {
-  const std::int64_t tiles = pairs * ((rows + 15) / 16), steps = (k + 63) / 64;
-  std::int64_t parts = 8;
-  while (parts > 0 && tiles * parts > std::int64_t{16} * multiprocessors) parts /= 2;
-  return parts > 0 && steps <= 16 * parts;
-}
-
-}  // namespace
 
 bool may_fold(const LayerSpec& spec, const LayerOptions& options, Device device) {
   const SharedExpertSpec& shared = spec.shared;
@@ -45,9 +31,11 @@ bool folding_pays(const LayerSpec& spec, int multiprocessors) {
   const ExpertSpec& experts = spec.experts;
   const int pairs = spec.route.slots() + 1;
   const std::int64_t gate_up = (experts.activation.gated ? 2 : 1) * experts.intermediate;
-  return pairs <= cuda_engine::most_chained_pairs &&
-         in_one_pass(gate_up, spec.hidden, pairs, multiprocessors) &&
-         in_one_pass(spec.hidden, experts.intermediate, pairs, multiprocessors);
+  const auto one_pass = [&](std::int64_t rows, std::int64_t k) {
+    return cuda_engine::in_one_pass(rows, (k + 63) / 64, pairs, multiprocessors);
+  };
+  return pairs <= cuda_engine::most_summed_pairs && one_pass(gate_up, spec.hidden) &&
+         one_pass(spec.hidden, experts.intermediate);
 }
 
 bool folds(const LayerSpec& spec, const LayerOptions& options, const Context& context) {

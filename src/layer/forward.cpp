@@ -242,14 +242,14 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                    .tile_before = down_way(tokens, gathered).tile_before,
                    .bias = experts.down_bias.as<float>(),
                    .row_scales = rounded ? fp8_h.scales : Tensor{}};
-  // Work beside routing would wait for the products' blocks, which are there before routing ends.
   const bool may_repeat = routed_before || spec.route.hashed;
-  const bool in_products =
+  const bool may_order =
       orders_in_products(spec, context.device(), tokens,
                          may_repeat ? IdsFrom::elsewhere : IdsFrom::router, options.rows) &&
-      times == nullptr && !beside && !gathered &&
+      times == nullptr && !gathered &&
       mlp_takes_pairs(context, experts.gate_up, &spec.experts.activation, to_gate_up, h_16) &&
       mlp_takes_pairs(context, experts.down, nullptr, to_down, expert_rows);
+  const bool in_products = may_order && (!beside || orders_beside(tokens));
   if (in_products) {
     cuda_engine::FewChain chain{.ids = ids.as<std::int32_t>(),
                                 .given = {.distinct = !may_repeat},
@@ -282,20 +282,47 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
-    const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, spec.shared.intermediate});
-    mlp_gate_up(on, shared.gate_up, spec.shared.activation,
-                {.rows = x,
-                 .valid = valid_count,
-                 .whole_k = whole_k,
-                 .bias = shared.gate_up_bias.as<float>()},
-                shared_h, memory);
-    mlp_gemm(on, shared.down,
-             {.rows = shared_h,
-              .valid = valid_count,
-              .whole_k = whole_k,
-              .bias = shared.down_bias.as<float>()},
-             shared_rows, memory);
+    const std::int64_t inside = spec.shared.intermediate;
+    const RowFormat kind = shared.gate_up.rows;
+    const Rounding rounds = shared_rounding(tokens);
+    const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, inside});
+    const Fp8Rows h = rounds == Rounding::between
+                          ? Fp8Rows::in_place(kind, s.shared_h, tokens, inside, context.device())
+                          : Fp8Rows(kind, s.shared_h, tokens, inside, context.device());
+    MlpInput up{.rows = x,
+                .valid = valid_count,
+                .whole_k = whole_k,
+                .fast_accumulation = options.fast_accumulation,
+                .beside = beside,
+                .bias = shared.gate_up_bias.as<float>()};
+    MlpInput down{.rows = shared_h,
+                  .valid = valid_count,
+                  .whole_k = whole_k,
+                  .fast_accumulation = options.fast_accumulation,
+                  .beside = beside,
+                  .bias = shared.down_bias.as<float>()};
+    if (beside && streams_shared(tokens, in_products)) {
+      // As pairs, all of one group: rows behind the valid ones as well, which nobody reads.
+      up.chain.ids = static_cast<const std::int32_t*>(group_0.data());
+      up.chain.pairs = up.chain.tokens = static_cast<int>(tokens);
+      down.chain = up.chain;
+      up.valid = down.valid = nullptr;
+      up.early = static_cast<bool>(shared_logits), down.early = true;  // all but the rows
+    }
     if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);
+    if (rounds != Rounding::on_the_way) {
+      const Fp8Rows u(kind, s.shared, tokens, spec.hidden, context.device());
+      round_rows(on, kind, x, valid, u.values, u.scales);
+      up.rows = u.values, up.row_scales = u.scales;
+      down.rows = h.values, down.row_scales = h.scales;
+    }
+    if (rounds == Rounding::by_product) {
+      mlp_gate_up(on, shared.gate_up, spec.shared.activation, up, h.values, memory, h.scales);
+    } else {
+      mlp_gate_up(on, shared.gate_up, spec.shared.activation, up, shared_h, memory);
+    }
+    if (rounds == Rounding::between) round_in_place(on, kind, shared_h, valid);
+    mlp_gemm(on, shared.down, down, shared_rows, memory);
   };
   if (spec.shared.intermediate > 0) {
     shared_rows = at(s.shared, rows_dtype(), {tokens, spec.hidden});
@@ -315,16 +342,6 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       side->fork();
       fork.side = &*side;
     }
-  }
-  if (fills_shared) {
-    fill_slot(context, {.slot = slots - 1,
-                        .id = spec.route.experts,
-                        .scale = shared_scale,
-                        .ids = ids,
-                        .weights = weights,
-                        .x = x,
-                        .gate = w.shared_gate,
-                        .valid = valid});
   }
   if (!routed_before) {
     clock(
@@ -364,6 +381,16 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           const StageCost routing = route_cost(spec, w, tokens, x.dtype);
           return at_once ? routing + order_cost(spec, tokens) : routing;
         });
+  }
+  if (fills_shared) {  // behind routing, which waits for x
+    fill_slot(context, {.slot = slots - 1,
+                        .id = spec.route.experts,
+                        .scale = shared_scale,
+                        .ids = ids,
+                        .weights = weights,
+                        .x = x,
+                        .gate = w.shared_gate,
+                        .valid = valid});
   }
   if (!at_once && !in_products) {
     clock(
@@ -449,9 +476,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           gather(context,
                  {.slots = slots,
                   .scale_by_weight = scaled,
-                  .quantise = !rounded                               ? Quantise::none
-                              : options.rows == RowFormat::fp8_token ? Quantise::row
-                                                                     : Quantise::block_128},
+                  .quantise = rounded ? quantise_of(options.rows) : Quantise::none},
                  from, rows.rows, rows.row_scales);
           rows.permutation = nullptr;
           rows.slots = 1;

@@ -27,6 +27,7 @@ struct Layer::Impl {
   std::vector<Buffer> latent_memory;
   PreparedWeights latent_down, latent_up;
   std::shared_ptr<SideStream> side;  // on a GPU, of a layer with a shared expert
+  Buffer group_0;                    // likewise: the groups of its rows, 0 each
   // The same layer with the shared expert as one more group (folded.hpp), where it may be; it has
   // the matrices then.
   std::unique_ptr<Impl> with_shared;
@@ -47,6 +48,9 @@ struct Layer::Impl {
   DType rows_dtype() const { return on_gpu() ? options.dtype : DType::f32; }
   // Where the rows of fp8 products are rounded.
   Rounding rounding(std::int64_t tokens) const;
+  Rounding shared_rounding(std::int64_t tokens) const;
+  Rounding rounding_of(const PreparedExperts& of, std::int64_t intermediate,
+                       std::int64_t rows) const;
   // Whether the experts' first product finds its rows gathered, of hidden states of that dtype that
   // lie in whole pieces of 16 bytes or not.
   bool gathers_first(std::int64_t tokens, DType hidden, bool pieces = true) const;
@@ -61,6 +65,10 @@ struct Layer::Impl {
     return route;
   }
   SharedPlan shared_plan(std::int64_t tokens) const;
+  // With the shared expert beside routing: whether the routed experts' products may order few pairs
+  // by themselves; and whether its own products read their weights in one pass.
+  bool orders_beside(std::int64_t tokens) const;
+  bool streams_shared(std::int64_t tokens, bool in_products) const;
   std::size_t stage_bytes(std::int64_t tokens) const;
   // Of that, what a shared expert beside the others has to itself, behind the rest.
   std::size_t side_bytes(std::int64_t tokens) const;

@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/check.hpp"
 #include "cpu/float_mode.hpp"
 #include "cuda/runtime.hpp"
+#include "gemm/few_chain.hpp"
 #include "gemm/fused.hpp"
 #include "layer/impl.hpp"
 #include "layer/plan.hpp"
@@ -44,7 +46,8 @@ Layer::Layer(const LayerSpec& spec, const LayerWeights& weights, const Context& 
   impl_->held = HeldWeights(context, weights);
   const bool folds = shunt::folds(spec, options, context) && may_fold(weights);
   if (spec.shared.intermediate > 0 && !folds) {
-    impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared);
+    impl_->shared = PreparedExperts(context, options.dtype, spec.shared.activation, weights.shared,
+                                    false, {}, shared_rows(spec, weights.shared, options));
   }
   if (spec.latent > 0) {
     const auto prepare_one = [&](const Tensor& matrix) {
@@ -103,7 +106,12 @@ void Layer::Impl::check_prepared(const char* what) const {
 
 void Layer::Impl::set_up() {
   if constexpr (cuda_engine::built) {
-    if (on_gpu() && spec.shared.intermediate > 0) side = std::make_shared<SideStream>(context);
+    if (on_gpu() && spec.shared.intermediate > 0) {
+      side = std::make_shared<SideStream>(context);
+      constexpr std::array<std::int32_t, cuda_engine::most_chained_tokens> zeros{};
+      group_0 = context.allocate(sizeof(zeros));
+      context.copy(group_0.data(), zeros.data(), sizeof(zeros));
+    }
   }
 }
 
@@ -124,6 +132,26 @@ SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
                          mlp_us(context, shared.down, tokens, whole_k));
 }
 
+// Kernels for few rows take a multiprocessor each for all that is theirs: there before routing has
+// ended, they would have the shared expert wait. And where rows are rounded on the way the order's
+// launch is no loss from two tokens on (measured: docs/notes/cuda-layer.md, "Few tokens and a
+// shared expert").
+bool Layer::Impl::orders_beside(std::int64_t tokens) const {
+  return !options.batch_invariant && (tokens == 1 || !in_fp8(options.rows)) &&
+         mlp_in_one_pass(context, experts.gate_up, tokens * spec.route.slots(), tokens);
+}
+
+// Its warps take all of the GPU. An order's launch and what waits for it are slowed down by that,
+// unless they are soon gone.
+bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products) const {
+  constexpr std::size_t soon_gone = std::size_t{8} << 20;
+  return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
+         shared_rounding(tokens) == Rounding::on_the_way &&
+         (in_products || shared.gate_up.bytes + shared.down.bytes <= soon_gone) &&
+         mlp_in_one_pass(context, shared.gate_up, tokens, tokens) &&
+         mlp_in_one_pass(context, shared.down, tokens, tokens);
+}
+
 std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
   if (side == nullptr) return 0;
   const std::size_t most = std::max(mlp_workspace_bytes(context, shared.gate_up, tokens),
@@ -132,13 +160,21 @@ std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
 }
 
 Rounding Layer::Impl::rounding(std::int64_t tokens) const {
-  if (!in_fp8(options.rows)) return Rounding::on_the_way;
+  return rounding_of(experts, spec.experts.intermediate, tokens * spec.route.slots());
+}
+
+Rounding Layer::Impl::shared_rounding(std::int64_t tokens) const {
+  return rounding_of(shared, spec.shared.intermediate, tokens);
+}
+
+Rounding Layer::Impl::rounding_of(const PreparedExperts& of, std::int64_t intermediate,
+                                  std::int64_t rows) const {
+  const RowFormat kind = of.gate_up.rows;
+  if (!in_fp8(kind)) return Rounding::on_the_way;
   // A scale of a whole row is not known before its end.
-  if (options.rows == RowFormat::fp8_token) return Rounding::between;
-  const Rounding best =
-      mlp_rounding(context, experts.gate_up, experts.down, tokens * spec.route.slots());
-  const bool fits = options.dtype != DType::f32 &&
-                    Fp8Rows::fits_in_place(options.rows, spec.experts.intermediate);
+  if (kind == RowFormat::fp8_token) return Rounding::between;
+  const Rounding best = mlp_rounding(context, of.gate_up, of.down, rows);
+  const bool fits = options.dtype != DType::f32 && Fp8Rows::fits_in_place(kind, intermediate);
   return best == Rounding::between && !fits ? Rounding::on_the_way : best;
 }
 
@@ -249,8 +285,9 @@ std::string Layer::explain(std::int64_t tokens) const {
                         describe(impl_->spec.route));  // a folded one has a slot more
   }
   const bool rounded = layer.rounding(tokens) != Rounding::on_the_way;
+  const SharedPlan shared_plan = layer.shared_plan(tokens);
   const auto few_of = [&](IdsFrom from) {
-    return !rounded &&
+    return !rounded && (!shared_plan.beside || layer.orders_beside(tokens)) &&
            orders_in_products(spec, layer.context.device(), tokens, from, layer.options.rows);
   };
   const bool few_given = few_of(IdsFrom::elsewhere);
@@ -291,15 +328,19 @@ std::string Layer::explain(std::int64_t tokens) const {
                       mlp_explain(layer.context, layer.experts.down, pairs, static_cast<int>(hit),
                                   layer.down_way(tokens, gathered)));
   if (spec.shared.intermediate > 0) {
-    const SharedPlan plan = layer.shared_plan(tokens);
     text += fmt::format(
         "  shared   {}{}\n",
-        !layer.on_gpu() ? ""
-        : plan.beside   ? fmt::format("on a stream of its own beside routing, which hides about "
-                                        "{:.0f} of its {:.0f} us; ",
-                                      plan.hidden, plan.us)
-                        : "after the experts: a fork would cost more than it hides; ",
-        mlp_explain(layer.context, layer.shared.gate_up, tokens, 1, {.whole_k = whole_k}));
+        !layer.on_gpu()       ? ""
+        : !shared_plan.beside ? "after the experts: a fork would cost more than it hides; "
+        : layer.streams_shared(tokens, few_pairs)
+            ? "on a stream of its own beside routing, its weights in one pass; "
+            : fmt::format("on a stream of its own beside routing, which hides about {:.0f} of its "
+                          "{:.0f} us; ",
+                          shared_plan.hidden, shared_plan.us),
+        mlp_explain(layer.context, layer.shared.gate_up, tokens, 1,
+                    {.whole_k = whole_k,
+                     .rounded = layer.shared_rounding(tokens) != Rounding::on_the_way,
+                     .beside = shared_plan.beside && !layer.streams_shared(tokens, few_pairs)}));
   }
   if (folds) text += "  shared   one more of the experts: all weights in one pass a product\n";
   const bool added_up = few_pairs && !whole_k && adds_up(spec, tokens);

@@ -7,6 +7,8 @@
 #include "core/convert.hpp"
 #include "cpu/pool.hpp"
 #include "cuda/runtime.hpp"
+#include "layer/plan.hpp"
+#include "order/engine.hpp"
 
 namespace shunt {
 
@@ -116,6 +118,14 @@ void finish_rows(const Context& context, const Finish& f) {
       }
     }
   });
+}
+
+void round_rows(const Context& context, RowFormat kind, const Tensor& x, const Tensor& valid,
+                const Tensor& rows, const Tensor& scales) {
+  if constexpr (cuda_engine::built) {
+    return quantise_rows_cuda(context, quantise_of(kind), x, valid, rows, scales);
+  }
+  fail(Status::unsupported, "round_rows: rows are rounded to fp8 on a GPU only");
 }
 
 void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,

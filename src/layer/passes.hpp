@@ -38,8 +38,13 @@ struct Finish {
 };
 void finish_rows(const Context& context, const Finish& finish);
 
+// The rows of x [T, W] f32 | bf16 | f16 as fp8 of that kind with their scales, as gather() rounds
+// them. On a GPU.
+void round_rows(const Context& context, RowFormat kind, const Tensor& x, const Tensor& valid,
+                const Tensor& rows, const Tensor& scales);
+
 // Rows [R, W] bf16 or f16, dense, become fp8 with scales of that kind, as gather() rounds them,
-// where they lie: Fp8Rows::in_place(). `count` [1] i32: how many. On a GPU.
+// where they lie: Fp8Rows::in_place(). `count` [1] i32: how many; absent: all. On a GPU.
 void round_in_place(const Context& context, RowFormat kind, const Tensor& rows,
                     const Tensor& count);
 
@@ -53,7 +58,8 @@ void copy_columns(const Context& context, const std::int32_t* ids, const float* 
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights);
 
 // A shared expert's slot of every token's ids and weights [T, S], dense: `id`, weighed
-// scale * sigmoid(gate . x), or scale. Rows at or past `valid` get -1 and 0. On a GPU.
+// scale * sigmoid(gate . x), or scale. Rows at or past `valid` get -1 and 0. On a GPU; x and valid
+// were there before the launch that precedes this one, which may still run.
 struct SharedSlot {
   int slot = 0;
   std::int32_t id = 0;

@@ -316,17 +316,16 @@ struct Slot {
 };
 
 __global__ void __launch_bounds__(threads) fill_slots(const __grid_constant__ Slot slot) {
-  wait_for_predecessor();
   let_successor_start();
   const std::int64_t there = valid_rows(slot.valid, slot.rows);
   const std::int64_t t = std::int64_t{blockIdx.x} * threads + threadIdx.x;
   if (t < slot.rows) slot.set(t, t < there, slot.scale);
+  wait_for_predecessor();
 }
 
 __global__ void __launch_bounds__(threads)
     fill_gated_slots(const __grid_constant__ Slot slot, Rows x, Rows gate, std::int64_t width) {
   __shared__ Shared shared;
-  wait_for_predecessor();
   let_successor_start();
   const std::int64_t there = valid_rows(slot.valid, slot.rows);
   for (std::int64_t t = blockIdx.x; t < slot.rows; t += gridDim.x) {
@@ -335,6 +334,7 @@ __global__ void __launch_bounds__(threads)
       slot.set(t, t < there, __fmul_rn(slot.scale, times_sigmoid(1.0f, logit)));
     }
   }
+  wait_for_predecessor();
 }
 
 // Enough blocks to fill the GPU eight deep.
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(count)
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t end = min(std::int64_t{*valid}, most);
+  const std::int64_t end = valid_rows(valid, most);
   for (std::int64_t row = blockIdx.x; row < end; row += gridDim.x) {
     char* const here = rows + row * row_bytes;
     const auto load = [&](std::int64_t column, float(&x)[8]) {
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(32 * row_warps)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t end = min(std::int64_t{*valid}, most);
+  const std::int64_t end = valid_rows(valid, most);
   const std::int64_t step = std::int64_t{gridDim.x} * row_warps;
   for (std::int64_t row = std::int64_t{blockIdx.x} * row_warps + warp; row < end; row += step) {
     char* const here = rows + row * row_bytes;

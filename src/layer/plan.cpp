@@ -46,8 +46,14 @@ LayerScratch carve(const LayerSpec& spec, const LayerOptions& options, DType row
   s.rows = carver.take<char>(std::max(pairs * spec.experts.hidden * std::max(width, element(rows)),
                                       fp8_bytes(spec.experts.hidden)));
   if (spec.shared.intermediate > 0) {
-    s.shared_h = carver.take<char>(tokens * spec.shared.intermediate * width);
-    s.shared = carver.take<char>(tokens * spec.hidden * element(rows));
+    const auto fp8_or = [&](std::int64_t bytes, std::int64_t columns) {
+      if (!in_fp8(options.rows)) return bytes;
+      return std::max(bytes, Fp8Rows::bytes(options.rows, tokens, columns));
+    };
+    s.shared_h = carver.take<char>(
+        fp8_or(tokens * spec.shared.intermediate * width, spec.shared.intermediate));
+    // Before they are the shared expert's rows: those of x in fp8.
+    s.shared = carver.take<char>(fp8_or(tokens * spec.hidden * element(rows), spec.hidden));
     if (spec.shared.sigmoid_gate) s.shared_logits = carver.take<float>(tokens);
   }
   if (spec.output_bias || spec.output_norm.enabled || spec.latent > 0) {

@@ -41,6 +41,15 @@ constexpr bool in_fp8(RowFormat rows) {
   return rows == RowFormat::fp8_token || rows == RowFormat::fp8_block;
 }
 
+// Whether weights of that format are multiplied by rows that are rounded so, on some GPU.
+bool takes_rows(Format format, RowFormat rows);
+
+constexpr Quantise quantise_of(RowFormat rows) {
+  return rows == RowFormat::fp8_token   ? Quantise::row
+         : rows == RowFormat::fp8_block ? Quantise::block_128
+                                        : Quantise::none;
+}
+
 // Rows of e4m3 in one piece of memory: the rows, 16 bytes aligned, then the scales f32, [rows,
 // blocks] of one for 128 columns, or [rows] of fp8_token.
 struct Fp8Rows {

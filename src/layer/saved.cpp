@@ -147,9 +147,9 @@ class Reader {
     weights.bytes += read.bytes;
     ++weights.groups;
   }
-  bool plain(const std::string& name) const {
-    return read_saved_words(context_, path_ + ": " + name, said(name.c_str()), file_.get(name))
-               .format == FormatSpec{};
+  // As it says of itself.
+  PreparedWeights words(const std::string& name) const {
+    return read_saved_words(context_, path_ + ": " + name, said(name.c_str()), file_.get(name));
   }
   // A plain format of the options is any that the weights were prepared from.
   PreparedExperts experts(const std::string& name, const LayerOptions& options, int groups,
@@ -277,7 +277,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
   const ExpertSpec& e = spec.experts;
   const auto all_plain = [&](std::initializer_list<const char*> names) {
     return std::all_of(names.begin(), names.end(),
-                       [&](const char* name) { return reader.plain(name); });
+                       [&](const char* name) { return reader.words(name).format == FormatSpec{}; });
   };
   const bool folds =
       shunt::folds(spec, layer->options, context) &&
@@ -289,7 +289,12 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
     reader.add_group("shared.down", layer->experts.down);
     layer->fold(std::move(layer->experts));
   } else if (const SharedExpertSpec& s = spec.shared; s.intermediate > 0) {
-    layer->shared = reader.experts("shared", {.dtype = dtype}, 1, spec.hidden, s.intermediate,
+    LayerOptions options{.dtype = dtype};
+    // Rounded as the others' or not: its own format, which no option says, has decided.
+    if (reader.words("shared.gate_up").rows == layer->options.rows) {
+      options.rows = layer->options.rows;
+    }
+    layer->shared = reader.experts("shared", options, 1, spec.hidden, s.intermediate,
                                    s.activation.gated, s.gate_up_bias, s.down_bias);
   }
   if (spec.latent > 0) {

@@ -264,6 +264,20 @@ Support legal(const LayerOptions& options) {
   return {};
 }
 
+bool takes_rows(Format format, RowFormat rows) {
+  switch (rows) {
+    case RowFormat::as_dtype:
+      return true;
+    case RowFormat::fp8_block:
+      return format == Format::fp8_block;
+    case RowFormat::fp8_token:
+      return format == Format::fp8_channel || format == Format::fp8_tensor;
+    case RowFormat::nvfp4:
+      return format == Format::nvfp4 || format == Format::sparse_nvfp4;
+  }
+  return false;
+}
+
 Support supports(const LayerSpec& spec, const LayerOptions& options, Device device) {
   if (const Support here = cuda_engine::supported_device("layer", device); !here) return here;
   if (Support each = legal(options); !each) return each;
@@ -284,13 +298,7 @@ Support supports(const LayerSpec& spec, const LayerOptions& options, Device devi
     }
   } else if (packed || options.rows != RowFormat::as_dtype) {
     const Format format = options.format.format;
-    const bool rounded = options.rows == RowFormat::fp8_block ? format == Format::fp8_block
-                         : options.rows == RowFormat::fp8_token
-                             ? format == Format::fp8_channel || format == Format::fp8_tensor
-                         : options.rows == RowFormat::nvfp4
-                             ? format == Format::nvfp4 || format == Format::sparse_nvfp4
-                             : false;
-    if (!rounded || device.type != DeviceType::cuda) {
+    if (!takes_rows(format, options.rows) || device.type != DeviceType::cuda) {
       return refuse(
           "LayerOptions.rows is {} with format {}: must be as_dtype, or on a GPU fp8_block with "
           "fp8_block, fp8_token with fp8_channel or fp8_tensor, nvfp4 with nvfp4 or sparse_nvfp4",

@@ -10,6 +10,7 @@
 #include "core/apart.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
+#include "layer/plan.hpp"
 
 namespace shunt {
 
@@ -276,6 +277,15 @@ std::size_t total(const std::vector<Buffer>& buffers) {
 }
 
 }  // namespace
+
+RowFormat shared_rows(const LayerSpec& spec, const ExpertWeights& shared,
+                      const LayerOptions& options) {
+  const bool takes = in_fp8(options.rows) && is_packed(shared) &&
+                     takes_rows(shared.packed_up[0].format.format, options.rows);
+  const bool fits = options.rows != RowFormat::fp8_token ||
+                    Fp8Rows::fits_in_place(options.rows, spec.shared.intermediate);
+  return takes && fits ? options.rows : RowFormat::as_dtype;
+}
 
 HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
   const auto hold = [&](const Tensor& source) -> Tensor {

@@ -17,6 +17,10 @@ void check_weights(const LayerSpec& spec, const LayerWeights& weights, Device de
 // The same for what HeldWeights holds.
 void check_held(const LayerSpec& spec, const LayerWeights& weights, Device device);
 
+// What a shared expert's rows are rounded to: as the routed experts', where its format takes them.
+RowFormat shared_rows(const LayerSpec& spec, const ExpertWeights& shared,
+                      const LayerOptions& options);
+
 // Copies of everything but the experts, dense, on the context's device, in memory of this object.
 // Move only.
 class HeldWeights {

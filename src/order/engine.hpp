@@ -67,5 +67,9 @@ void gather_cpu(const Context& context, const GatherSpec& spec, const GatherInpu
                 const Tensor& rows, const Tensor& scales, std::int64_t count);
 void gather_cuda(const Context& context, const GatherSpec& spec, const GatherInputs& in,
                  const Tensor& rows, const Tensor& scales);
+// Every token's row in its own order, quantised as gather() does; of tokens at or past `valid` ([1]
+// i32, or absent) none.
+void quantise_rows_cuda(const Context& context, Quantise quantise, const Tensor& hidden,
+                        const Tensor& valid, const Tensor& rows, const Tensor& scales);
 
 }  // namespace shunt

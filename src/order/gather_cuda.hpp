@@ -25,15 +25,18 @@ struct Divisor {
 
 // Each row's token.
 struct PermutationMap {
-  const std::int32_t* permutation;
-  const std::int32_t* count;
-  const float* weights;  // null: 1
+  const std::int32_t* permutation;  // null: pair r is row r
+  const std::int32_t* count;        // null: all
+  const float* weights;             // null: 1
   std::int32_t pairs;
   Divisor slots;
 
-  __device__ std::int64_t items() const { return min(max(*count, 0), pairs); }
+  __device__ std::int64_t items() const {
+    return count != nullptr ? min(max(*count, 0), pairs) : pairs;
+  }
   __device__ cuda_engine::MoveItem item(std::int64_t row) const {
-    const std::int32_t pair = permutation[row];
+    const std::int32_t pair =
+        permutation != nullptr ? permutation[row] : static_cast<std::int32_t>(row);
     const float weight = weights != nullptr ? weights[row] : 1.0f;
     if (pair < 0 || pair >= pairs) return {};
     return {slots(pair), row, weight};

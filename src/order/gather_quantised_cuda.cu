@@ -359,4 +359,15 @@ void gather_quantised_cuda(const Context& context, const GatherSpec& spec, const
   }
 }
 
+void quantise_rows_cuda(const Context& context, Quantise quantise, const Tensor& hidden,
+                        const Tensor& valid, const Tensor& rows, const Tensor& scales) {
+  const PermutationMap in_place{.permutation = nullptr,
+                                .count = valid.as<const std::int32_t>(),
+                                .weights = nullptr,
+                                .pairs = static_cast<std::int32_t>(hidden.shape[0]),
+                                .slots = Divisor(1)};
+  gather_quantised_cuda(context, {.slots = 1, .quantise = quantise}, {.hidden = hidden}, rows,
+                        scales, in_place, {});
+}
+
 }  // namespace shunt

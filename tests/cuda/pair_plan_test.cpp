@@ -108,6 +108,17 @@ TEST(PairPlan, BlocksThatFitSharedMemory) {
   EXPECT_EQ(cut().parts, 1);
 }
 
+// gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.
+TEST(PairPlan, WhatIsOnePass) {
+  EXPECT_TRUE(in_one_pass(1024, 32, 10, multiprocessors));
+  EXPECT_FALSE(in_one_pass(1024, 32, 20, multiprocessors));
+  EXPECT_TRUE(in_one_pass(1024, 16, 20, multiprocessors));
+  EXPECT_FALSE(in_one_pass(2816, 64, 8, multiprocessors));
+  EXPECT_FALSE(in_one_pass(1024, 16, 34, multiprocessors));  // more tiles than warps
+  EXPECT_TRUE(in_one_pass(16, 128, 1, 1));
+  EXPECT_FALSE(in_one_pass(16, 129, 1, 1));
+}
+
 TEST(PairPlan, GroupsThatPairsHit) {
   EXPECT_DOUBLE_EQ(groups_hit(128, 8, 1), 8);
   EXPECT_NEAR(groups_hit(128, 32, 4), 128 * (1 - std::pow(15.0 / 16, 4)), 1e-9);
@@ -122,6 +133,8 @@ TEST(PairPlan, RowsThatABlockHasRoomFor) {
   EXPECT_TRUE(pairs_stream(chain, 2048));
   EXPECT_FALSE(pairs_stream(chain, 2052));
   EXPECT_FALSE(pairs_stream(chain, 7168));
+  EXPECT_TRUE(rows_fit(3, 7168));
+  EXPECT_FALSE(rows_fit(4, 7168));
   chain.tokens = 1;
   EXPECT_TRUE(pairs_stream(chain, 14336));
   chain.ids = nullptr;

@@ -140,6 +140,19 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
                to_string(options.format));
   const Context context = cuda();
   RandomLayer made(spec, seed);
+  std::vector<Unpacked> gate, up, down;  // of the shared expert last
+  const auto unpacked = [&](const ExpertWeights& weights) {
+    for (std::size_t e = 0; e < weights.up.size(); ++e) {
+      gate.emplace_back(options.format, weights.gate[e]);
+      up.emplace_back(options.format, weights.up[e]);
+      down.emplace_back(options.format, weights.down[e]);
+    }
+  };
+  unpacked(made.weights.experts);
+  if (spec.shared.intermediate > 0) {
+    unpacked(made.weights.shared);
+    made.pack(made.weights.shared, options.format, options.format);
+  }
   const Tensor x = made.hidden_states(tokens, DType::bf16);
   const Layer layer(spec, made.weights, context, options);
   std::vector<float> y(static_cast<std::size_t>(tokens * spec.hidden));
@@ -158,13 +171,6 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
   mirror.fetch();
   EXPECT_EQ(y, first);
 
-  std::vector<Unpacked> gate, up, down;
-  for (int e = 0; e < spec.experts.experts; ++e) {
-    const auto at = static_cast<std::size_t>(e);
-    gate.emplace_back(options.format, made.weights.experts.gate[at]);
-    up.emplace_back(options.format, made.weights.experts.up[at]);
-    down.emplace_back(options.format, made.weights.experts.down[at]);
-  }
   const double inner = static_cast<double>(spec.experts.intermediate * spec.route.top_k);
   double error = 0, size = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -172,20 +178,16 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
     for (std::int64_t i = 0; i < spec.hidden; ++i) {
       row.push_back(static_cast<double>(load_f32(x.data, x.dtype, t * spec.hidden + i)));
     }
+    const std::vector<double> states = row;
     // A row with one scale is weighed before it is rounded.
     const bool early = spec.route.weight_on_input && options.rows == RowFormat::fp8_token;
     if (early) {
       const float weight = weights[static_cast<std::size_t>(t)];
       for (double& number : row) number = static_cast<double>(static_cast<float>(number) * weight);
     }
-    const std::vector<double> q = rounded(row);
-    for (int s = 0; s < spec.route.top_k; ++s) {
-      const auto pair = static_cast<std::size_t>(t * spec.route.top_k + s);
-      const auto e = static_cast<std::size_t>(ids[pair]);
+    const std::vector<double> of_experts = rounded(row), of_shared = rounded(states);
+    const auto add = [&](const std::vector<double>& q, std::size_t e, double before, double after) {
       std::vector<double> a = gate[e].times(q), b = up[e].times(q);
-      const auto weight = static_cast<double>(weights[pair]);
-      const double before = spec.route.weight_on_input && !early ? weight : 1;
-      const double after = spec.route.weight_on_input ? 1 : weight;
       for (std::size_t i = 0; i < a.size(); ++i) a[i] *= before, b[i] *= before;
       std::vector<double> h(a.size());
       for (std::size_t i = 0; i < h.size(); ++i) {
@@ -201,6 +203,16 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
         }
         bound[i] += after * terms / (four_bits ? 2 : 8) + 1e-5;
       }
+    };
+    for (int s = 0; s < spec.route.top_k; ++s) {
+      const auto pair = static_cast<std::size_t>(t * spec.route.top_k + s);
+      const auto weight = static_cast<double>(weights[pair]);
+      add(of_experts, static_cast<std::size_t>(ids[pair]),
+          spec.route.weight_on_input && !early ? weight : 1,
+          spec.route.weight_on_input ? 1 : weight);
+    }
+    if (spec.shared.intermediate > 0) {
+      add(of_shared, gate.size() - 1, 1, static_cast<double>(spec.shared.scale));
     }
     double row_error = 0, row_size = 0;
     for (std::size_t i = 0; i < want.size(); ++i) {
@@ -259,6 +271,45 @@ TEST(LayerInFp8, OrWithAScaleARow) {
   check(fast, small_layer(eight, 264, 384), 700, 1);
   check(fast, small_layer({.experts = 4, .top_k = 1}, 264, 384), 700, 1);
   check(fast, small_layer(eight, 264, 384), 3, 1);
+}
+
+// A shared expert of the same format has its rows rounded as the others', in every way: on the way,
+// between its products and by the first.
+TEST(LayerInFp8, ASharedExpertToo) {
+  if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
+  LayerOptions of_matrices = of_tokens;
+  of_matrices.format.format = Format::fp8_tensor;
+  for (const RouteSpec& route :
+       {RouteSpec{.experts = 8, .top_k = 2, .renormalize = true}, weights_on_the_input(1)}) {
+    for (const std::int64_t intermediate : {384, 264, 100}) {
+      LayerSpec spec = small_layer(route, 256, 384);
+      spec.shared = {.intermediate = intermediate, .scale = 0.5f};
+      for (const std::int64_t tokens : {1, 3, 40, 700, 3000}) {
+        if (tokens == 3000 && route.top_k == 2) continue;  // takes long on the host
+        check(fp8, spec, tokens, 1);
+        if (tokens <= 700) check(of_tokens, spec, tokens, 2);
+      }
+      check(of_matrices, spec, 40, 3);
+    }
+  }
+}
+
+// One of another format, or plain, has its rows in 16 bits.
+TEST(LayerInFp8, ASharedExpertOfAnotherFormatKeepsItsRows) {
+  if (!test::on_gpu()) GTEST_SKIP() << "fp8 is computed on a GPU";
+  LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true}, 256, 384);
+  spec.shared = {.intermediate = 264};
+  const auto words = [&](const FormatSpec& format) {
+    RandomLayer made(spec, 1);
+    if (format != FormatSpec{}) made.pack(made.weights.shared, format, format);
+    const std::string all = Layer(spec, made.weights, cuda(), fp8).explain(700);
+    return all.substr(all.find("  shared"));
+  };
+  EXPECT_NE(words({Format::fp8_block}).find("rows to fp8"), std::string::npos);
+  for (const FormatSpec& format :
+       {FormatSpec{}, FormatSpec{Format::fp8_channel}, FormatSpec{Format::nvfp4}}) {
+    EXPECT_EQ(words(format).find("rows to fp8"), std::string::npos) << to_string(format);
+  }
 }
 
 // Blackwell alone has kernels; others refuse by name when weights are prepared.

@@ -208,11 +208,19 @@ TEST_P(LayerOnGpu, FewTokensGiveWhatThoseThatAreOrderedGive) {
       in.token_ids = {};
       in.ids = view(routed.ids.data(), {tokens, spec.route.top_k});
       in.weights = view(routed.weights.data(), {tokens, spec.route.top_k});
-      // Ids that are given have no slot for a shared expert that is one more of the experts.
-      const bool apart =
-          tokens > 2 || layer.explain(tokens).find("one more of the experts") != std::string::npos;
-      EXPECT_EQ(run(gpu, layer, in).output, apart ? ordered : routed.output)
-          << tokens << " tokens, ids given";
+      Result given = run(gpu, layer, in);
+      if (spec.shared.intermediate > 0 && !invariant) {  // whose own k may be shared out or not
+        given.ids = routed.ids, given.weights = routed.weights;
+        const double bound = dtype == DType::bf16 ? 5e-3 : 1e-3;
+        EXPECT_LE(
+            error_beyond_rounding(random.spec, random.weights, in.hidden, given, ordered, dtype),
+            bound)
+            << tokens << " tokens, ids given";
+        EXPECT_EQ(run(gpu, layer, in).output, given.output) << tokens << " tokens, ids given";
+      } else {
+        EXPECT_EQ(given.output, tokens > 2 ? ordered : routed.output)
+            << tokens << " tokens, ids given";
+      }
     }
   }
 }
@@ -252,7 +260,7 @@ TEST(SharedExpertBeside, LeavesTheBitsAlone) {
                       {.dtype = DType::bf16,
                        .format = format,
                        .rows = fp8 ? RowFormat::fp8_block : RowFormat::as_dtype});
-    for (const std::int64_t tokens : {48, 64}) {
+    for (const std::int64_t tokens : {1, 2, 48, 64}) {
       test::Mirror mirror(context);
       const Buffer workspace = context.allocate(layer.workspace_bytes(tokens));
       std::vector<std::vector<float>> first, now;
@@ -275,6 +283,24 @@ TEST(SharedExpertBeside, LeavesTheBitsAlone) {
                            << calls * rounds << " calls";
     }
   }
+}
+
+TEST(SharedExpertBeside, StreamsItsWeightsWhereTokensAreFew) {
+  if (!test::on_hopper()) GTEST_SKIP() << "about a Hopper GPU";
+  LayerSpec spec = testing::small_layer({.experts = 16, .top_k = 4, .renormalize = true}, 512, 256);
+  spec.shared = {.intermediate = 192};
+  RandomLayer random(spec, 28, DType::bf16);
+  const Context context = cuda();
+  const auto streams = [&](std::int64_t tokens, const LayerOptions& options) {
+    const std::string words = Layer(spec, random.weights, context, options).explain(tokens);
+    EXPECT_NE(words.find("shared   on a stream of its own beside routing"), std::string::npos)
+        << words;
+    return words.find("its weights in one pass") != std::string::npos;
+  };
+  EXPECT_TRUE(streams(1, {}));
+  EXPECT_TRUE(streams(8, {}));
+  EXPECT_FALSE(streams(9, {}));
+  EXPECT_FALSE(streams(1, {.batch_invariant = true}));
 }
 
 // One graph, captured while its inputs were zeros, replayed over others: tokens, their number, the

@@ -101,6 +101,29 @@ TEST(SavedLayer, PackedExpertsStayPacked) {
   }
 }
 
+// Its rows are rounded as the others', or stay as they are where it is of another format.
+TEST(SavedLayer, ASharedExpertKeepsItsRows) {
+  if (!test::on_hopper()) GTEST_SKIP() << "about rows in fp8, of a Hopper GPU";
+  LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 128, 64);
+  spec.shared = {.intermediate = 24};
+  const Context context = test::engine();
+  const TemporaryFolder folder;
+  const std::string path = folder / "layer.safetensors";
+  for (const Format format : {Format::fp8_block, Format::fp8_channel}) {
+    RandomLayer random(spec, 47);
+    random.pack(random.weights.shared, {format}, {format});
+    const Layer layer(spec, random.weights, context,
+                      {.format = {Format::fp8_block}, .rows = RowFormat::fp8_block});
+    layer.save_prepared(path);
+    const Layer read = Layer::load_prepared(path, context);
+    for (const std::int64_t tokens : {1, 9, 300}) {
+      const LayerInputs in{.hidden = random.hidden_states(tokens)};
+      EXPECT_EQ(read.explain(tokens), layer.explain(tokens));
+      EXPECT_EQ(output(context, read, in), output(context, layer, in));
+    }
+  }
+}
+
 TEST(SavedLayer, GroupsThatAreWholeRows) {
   RandomLayer random(small_layer({.experts = 4, .top_k = 2}, 128, 64), 46);
   random.pack(random.weights.experts, {Format::int4, 128}, {Format::int4, 64});

@@ -1,0 +1,21 @@
+// A product of one group and few rows that runs while others wait for multiprocessors, as a layer's
+// shared expert does beside routing: not the plan that ends first, but one that keeps less of the
+// GPU from them. Of weights in 16 bits and of rows in fp8; for others it was slower
+// (docs/notes/cuda-layer.md, "Tiles of a shared expert").
+#pragma once
+
+#include "gemm/hopper_product.hpp"
+#include "gemm/packed_product.hpp"
+
+namespace shunt::cuda_engine {
+
+// Of the candidates in the fastest one's kernel, if that is for few rows, and no more blocks than
+// tiles; else, and of up to eight rows in fp8, the fastest as it is.
+ProductPlan plan_beside(const ProductSizes& sizes, const GpuFigures& gpu);
+PackedPlan plan_beside(const PackedSizes& sizes, const GpuFigures& gpu);
+
+// The products by these plans.
+void multiply_beside(const Gpu& gpu, const GroupedProduct& product);
+void multiply_beside(const Gpu& gpu, const PackedProduct& product);
+
+}  // namespace shunt::cuda_engine
