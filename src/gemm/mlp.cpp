@@ -351,13 +351,14 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
     if (way.beside && cuda_engine::on_gpu(context) && !decoded(weights) &&
         weights.rows != RowFormat::nvfp4) {
       const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
-      if (weights.format == FormatSpec{}) {
-        return cuda_engine::describe(
-            cuda_engine::plan_beside(plain_sizes(weights, rows, way), gpu));
+      if (weights.format != FormatSpec{}) {
+        return (way.rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
+               cuda_engine::describe(
+                   cuda_engine::plan_beside(fp8_sizes(weights, rows, way.rounded), gpu));
       }
-      return (way.rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
-             cuda_engine::describe(
-                 cuda_engine::plan_beside(fp8_sizes(weights, rows, way.rounded), gpu));
+      const cuda_engine::ProductPlan plan =
+          cuda_engine::plan_beside(plain_sizes(weights, rows, way), gpu);
+      if (plan.kernel == cuda_engine::ProductPlan::few_rows) return cuda_engine::describe(plan);
     }
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
       return to_string(weights.format) +

@@ -1,8 +1,8 @@
 // A shared expert as one more group of the experts' products, which every token goes to, where it
 // is shaped and stored as the others are: its weights stream in the same two launches instead of
-// two of their own. On Hopper, for one token whose products read all weights in one pass: others
-// were as fast with the shared expert apart, or faster (docs/notes/cuda-layer.md, "One more of the
-// experts"). Both ways read the same prepared matrices.
+// two of their own. On Hopper, for one token whose products read all weights in one pass and add
+// its rows up: others were as fast with the shared expert apart, or faster
+// (docs/notes/cuda-layer.md, "One more of the experts"). Both ways read the same prepared matrices.
 #pragma once
 
 #include "layer/weights.hpp"
