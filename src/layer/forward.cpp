@@ -282,33 +282,32 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const auto* const valid_count = valid.as<const std::int32_t>();
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
-    const std::int64_t inside = spec.shared.intermediate;
+    const std::int64_t intermediate = spec.shared.intermediate;
     const RowFormat kind = shared.gate_up.rows;
     const Rounding rounds = shared_rounding(tokens);
-    const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, inside});
-    const Fp8Rows h = rounds == Rounding::between
-                          ? Fp8Rows::in_place(kind, s.shared_h, tokens, inside, context.device())
-                          : Fp8Rows(kind, s.shared_h, tokens, inside, context.device());
+    const Tensor shared_h = at(s.shared_h, options.dtype, {tokens, intermediate});
+    const Fp8Rows h =
+        rounds == Rounding::between
+            ? Fp8Rows::in_place(kind, s.shared_h, tokens, intermediate, context.device())
+            : Fp8Rows(kind, s.shared_h, tokens, intermediate, context.device());
     MlpInput up{.rows = x,
                 .valid = valid_count,
                 .whole_k = whole_k,
                 .fast_accumulation = options.fast_accumulation,
                 .beside = beside,
                 .bias = shared.gate_up_bias.as<float>()};
-    MlpInput down{.rows = shared_h,
-                  .valid = valid_count,
-                  .whole_k = whole_k,
-                  .fast_accumulation = options.fast_accumulation,
-                  .beside = beside,
-                  .bias = shared.down_bias.as<float>()};
-    if (beside && streams_shared(tokens, in_products)) {
+    const bool streams = beside && streams_shared(tokens, in_products);
+    if (streams) {
       // As pairs, all of one group: rows behind the valid ones as well, which nobody reads.
       up.chain.ids = static_cast<const std::int32_t*>(group_0.data());
       up.chain.pairs = up.chain.tokens = static_cast<int>(tokens);
-      down.chain = up.chain;
-      up.valid = down.valid = nullptr;
-      up.early = static_cast<bool>(shared_logits), down.early = true;  // all but the rows
+      up.valid = nullptr;
     }
+    MlpInput down = up;
+    down.rows = shared_h;
+    down.bias = shared.down_bias.as<float>();
+    // All but the rows is older than the launch before.
+    up.early = streams && shared_logits, down.early = streams;
     if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);
     if (rounds != Rounding::on_the_way) {
       const Fp8Rows u(kind, s.shared, tokens, spec.hidden, context.device());
