@@ -8,15 +8,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "gemm/h200.hpp"
+
 namespace shunt::cuda_engine {
 namespace {
-
-constexpr GpuFigures h200{.compute = 90,
-                          .multiprocessors = 132,
-                          .shared_bytes = 232448,
-                          .largest_cluster = 8,
-                          .read_gbps = 4917,
-                          .clock_ghz = 1.98};
 
 ProductSizes sizes(std::int64_t rows, std::int64_t n, std::int64_t k) {
   return {.dtype = DType::bf16, .groups = 1, .rows = rows, .group_rows = n, .k = k};

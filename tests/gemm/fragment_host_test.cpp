@@ -18,6 +18,7 @@
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fragment_teams.hpp"
+#include "gemm/h200.hpp"
 #endif
 
 namespace shunt::cuda_engine {
@@ -357,13 +358,6 @@ TEST(FragmentPrepare, WhatIsNotFiniteIsRefused) {
     }
   }
 }
-
-constexpr GpuFigures h200{.compute = 90,
-                          .multiprocessors = 132,
-                          .shared_bytes = 232448,
-                          .largest_cluster = 8,
-                          .read_gbps = 4917,
-                          .clock_ghz = 1.98};
 
 PackedSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k) {
   return {.groups = groups, .rows = rows, .group_rows = n, .k = k, .bits = 4.5};

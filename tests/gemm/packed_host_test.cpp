@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "gemm/h200.hpp"
 #include "gemm/packed_data.hpp"
 #include "gemm/packed_layout.hpp"
 #include "gemm/packed_plan.hpp"
@@ -56,13 +57,6 @@ TEST(PackedLayout, WeightsComeBackExactly) {
     }
   }
 }
-
-constexpr GpuFigures h200{.compute = 90,
-                          .multiprocessors = 132,
-                          .shared_bytes = 232448,
-                          .largest_cluster = 8,
-                          .read_gbps = 4917,
-                          .clock_ghz = 1.98};
 
 PackedSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k, bool packed) {
   return {.groups = groups,

@@ -7,18 +7,12 @@
 #include <utility>
 
 #include "gemm/cuda_layout.hpp"
+#include "gemm/h200.hpp"
 #include "gemm/product_plan.hpp"
 #include "gemm/weighed.hpp"
 
 namespace shunt::cuda_engine {
 namespace {
-
-constexpr GpuFigures h200{.compute = 90,
-                          .multiprocessors = 132,
-                          .shared_bytes = 232448,
-                          .largest_cluster = 8,
-                          .read_gbps = 4917,
-                          .clock_ghz = 1.98};
 
 ProductSizes sizes(int groups, std::int64_t rows, std::int64_t n, std::int64_t k,
                    bool gathered = false) {
