@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "gemm/fragment_teams.hpp"
 #include "gemm/packed_model.hpp"
 #include "gemm/plan_math.hpp"
 
@@ -16,22 +17,32 @@ std::int64_t blocks_of(const Sizes& sizes, const Plan& plan) {
   return plan.split * ceil_div(sizes.group_rows, 128) * ceil_div(sizes.rows, plan.tile_tokens);
 }
 
-// held(plan, blocks): multiprocessors. What a layer takes followed half of the product's own time
-// and seven tenths of the part of the GPU's time that its blocks hold.
-template <class Plan, class Plans, class Sizes, class Held>
-Plan least_in_the_way(const Plan& fastest, const Plans& plans, const Sizes& sizes,
-                      const GpuFigures& gpu, const Held& held) {
+// Of plans that may be taken, the one that is least in the way; held(plan): multiprocessors. What a
+// layer takes followed half of the product's own time and seven tenths of the part of the GPU's
+// time that its blocks hold.
+template <class Plan, class Plans, class May, class Held>
+Plan least_in_the_way(const Plan& fastest, const Plans& plans, const GpuFigures& gpu,
+                      const May& may, const Held& held) {
   constexpr double own = 0.5, of_the_gpu = 0.7;
-  if (fastest.kernel != Plan::few_rows) return fastest;
   const auto cost = [&](const Plan& plan) {
-    const double part =
-        held(plan, static_cast<double>(blocks_of(sizes, plan))) / gpu.multiprocessors;
-    return plan.us * (own + of_the_gpu * std::min(1.0, part));
+    return plan.us * (own + of_the_gpu * std::min(1.0, held(plan) / gpu.multiprocessors));
   };
   Plan best = fastest;
   for (const Plan& plan : plans) {
-    if (plan.kernel == Plan::few_rows && cost(plan) < cost(best)) best = plan;
+    // Of equal ones the later: more parts of k.
+    if (may(plan) && (!may(best) || cost(plan) <= cost(best))) best = plan;
   }
+  return best;
+}
+
+// Of kernels for few rows alone, with no more blocks than tiles; held(plan, blocks).
+template <class Plan, class Plans, class Sizes, class Held>
+Plan few_rows_beside(const Plan& fastest, const Plans& plans, const Sizes& sizes,
+                     const GpuFigures& gpu, const Held& held) {
+  if (fastest.kernel != Plan::few_rows) return fastest;
+  Plan best = least_in_the_way(
+      fastest, plans, gpu, [](const Plan& plan) { return plan.kernel == Plan::few_rows; },
+      [&](const Plan& plan) { return held(plan, static_cast<double>(blocks_of(sizes, plan))); });
   best.blocks = static_cast<int>(std::min<std::int64_t>(best.blocks, blocks_of(sizes, best)));
   return best;
 }
@@ -48,18 +59,39 @@ ProductPlan plan_beside(const ProductSizes& sizes, const GpuFigures& gpu) {
     if (plan.split == 4 && fit) plan.us += fitting_clusters_us;
     plans.add(plan);
   }
-  return least_in_the_way(plan_product(sizes, gpu), plans, sizes, gpu,
-                          [](const ProductPlan&, double blocks) { return blocks; });
+  return few_rows_beside(plan_product(sizes, gpu), plans, sizes, gpu,
+                         [](const ProductPlan&, double blocks) { return blocks; });
 }
 
 PackedPlan plan_beside(const PackedSizes& sizes, const GpuFigures& gpu) {
   constexpr std::int64_t too_few = 8;  // whose layers are slower by it
   const PackedPlan fastest = plan_packed(sizes, gpu);
   if (sizes.rows <= too_few) return fastest;
-  return least_in_the_way(
+  return few_rows_beside(
       fastest, candidates(sizes, gpu), sizes, gpu, [](const PackedPlan& plan, double blocks) {
         const bool together = plan.split == 1 && plan.tile_tokens <= most_tokens_together;
         return together ? blocks / few_together : blocks;
+      });
+}
+
+PackedPlan plan_fragments_beside(const PackedSizes& sizes, const GpuFigures& gpu) {
+  constexpr std::int64_t least = 16, most = 256;  // others' layers were slower by it
+  constexpr double other_tile_us = 2;             // for a second kernel's code
+  const PackedPlan fastest = plan_fragments(sizes, gpu);
+  if (sizes.rows < least || sizes.rows > most) return fastest;
+  PackedPlans plans;
+  for (PackedPlan plan : fragment_candidates(sizes, gpu)) {
+    if (sizes.tile_before > 0 && plan.tile_tokens != sizes.tile_before) plan.us += other_tile_us;
+    plans.add(plan);
+  }
+  return least_in_the_way(
+      fastest, plans, gpu, [](const PackedPlan& plan) { return plan.split <= few_teams; },
+      [&](const PackedPlan& plan) {
+        // Teams of different blocks first: a block for each tile, as far as there are any.
+        const bool few = plan.kernel == PackedPlan::few_rows;
+        const std::int64_t tiles =
+            ceil_div(sizes.group_rows, 128) * ceil_div(sizes.rows, plan.tile_tokens);
+        return static_cast<double>(few ? std::min<std::int64_t>(plan.blocks, tiles) : plan.blocks);
       });
 }
 
@@ -71,6 +103,15 @@ void multiply_beside(const Gpu& gpu, const PackedProduct& p) {
   if (p.out.elements() == 0) return;
   const PackedPlan plan = plan_beside(sizes_of(p), figures(gpu));
   if (!multiply_as_planned(gpu, plan, p)) multiply_packed(gpu, p);
+}
+
+void multiply_beside(const Gpu& gpu, const FragmentProduct& p, void* memory) {
+  if (p.out.elements() == 0) return;
+  const bool ordered = p.layout.format.ordered;  // a pass of its own comes first
+  if (!ordered && multiply_as_planned(gpu, plan_fragments_beside(sizes_of(p), figures(gpu)), p)) {
+    return;
+  }
+  multiply_fragments(gpu, p, memory);
 }
 
 }  // namespace shunt::cuda_engine

@@ -71,6 +71,11 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   return sizes;
 }
 
+// Rows of an ordered format have a pass of their own first.
+[[maybe_unused]] bool decoded_beside(const PreparedWeights& weights, const MlpWay& way) {
+  return way.beside && !weights.format.ordered;
+}
+
 // Of weights that are not packed.
 [[maybe_unused]] cuda_engine::ProductSizes plain_sizes(const PreparedWeights& weights,
                                                        std::int64_t rows, const MlpWay& way) {
@@ -137,6 +142,7 @@ struct Multiply {
   bool beside;  // others, and without ids
   void* memory;
   void operator()(const cuda_engine::FragmentProduct& p) const {
+    if (beside) return cuda_engine::multiply_beside(gpu, p, memory);
     cuda_engine::multiply_fragments(gpu, p, memory, chain);
   }
   void operator()(const cuda_engine::PackedProduct& p) const {
@@ -336,8 +342,12 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
              const MlpWay& way) {
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
-      return cuda_engine::product_tile(context.gpu(), packed_sizes(weights, rows, way));
+      const cuda_engine::PackedSizes sizes = packed_sizes(weights, rows, way);
+      return decoded_beside(weights, way)
+                 ? plan_fragments_beside(sizes, cuda_engine::figures(context.gpu())).tile_tokens
+                 : product_tile(context.gpu(), sizes);
     }
+    if (way.beside) return 0;
     if (cuda_engine::on_gpu(context) && weights.format == FormatSpec{}) {
       return cuda_engine::few_tile(context.gpu(), plain_sizes(weights, rows, way));
     }
@@ -361,9 +371,12 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       if (plan.kernel == cuda_engine::ProductPlan::few_rows) return cuda_engine::describe(plan);
     }
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
+      const cuda_engine::PackedSizes sizes = packed_sizes(weights, rows, way);
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
-             cuda_engine::product_words(context.gpu(), packed_sizes(weights, rows, way));
+             (decoded_beside(weights, way) ? fragment_words(plan_fragments_beside(
+                                                 sizes, cuda_engine::figures(context.gpu())))
+                                           : product_words(context.gpu(), sizes));
     }
     if (cuda_engine::on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";

@@ -306,6 +306,10 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     MlpInput down = up;
     down.rows = shared_h;
     down.bias = shared.down_bias.as<float>();
+    if (beside) {
+      down.tile_before =
+          mlp_tile(context, shared.gate_up, tokens, {.whole_k = whole_k, .beside = true});
+    }
     // All but the rows is older than the launch before.
     up.early = streams && shared_logits, down.early = streams;
     if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);

@@ -73,6 +73,56 @@ TEST(BesidePlan, LeavesEightRowsOfFp8AsTheyAre) {
   EXPECT_LT(plan_beside(more, h200).blocks, plan_packed(more, h200).blocks);
 }
 
+PackedSizes nvfp4(std::int64_t rows, std::int64_t n, std::int64_t k) {
+  return {.groups = 1, .rows = rows, .group_rows = n, .k = k, .bits = 4.5};
+}
+
+// Likewise: layers took less time with these tiles than with those that end first.
+TEST(BesidePlan, DecodedWeightsTakeFewerMultiprocessors) {
+  struct Case {
+    std::int64_t rows, n, k;
+    int tile, split;
+  };
+  for (const Case& of : {Case{32, 2048, 5120, 24, 4},
+                         {64, 2048, 5120, 24, 4},
+                         {256, 2048, 5120, 64, 1},
+                         {128, 4096, 7168, 64, 1}}) {
+    SCOPED_TRACE(std::to_string(of.rows) + " rows");
+    const PackedSizes sizes = nvfp4(of.rows, of.n, of.k);
+    const PackedPlan plan = plan_fragments_beside(sizes, h200);
+    EXPECT_EQ(plan.tile_tokens, of.tile) << fragment_words(plan);
+    EXPECT_EQ(plan.split, of.split) << fragment_words(plan);
+    EXPECT_GT(plan.us, plan_fragments(sizes, h200).us);
+  }
+}
+
+// A second kernel's code takes longer than tiles that are a little better are worth.
+TEST(BesidePlan, DecodedWeightsOfTheSecondProductKeepTheFirstOnesTile) {
+  PackedSizes down = nvfp4(32, 2048, 512);  // Qwen3-Next's
+  EXPECT_EQ(plan_fragments_beside(down, h200).tile_tokens, 24);
+  down.tile_before = plan_fragments_beside(nvfp4(32, 1024, 2048), h200).tile_tokens;
+  EXPECT_EQ(down.tile_before, 8);
+  EXPECT_EQ(plan_fragments_beside(down, h200).tile_tokens, 8);
+}
+
+TEST(BesidePlan, DecodedWeightsHaveNoClustersButForFewRows) {
+  for (const std::int64_t rows : {1, 8, 9, 16, 33, 64, 100, 128, 256, 512, 4096}) {
+    for (const auto& [n, k] : {std::pair{2048, 5120}, {5120, 1024}, {1024, 2048}, {2880, 2880}}) {
+      const PackedSizes sizes = nvfp4(rows, n, k);
+      const PackedPlan plan = plan_fragments_beside(sizes, h200),
+                       fastest = plan_fragments(sizes, h200);
+      SCOPED_TRACE(std::to_string(rows) + " rows: " + fragment_words(plan));
+      EXPECT_NE(plan.kernel, PackedPlan::none);
+      if (rows < 16 || rows > 256) {
+        EXPECT_EQ(plan.split, fastest.split);
+        EXPECT_EQ(plan.tile_tokens, fastest.tile_tokens);
+      } else {
+        EXPECT_LE(plan.split, 4);
+      }
+    }
+  }
+}
+
 // k is not shared out where a row's bits may not depend on how many there are.
 TEST(BesidePlan, KeepsKWhole) {
   ProductSizes whole = sizes(64, 2048, 5120);
@@ -81,6 +131,9 @@ TEST(BesidePlan, KeepsKWhole) {
   PackedSizes packed = fp8(64, 2048, 5120);
   packed.whole_k = true;
   EXPECT_EQ(plan_beside(packed, h200).split, 1);
+  PackedSizes decoded = nvfp4(64, 2048, 5120);
+  decoded.whole_k = true;
+  EXPECT_EQ(plan_fragments_beside(decoded, h200).split, 1);
 }
 
 }  // namespace

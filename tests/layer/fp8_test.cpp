@@ -171,7 +171,10 @@ void check(const LayerOptions& options, const LayerSpec& spec, std::int64_t toke
   mirror.fetch();
   EXPECT_EQ(y, first);
 
-  const double inner = static_cast<double>(spec.experts.intermediate * spec.route.top_k);
+  // Of the experts or of the shared one, which may be most of the sum.
+  std::int64_t least_inner = spec.experts.intermediate * spec.route.top_k;
+  if (spec.shared.intermediate > 0) least_inner = std::min(least_inner, spec.shared.intermediate);
+  const auto inner = static_cast<double>(least_inner);
   double error = 0, size = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::vector<double> row, want(static_cast<std::size_t>(spec.hidden)), bound(want.size());
