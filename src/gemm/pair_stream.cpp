@@ -30,11 +30,11 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
     }
     return plan;
   };
-  constexpr int longest_of_few = 16, longest_of_more = 24;
+  constexpr int longest_of_few = 16;
   const PairPlan few = fit(few_warps);
   if (few.parts > 0 && steps <= limits.longest * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
-  if (more.parts > std::max(1, few.parts) && steps <= longest_of_more * more.parts) return more;
+  if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;
   // Longer ones pay where a product waits for ids, if its blocks are shared out evenly: the most
   // that a multiprocessor has is what counts (measured: docs/notes/cuda-layer.md).

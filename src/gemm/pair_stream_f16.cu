@@ -9,7 +9,7 @@ using Stream = Stream16<__half, depth>;
 }  // namespace
 
 bool pair_stream_f16(const Gpu& gpu, const PairArgs& args) {
-  return launch_pair_stream<Stream, 5, 3>(gpu, args, {.least = 2, .most = 24, .longest = 16});
+  return launch_stream_16<Stream>(gpu, args);
 }
 
 }  // namespace shunt::cuda_engine

@@ -123,22 +123,18 @@ struct OfLane {
   static constexpr int bytes = StreamFragments<L, 1, blocks>::slot_bytes;
 };
 
-// 9 KB of a warp under way, or 7, which has paid for one token only. In 4 bits tiles of 32 rows of
-// weights where those of 16 do not fit, each with all of k: shared out as well they were slower
-// than the kernels for few rows.
+// 9 KB of a warp under way, or 7. In 4 bits tiles of 32 rows of weights where those of 16 do not
+// fit, each with all of k: shared out as well they were slower than the kernels for few rows.
 template <class L>
 bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   using One = OfLane<L, 1>;
-  constexpr int deep = 9 * 1024 / One::bytes;
-  if constexpr (eight_bits(L::codes)) {
-    return launch_pair_stream<One::template Stream, deep, 0>(
-        gpu, args, {.least = 2, .most = 16, .longest = 16});
+  constexpr int deep = 9 * 1024 / One::bytes, shallow = 7 * 1024 / One::bytes;
+  constexpr bool wide = eight_bits(L::codes);
+  const PairLimits limits{.least = 1, .most = 24, .longest = wide ? 16 : 10};
+  if (launch_pair_stream<One::template Stream, deep, shallow>(gpu, args, limits)) return true;
+  if constexpr (wide || L::codes == Codes::int4) {
+    return false;
   } else {
-    const PairLimits limits{.least = 1, .most = args.tokens == 1 ? 24 : 16, .longest = 10};
-    if (launch_pair_stream<One::template Stream, deep, 7 * 1024 / One::bytes>(gpu, args, limits)) {
-      return true;
-    }
-    if constexpr (L::codes == Codes::int4) return false;
     using Two = OfLane<L, 2>;
     return launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
         gpu, args, {.least = 1, .most = 16, .longest = 16, .most_parts = 1});

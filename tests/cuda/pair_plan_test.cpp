@@ -60,7 +60,19 @@ TEST(PairPlan, OfKnownLayers) {
   EXPECT_EQ(more.warps, 24);
   EXPECT_EQ(plan(180, 23, 4, four_bits).parts, 4);
   EXPECT_EQ(plan(360, 23, 4, {.least = 2, .most = 16, .longest = 16}).parts, 0);
-  EXPECT_EQ(plan(96, 16, groups_hit(128, 32, 4), four_bits).parts, 0);
+  // Of three tokens 24 warps fit with all of k each, of four they would but for their rows.
+  PairSizes few{.tiles = 96,
+                .steps = 16,
+                .groups_hit = groups_hit(128, 24, 3),
+                .tokens = 3,
+                .row_bytes = 3 * 4112,
+                .warp_bytes = 8 * 1152 + 512,
+                .more_warp_bytes = 6 * 1152 + 512};
+  const PairPlan three = plan_pairs(few, four_bits, multiprocessors, shared_bytes);
+  EXPECT_EQ(three.parts, 1);
+  EXPECT_EQ(three.warps, 24);
+  few.groups_hit = groups_hit(128, 32, 4), few.tokens = 4, few.row_bytes = 4 * 4112;
+  EXPECT_EQ(plan_pairs(few, four_bits, multiprocessors, shared_bytes).parts, 0);
   // By tiles of 32 rows of weights, each with all of k: Qwen3-30B-A3B's fit at four tokens,
   // gpt-oss-20b's would be too long at two.
   constexpr PairLimits whole_k{.least = 1, .most = 16, .longest = 16, .most_parts = 1};
