@@ -9,6 +9,7 @@
 #include "gemm/cpu_engine.hpp"
 #include "gemm/cuda_engine.hpp"
 #include "gemm/fp4_product.hpp"
+#include "gemm/fp8_sizes.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/fragment_product.hpp"
 #include "gemm/fused.hpp"
@@ -95,13 +96,7 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
                                                     std::int64_t rows, bool rounded) {
   cuda_engine::PackedSizes sizes;
   if constexpr (cuda_engine::built) {
-    const auto layout = cuda_engine::layout_of(weights);
-    sizes = {.groups = weights.groups,
-             .rows = rows,
-             .group_rows = layout.rows(),
-             .k = layout.k,
-             .packed_rows = rounded,
-             .rows_in_place = rounded};
+    sizes = cuda_engine::fp8_sizes(cuda_engine::layout_of(weights), weights.groups, rows, rounded);
   }
   return sizes;
 }

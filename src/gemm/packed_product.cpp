@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "gemm/fp4_product.hpp"
+#include "gemm/fp8_sizes.hpp"
 #include "gemm/packed_model.hpp"
 #include "gemm/pair_stream.hpp"
 #include "gemm/rounding_plan.hpp"
@@ -22,15 +23,6 @@ std::int64_t width(DType dtype) { return bits(dtype) / 8; }
 bool aligned_to(const Tensor& rows, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::size_t>(bytes) == 0 &&
          (rows.shape[0] <= 1 || rows.strides[0] * width(rows.dtype) % bytes == 0);
-}
-
-PackedSizes sizes_for(const PackedLayout& layout, int groups, std::int64_t rows, bool packed) {
-  return {.groups = groups,
-          .rows = rows,
-          .group_rows = layout.rows(),
-          .k = layout.k,
-          .packed_rows = packed,
-          .rows_in_place = packed};
 }
 
 }  // namespace
@@ -180,13 +172,13 @@ void multiply_packed(const Gpu& gpu, const PackedProduct& p, const FewChain& cha
 
 Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
                        int groups, std::int64_t rows) {
-  return plan_rounding(sizes_for(gate_up, groups, rows, false),
-                       sizes_for(down, groups, rows, false), figures(gpu));
+  return plan_rounding(fp8_sizes(gate_up, groups, rows, false),
+                       fp8_sizes(down, groups, rows, false), figures(gpu));
 }
 
 std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
                           bool rounded) {
-  const PackedSizes sizes = sizes_for(layout, groups, rows, rounded);
+  const PackedSizes sizes = fp8_sizes(layout, groups, rows, rounded);
   const GpuFigures f = figures(gpu);
   return (rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
          describe(plan_packed(sizes, f)) + weighed(candidates(sizes, f));
