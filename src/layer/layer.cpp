@@ -77,11 +77,24 @@ LayerOptions of_a_file(const LayerOptions& options) {
       "layer: LayerOptions.in_place: must be false for a checkpoint, whose tensors are mapped read "
       "only");
 }
+
+// What is wrong with its weights is said with the folder and the layer.
+Layer of_checkpoint(const Checkpoint& checkpoint, int layer, const Context& context,
+                    const LayerOptions& given) {
+  const LayerSpec spec = checkpoint.spec(layer);
+  const LayerWeights weights = checkpoint.weights(layer);
+  const LayerOptions options = of_a_file(given);
+  try {
+    return Layer(spec, weights, context, options);
+  } catch (const Error& error) {
+    fail(error.status(), "{}, layer {}: {}", checkpoint.folder(), layer, error.what());
+  }
+}
 }  // namespace
 
 Layer::Layer(const Checkpoint& checkpoint, int layer, const Context& context,
              const LayerOptions& options)
-    : Layer(checkpoint.spec(layer), checkpoint.weights(layer), context, of_a_file(options)) {}
+    : Layer(of_checkpoint(checkpoint, layer, context, options)) {}
 
 Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

@@ -1,6 +1,9 @@
 // Quantised checkpoints that are refused by name: what their config says is not what is there.
+#include <cmath>
+#include <cstdint>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/quantised_changed.hpp"
 
@@ -479,6 +482,27 @@ TEST(QuantisedRefusals, SizesThatWordsDoNotHold) {
                          "k to a block"),
             std::string::npos)
       << gpt_oss;
+}
+
+// What only a layer finds out about its weights is said with the checkpoint's folder and the layer.
+TEST(Quantised, ALayersErrorsNameTheCheckpoint) {
+  const TemporaryFolder at;
+  std::vector<std::uint16_t> scales(32, f32_to_bf16(1));
+  scales[1] = f32_to_bf16(std::nanf(""));
+  const std::string folder = rewritten(
+      at, "fp8_channel", [](Json&) {},
+      [&](Tensors& tensors) {
+        tensors.at(gate + ".weight_scale") = of_shape(scales.data(), DType::bf16, {32, 1});
+      });
+  const Checkpoint checkpoint = Checkpoint::open(folder);
+  const std::string message =
+      error_of([&] { const Layer layer(checkpoint, 0, cpu({.threads = 1})); });
+  EXPECT_TRUE(message.starts_with(folder + ", layer 0: ")) << message;
+  EXPECT_NE(message.find("[0], or its up, holds a NaN"), std::string::npos) << message;
+  EXPECT_NE(error_of([&] {
+              const Layer layer(checkpoint, 9, cpu({.threads = 1}));
+            }).find("layer is 9: must be 0 to"),
+            std::string::npos);
 }
 
 }  // namespace
