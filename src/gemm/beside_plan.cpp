@@ -75,10 +75,12 @@ PackedPlan plan_beside(const PackedSizes& sizes, const GpuFigures& gpu) {
 }
 
 PackedPlan plan_fragments_beside(const PackedSizes& sizes, const GpuFigures& gpu) {
-  constexpr std::int64_t least = 16, most = 256;  // others' layers were slower by it
-  constexpr double other_tile_us = 2;             // for a second kernel's code
+  constexpr std::int64_t fewest_rows = 16, most_rows = 256;  // others' layers were slower by it
+  constexpr double other_tile_us = 2;                        // for a second kernel's code
   const PackedPlan fastest = plan_fragments(sizes, gpu);
-  if (sizes.rows < least || sizes.rows > most) return fastest;
+  const bool hopper = fastest.kernel == PackedPlan::few_rows ||
+                      fastest.kernel == PackedPlan::many_rows;  // timed there alone
+  if (!hopper || sizes.rows < fewest_rows || sizes.rows > most_rows) return fastest;
   PackedPlans plans;
   for (PackedPlan plan : fragment_candidates(sizes, gpu)) {
     if (sizes.tile_before > 0 && plan.tile_tokens != sizes.tile_before) plan.us += other_tile_us;

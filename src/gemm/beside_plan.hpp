@@ -13,8 +13,8 @@ namespace shunt::cuda_engine {
 // tiles; else, and of up to eight rows in fp8, the fastest as it is.
 ProductPlan plan_beside(const ProductSizes& sizes, const GpuFigures& gpu);
 PackedPlan plan_beside(const PackedSizes& sizes, const GpuFigures& gpu);
-// Of weights that are decoded: of 16 to 256 rows that of all candidates without clusters, whose
-// blocks would wait for several multiprocessors at once; of others the fastest.
+// Of weights that are decoded: of 16 to 256 rows on Hopper that of all candidates without clusters,
+// whose blocks would wait for several multiprocessors at once; of others the fastest.
 PackedPlan plan_fragments_beside(const PackedSizes& sizes, const GpuFigures& gpu);
 
 // The products by these plans. `memory`: as multiply_fragments() has it.

@@ -96,6 +96,20 @@ TEST(BesidePlan, DecodedWeightsTakeFewerMultiprocessors) {
   }
 }
 
+TEST(BesidePlan, DecodedWeightsOnOtherGpusKeepTheFastest) {
+  const GpuFigures a100{.compute = 80,
+                        .multiprocessors = 108,
+                        .shared_bytes = 166912,
+                        .read_gbps = 1555,
+                        .clock_ghz = 1.41};
+  for (const std::int64_t rows : {8, 16, 64, 256}) {
+    const PackedSizes sizes = nvfp4(rows, 2048, 5120);
+    const PackedPlan plan = plan_fragments_beside(sizes, a100);
+    EXPECT_EQ(plan.kernel, PackedPlan::portable);
+    EXPECT_EQ(plan.tile_tokens, plan_fragments(sizes, a100).tile_tokens);
+  }
+}
+
 // A second kernel's code takes longer than tiles that are a little better are worth.
 TEST(BesidePlan, DecodedWeightsOfTheSecondProductKeepTheFirstOnesTile) {
   PackedSizes down = nvfp4(32, 2048, 512);  // Qwen3-Next's
