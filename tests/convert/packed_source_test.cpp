@@ -518,9 +518,10 @@ TEST(ConvertPacked, OneOfThreeMatricesIsPlain) {
     check_conversions(in);
     const Checkpoint mixed = Checkpoint::open(in);
     const std::string message = error_of([&] { (void)Layer(mixed, 0, cpu()); });
-    EXPECT_EQ(message, fmt::format("layer: experts.{} is plain and others of its matrices are "
-                                   "packed: must be packed alike, as `shunt convert` makes them",
-                                   down_is_plain ? "down" : "gate"));
+    EXPECT_EQ(message,
+              fmt::format("{}, layer 0: layer: experts.{} is plain and others of its matrices are "
+                          "packed: must be packed alike, as `shunt convert` makes them",
+                          in, down_is_plain ? "down" : "gate"));
   }
 }
 
