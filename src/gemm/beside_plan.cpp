@@ -11,10 +11,14 @@ namespace shunt::cuda_engine {
 
 namespace {
 
-// Blocks of a product of one group; a tile has 128 rows of weights.
+// Of a product of one group: tiles, each of 128 rows of weights, and blocks.
+template <class Sizes, class Plan>
+std::int64_t tiles_of(const Sizes& sizes, const Plan& plan) {
+  return ceil_div(sizes.group_rows, 128) * ceil_div(sizes.rows, plan.tile_tokens);
+}
 template <class Sizes, class Plan>
 std::int64_t blocks_of(const Sizes& sizes, const Plan& plan) {
-  return plan.split * ceil_div(sizes.group_rows, 128) * ceil_div(sizes.rows, plan.tile_tokens);
+  return plan.split * tiles_of(sizes, plan);
 }
 
 // Of plans that may be taken, the one that is least in the way; held(plan): multiprocessors. What a
@@ -89,11 +93,9 @@ PackedPlan plan_fragments_beside(const PackedSizes& sizes, const GpuFigures& gpu
   return least_in_the_way(
       fastest, plans, gpu, [](const PackedPlan& plan) { return plan.split <= few_teams; },
       [&](const PackedPlan& plan) {
+        if (plan.kernel != PackedPlan::few_rows) return static_cast<double>(plan.blocks);
         // Teams of different blocks first: a block for each tile, as far as there are any.
-        const bool few = plan.kernel == PackedPlan::few_rows;
-        const std::int64_t tiles =
-            ceil_div(sizes.group_rows, 128) * ceil_div(sizes.rows, plan.tile_tokens);
-        return static_cast<double>(few ? std::min<std::int64_t>(plan.blocks, tiles) : plan.blocks);
+        return static_cast<double>(std::min<std::int64_t>(plan.blocks, tiles_of(sizes, plan)));
       });
 }
 
@@ -107,13 +109,11 @@ void multiply_beside(const Gpu& gpu, const PackedProduct& p) {
   if (!multiply_as_planned(gpu, plan, p)) multiply_packed(gpu, p);
 }
 
-void multiply_beside(const Gpu& gpu, const FragmentProduct& p, void* memory) {
-  if (p.out.elements() == 0) return;
-  const bool ordered = p.layout.format.ordered;  // a pass of its own comes first
-  if (!ordered && multiply_as_planned(gpu, plan_fragments_beside(sizes_of(p), figures(gpu)), p)) {
-    return;
-  }
-  multiply_fragments(gpu, p, memory);
+void multiply_beside(const Gpu& gpu, const FragmentProduct& given, void* memory) {
+  if (given.out.elements() == 0) return;
+  const FragmentProduct p = given.layout.format.ordered ? order_rows(gpu, given, memory) : given;
+  const PackedPlan plan = plan_fragments_beside(sizes_of(p), figures(gpu));
+  if (!multiply_as_planned(gpu, plan, p)) multiply_fragments(gpu, given, memory);
 }
 
 }  // namespace shunt::cuda_engine

@@ -72,11 +72,6 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
   return sizes;
 }
 
-// Rows of an ordered format have a pass of their own first.
-[[maybe_unused]] bool decoded_beside(const PreparedWeights& weights, const MlpWay& way) {
-  return way.beside && !weights.format.ordered;
-}
-
 // Of weights that are not packed.
 [[maybe_unused]] cuda_engine::ProductSizes plain_sizes(const PreparedWeights& weights,
                                                        std::int64_t rows, const MlpWay& way) {
@@ -338,7 +333,7 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
       const cuda_engine::PackedSizes sizes = packed_sizes(weights, rows, way);
-      return decoded_beside(weights, way)
+      return way.beside
                  ? plan_fragments_beside(sizes, cuda_engine::figures(context.gpu())).tile_tokens
                  : product_tile(context.gpu(), sizes);
     }
@@ -369,9 +364,9 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       const cuda_engine::PackedSizes sizes = packed_sizes(weights, rows, way);
       return to_string(weights.format) +
              (weights.format.ordered ? ", rows put in order beforehand, " : ", ") +
-             (decoded_beside(weights, way) ? fragment_words(plan_fragments_beside(
-                                                 sizes, cuda_engine::figures(context.gpu())))
-                                           : product_words(context.gpu(), sizes));
+             (way.beside ? fragment_words(
+                               plan_fragments_beside(sizes, cuda_engine::figures(context.gpu())))
+                         : product_words(context.gpu(), sizes));
     }
     if (cuda_engine::on_gpu(context) && weights.rows == RowFormat::nvfp4) {
       return to_string(weights.format) + ", rows to nvfp4 beforehand";

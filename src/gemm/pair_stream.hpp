@@ -82,7 +82,7 @@ struct PairLimits {
   int most;                  // of warps
   int longest;               // steps of a warp, beyond which more warps are faster
   int most_parts = 8;        // a power of two
-  int longest_of_more = 24;  // steps of each of 24 warps
+  int longest_of_more = 24;  // steps that one of 24 warps has at most
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
 struct PairSizes {
