@@ -10,7 +10,8 @@
 //      that is hit. A group that a caller's ids name more often than there are tokens counts as
 //      several, of at most as many rows
 //   2. brings the group's rows into shared memory, as they are or rounded: one token's, which all
-//      groups share, before it waits for the ids
+//      groups share, before it waits for the ids; else each warp its own steps of them, unless
+//      others have the same
 //   3. starts its weights. Where ids are older than the grid before this one, this comes first and
 //      only rows wait: the second product's weights are on their way while the first one's blocks
 //      end, as far as these leave room
@@ -125,17 +126,24 @@ __device__ __noinline__ GivenPair given_pair(const PairArgs& args, int lane) {
   return pair;
 }
 
-// Rows of 16-bit numbers as they are, zeros behind k up to `padded` numbers. By the whole block; of
-// copies that are waited for.
+// Which steps along k of a group's rows are brought to shared memory, and by which of how many
+// threads.
+struct Staging {
+  int begin, end, thread, threads;
+};
+
+// Rows of 16-bit numbers as they are, zeros behind k up to a step's `numbers`. By copies that are
+// waited for.
 __device__ __forceinline__ void stage_as_they_are(const PairArgs& args, const StreamedRows& rows,
-                                                  std::uint32_t to, int padded, int thread,
-                                                  int threads) {
+                                                  std::uint32_t to, int numbers,
+                                                  const Staging& by) {
   const int inside = static_cast<int>(args.k) / 8;
 #pragma unroll 1
   for (int t = 0; t < rows.count; ++t) {
     const char* const from = rows.source(args, t);
 #pragma unroll 1
-    for (int piece = thread; piece < padded / 8; piece += threads) {
+    for (int piece = by.begin * (numbers / 8) + by.thread; piece < by.end * (numbers / 8);
+         piece += by.threads) {
       cp_async_16(to + static_cast<std::uint32_t>(t * args.pitch + 16 * piece),
                   from + (piece < inside ? 16 * piece : 0), piece < inside ? 16 : 0);
     }
@@ -198,9 +206,9 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   [[maybe_unused]] typename P::Ahead ahead;
   if (staged) {
     if constexpr (P::rounds) {
-      ahead.begin(args, args.source, shared, thread, threads);
+      ahead.begin(args, args.source, shared, {0, args.steps, thread, threads});
     } else {
-      P::stage(args, {.of = 1, .row = 0, .count = 1}, shared, thread, threads);
+      P::stage(args, {.of = 1, .row = 0, .count = 1}, shared, {0, args.steps, thread, threads});
     }
   }
   if (!early) {
@@ -263,7 +271,13 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   const std::uint32_t one = 1 + threadIdx.x / 32;
   const std::uint32_t copied_to = ring_at * one + static_cast<std::uint32_t>(16 * lane);
   P operands(args, group, first, begin, lane);
-  if (!early && !staged) P::stage(args, rows, staged_at, stager, stagers);
+  // Where no other warp has the same steps of them each brings its own, and waits for no other.
+  const bool own = !staged && P::book_bytes == 0 && (summed || args.sets == 1);
+  const Staging staging =
+      own ? Staging{begin, end, lane, 32} : Staging{0, args.steps, stager, stagers};
+  // Copies of rows that are there go before those of weights; rows that pass through registers
+  // behind them.
+  if (!P::rounds && !early && !staged) P::stage(args, rows, staged_at, staging);
   cp_async_commit();
 #pragma unroll
   for (int i = 0; i < P::depth; ++i) {
@@ -280,13 +294,21 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   if (early) {
     wait_for_predecessor();
     let_successor_start();
-    P::stage(args, rows, staged_at, stager, stagers);
+    P::stage(args, rows, staged_at, staging);
+  } else if (P::rounds && !staged) {
+    P::stage(args, rows, staged_at, staging);
+  }
+  if (early && !P::rounds) {
     cp_async_commit();
     cp_async_wait<0>();
   } else {
     cp_async_wait<P::depth>();
   }
-  __syncthreads();
+  if (own) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
   operands.begin(args, staged_at, rows.count, lane);
   int slot = 0;
 #pragma unroll 1

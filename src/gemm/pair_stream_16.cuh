@@ -27,8 +27,8 @@ class Stream16 {
         lane_(lane) {}
   __device__ __forceinline__ static void load_factors(const PairArgs&, int) {}
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
-                                               unsigned char* shared, int thread, int threads) {
-    stage_as_they_are(args, of, shared_address(shared), args.steps * 64, thread, threads);
+                                               unsigned char* shared, const Staging& by) {
+    stage_as_they_are(args, of, shared_address(shared), 64, by);
   }
   // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {

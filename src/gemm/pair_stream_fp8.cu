@@ -48,22 +48,23 @@ class StreamFp8 {
   class Ahead {
    public:
     __device__ __forceinline__ void begin(const PairArgs& args, const char* from, unsigned char* to,
-                                          int thread, int threads) {
-      from_ = from, to_ = to, half_ = thread / 16, halves_ = threads / 16;
-      if (args.steps <= halves_) {
+                                          const Staging& by) {
+      from_ = from, to_ = to, half_ = by.thread / 16, halves_ = by.threads / 16;
+      first_ = by.begin, end_ = by.end;
+      if (end_ - first_ <= halves_) {
         std::uint32_t words[1][4];
-        load(args, 0, words);
-        put(args, 0, words);
+        load(args, first_, words);
+        put(args, first_, words);
         return;
       }
       std::uint32_t words[2][4];
-      load(args, 0, words);
-      load(args, 2 * halves_, words_);
-      put(args, 0, words);
+      load(args, first_, words);
+      load(args, first_ + 2 * halves_, words_);
+      put(args, first_, words);
     }
     __device__ __forceinline__ void end(const PairArgs& args) {
 #pragma unroll 1
-      for (int at = 2 * halves_; at < args.steps; at += 2 * halves_) {
+      for (int at = first_ + 2 * halves_; at < end_; at += 2 * halves_) {
         std::uint32_t next[2][4];
         load(args, at + 2 * halves_, next);
         put(args, at, words_);
@@ -95,7 +96,7 @@ class StreamFp8 {
 #pragma unroll
       for (int n = 0; n < batch; ++n) {
         const int step = at + half_ + n * halves_;
-        if (step >= args.steps) continue;
+        if (step >= end_) continue;
         unsigned char* const to =
             to_ + step * 256 + part() / 4 * 64 + part() % 2 * 32 + part() % 4 / 2 * 8;
 #pragma unroll
@@ -111,16 +112,16 @@ class StreamFp8 {
 
     const char* from_;
     unsigned char* to_;
-    int half_, halves_;
+    int half_, halves_, first_, end_;
     std::uint32_t words_[2][4];
   };
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
-                                               unsigned char* shared, int thread, int threads) {
+                                               unsigned char* shared, const Staging& by) {
     const int count = __shfl_sync(0xffffffffu, of.count, 0);  // the compiler sees: one of a warp
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
       Ahead row;
-      row.begin(args, of.source(args, t), shared + t * args.pitch, thread, threads);
+      row.begin(args, of.source(args, t), shared + t * args.pitch, by);
       row.end(args);
     }
   }

@@ -60,8 +60,8 @@ class StreamFragments {
     for (int i = 0; i < 2 * blocks; ++i) factors_[i] = __ldg(factors + 8 * i);
   }
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
-                                               unsigned char* shared, int thread, int threads) {
-    stage_as_they_are(args, of, shared_address(shared), args.steps * 128, thread, threads);
+                                               unsigned char* shared, const Staging& by) {
+    stage_as_they_are(args, of, shared_address(shared), 128, by);
   }
   // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
