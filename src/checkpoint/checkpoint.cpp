@@ -90,9 +90,13 @@ Checkpoint Checkpoint::open(const std::string& folder) {
   }
   for (int i = 0; i < count; ++i) {
     const LayerKind& kind = plan.layers[static_cast<std::size_t>(i)];
+    const std::string of_layer = layer_name(impl->prefix, plan.names, i);
+    if (kind.moe && impl->store.names_from(of_layer).empty()) {
+      fail(Status::bad_file, "{}: layer {} of {} has experts, but no tensor '{}*' is in {}", config,
+           i, count, of_layer, folder);
+    }
     if (!kind.moe && impl->first_moe >= 0) {
-      check_no_router(impl->store, plan.names, i, kind.note,
-                      layer_name(impl->prefix, plan.names, i));
+      check_no_router(impl->store, plan.names, i, kind.note, of_layer);
     }
     impl->layers.push_back(
         {.index = i,

@@ -156,7 +156,15 @@ std::int64_t Config::integer(const Names& names, std::int64_t low, std::int64_t 
 
 std::int64_t Config::integer_or(const Names& names, std::int64_t absent, std::int64_t low,
                                 std::int64_t high) {
-  return find(names) == nullptr ? absent : integer(names, low, high);
+  const std::optional<std::int64_t> value = integer_if(names, low, high);
+  if (!value && absent > 1) refuse_null(names, integer_rule(low, high));
+  return value.value_or(absent);
+}
+
+std::optional<std::int64_t> Config::integer_if(const Names& names, std::int64_t low,
+                                               std::int64_t high) {
+  if (find(names) == nullptr) return std::nullopt;
+  return integer(names, low, high);
 }
 
 double Config::number_or(const Names& names, double absent, double low, double high) {

@@ -17,9 +17,10 @@ namespace shunt {
 // have to compile it.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string>;
 
-// One object of a config.json. A field that is null counts as absent; number_or() and flag_or()
-// refuse it where absence means something, a number other than 0 and 1, or true. Every throw is
-// Error{bad_file} and names the file, the field, its value and what is legal.
+// One object of a config.json. A field that is null counts as absent; number_or(), integer_or() and
+// flag_or() refuse it where absence means something, a number other than 0 and 1 (of integers, one
+// above them), or true. Every throw is Error{bad_file} and names the file, the field, its value and
+// what is legal.
 //
 // Readers take alternative names of one field: the first that is there is read, and others that are
 // there too must hold the same.
@@ -39,6 +40,8 @@ class Config {
   std::int64_t integer(const Names& names, std::int64_t low, std::int64_t high);
   std::int64_t integer_or(const Names& names, std::int64_t absent, std::int64_t low,
                           std::int64_t high);
+  // Of what follows from other fields where it is absent: none.
+  std::optional<std::int64_t> integer_if(const Names& names, std::int64_t low, std::int64_t high);
   double number_or(const Names& names, double absent, double low, double high);
   bool flag_or(const Names& names, bool absent);
   std::string text_or(const Names& names, std::string_view absent);

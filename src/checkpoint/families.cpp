@@ -227,7 +227,11 @@ void add_shared(Plan& plan, std::int64_t width, const std::string& module) {
 
 void add_shared_count(Plan& plan, Config& config, const Config::Names& count, std::int64_t absent,
                       const std::string& module) {
-  const std::int64_t number = config.integer_or(count, absent, 0, max_experts);
+  // Code of models asks whether it is None: then there are none, whatever absence means. Tensors
+  // that say otherwise are found as left over.
+  const bool none = std::any_of(count.begin(), count.end(),
+                                [&](std::string_view name) { return config.is_null(name); });
+  const std::int64_t number = config.integer_if(count, 0, max_experts).value_or(none ? 0 : absent);
   add_shared(plan, number * plan.spec.experts.intermediate, module);
 }
 

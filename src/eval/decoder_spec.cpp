@@ -71,10 +71,10 @@ DecoderSpec decoder_spec(const Checkpoint& checkpoint) {
   spec.layers = static_cast<int>(checkpoint.layers().size());
   spec.heads = static_cast<int>(config.integer({"num_attention_heads"}, 1, 65536));
   const Absent absent = absent_of(family);
-  spec.key_heads = static_cast<int>(config.integer_or(
-      {"num_key_value_heads"},
-      config.is_null("num_key_value_heads") ? spec.heads : absent.key_heads, 1, 65536));
-  spec.head_dim = config.integer_or({"head_dim"}, spec.hidden / spec.heads, 1, widest);
+  spec.key_heads = static_cast<int>(
+      config.integer_if({"num_key_value_heads"}, 1, 65536)
+          .value_or(config.is_null("num_key_value_heads") ? spec.heads : absent.key_heads));
+  spec.head_dim = config.integer_if({"head_dim"}, 1, widest).value_or(spec.hidden / spec.heads);
   if (spec.heads % spec.key_heads != 0) {
     config.refuse("num_key_value_heads", "a divisor of num_attention_heads");
   }

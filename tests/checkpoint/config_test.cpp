@@ -58,6 +58,16 @@ TEST(Config, NullsWhereAbsenceMeansSomething) {
               config.number_or({"absent", "n"}, 7, 0, 9);
             }),
             "c: n is null: must be a finite number from 0 to 9");
+  EXPECT_EQ(config.integer_or({"n"}, 0, 0, 9), 0);
+  EXPECT_EQ(config.integer_or({"n"}, 1, 0, 9), 1);
+  EXPECT_EQ(config.integer_or({"n"}, -1, -1, 9), -1);
+  EXPECT_EQ(config.integer_or({"n", "set"}, 7, 0, 9), 2);
+  EXPECT_EQ(error_of([&] {
+              config.integer_or({"absent", "n"}, 7, 0, 9);
+            }),
+            "c: n is null: must be an integer from 0 to 9");
+  EXPECT_EQ(config.integer_if({"n"}, 0, 9), std::nullopt);
+  EXPECT_EQ(config.integer_if({"n", "set"}, 0, 9), 2);
 }
 
 TEST(Config, TwoNamesOfOneFieldMustAgree) {

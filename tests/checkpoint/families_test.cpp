@@ -57,6 +57,8 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"deepseek_v3", "moe_layer_freq", "2", "moe_layer_freq is 2"},
       {"deepseek_v3", "n_group", "7", "must divide the number of experts, 256"},
       {"deepseek_v3", "topk_group", "9", "topk_group is 9: must be at most 8"},
+      {"deepseek_v3", "topk_group", "null", "topk_group is null: must be an integer"},
+      {"deepseek_v3", "first_k_dense_replace", "null", "first_k_dense_replace is null: must be"},
       {"deepseek_v3", "routed_scaling_factor", "\"2.5\"", "routed_scaling_factor is \"2.5\""},
       {"deepseek_v3", "quantization_config", R"({"quant_method":"hqq"})",
        "quant_method is \"hqq\": not read"},
@@ -182,6 +184,14 @@ TEST(Families, AnNGroupOfNullIsNoGroups) {
   nlohmann::json json = nlohmann::json::parse(published("beam").config);
   json["n_group"] = json["topk_group"] = nullptr;
   EXPECT_EQ(layer_spec_from_config(json.dump(), 3).route.groups, Groups{});
+}
+
+TEST(Families, NullSharedExpertsAreNone) {
+  nlohmann::json json = nlohmann::json::parse(published("deepseek_v3").config);
+  json.erase("n_shared_experts");
+  EXPECT_EQ(layer_spec_from_config(json.dump(), 3).shared.intermediate, 2048);
+  json["n_shared_experts"] = nullptr;
+  EXPECT_EQ(layer_spec_from_config(json.dump(), 3).shared.intermediate, 0);
 }
 
 TEST(Families, ALayersOwnFieldsMayBeOfAttention) {

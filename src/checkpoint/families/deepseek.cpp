@@ -199,7 +199,7 @@ Plan sarvam(Config& c) {
   SharedExpertSpec& shared = plan.spec.shared;
   const std::int64_t each = plan.spec.experts.intermediate, count = shared.intermediate / each;
   shared.intermediate =
-      count * c.integer_or({"moe_shared_expert_intermediate_size"}, each, 1, max_width);
+      count * c.integer_if({"moe_shared_expert_intermediate_size"}, 1, max_width).value_or(each);
   layers_from(plan, c, 1);
   return plan;
 }
@@ -386,8 +386,8 @@ Plan param2moe(Config& c) {
   Plan plan = v3(c, {.shared = 0}, {.basics = {.experts = {"num_experts"}}});
   SharedExpertSpec& shared = plan.spec.shared;
   if (shared.intermediate > 0) {
-    shared.intermediate =
-        c.integer_or({"moe_shared_expert_intermediate_size"}, shared.intermediate, 1, max_width);
+    shared.intermediate = c.integer_if({"moe_shared_expert_intermediate_size"}, 1, max_width)
+                              .value_or(shared.intermediate);
   }
   plan.names.selection_bias = {{"mlp.gate.expert_bias"}};
   c.expect("score_function", {"sigmoid"});

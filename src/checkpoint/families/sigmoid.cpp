@@ -244,8 +244,8 @@ Plan step5(Config& c) {
   const LayerSpec& spec = plan.spec;
   c.expect("use_moe_router_bias", {true});
   c.ignore({"use_moe"});  // false by default, and read nowhere
-  step_shared(plan, c.integer_or({"share_expert_dim"}, spec.experts.intermediate * spec.route.top_k,
-                                 1, max_width));
+  step_shared(plan, c.integer_if({"share_expert_dim"}, 1, max_width)
+                        .value_or(spec.experts.intermediate * spec.route.top_k));
   const auto listed = listed_layers(c, "moe_layers_enum"),
              also = listed_layers(c, "moe_layer_list");
   if (listed && also && *listed != *also) c.refuse("moe_layer_list", "what moe_layers_enum lists");
@@ -369,8 +369,9 @@ Plan nemotron_h_puzzle(Config& c) {
       block.refuse("block_type", "mamba, attention, mlp or moe");
     }
     if (!kinds.back().moe) continue;
-    found[i].experts = all > 0 ? block.integer_or({"n_routed_experts"}, all, 1, max_experts)
-                               : block.integer({"n_routed_experts"}, 1, max_experts);
+    found[i].experts = all > 0
+                           ? block.integer_if({"n_routed_experts"}, 1, max_experts).value_or(all)
+                           : block.integer({"n_routed_experts"}, 1, max_experts);
     found[i].top_k = block.integer({"num_experts_per_tok"}, 1, max_choices);
     found[i].intermediate = block.integer({"moe_intermediate_size"}, 1, max_width);
     if (found[i].top_k > found[i].experts) {
