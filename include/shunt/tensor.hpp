@@ -61,7 +61,7 @@ struct Tensor {
   std::array<std::int64_t, max_rank> strides{};
 
   explicit operator bool() const { return rank != 0 || data != nullptr; }
-  std::int64_t elements() const;
+  std::int64_t elements() const;  // 0 where rank or a size is none of a tensor; at most 2^63 - 1
   // Dense in row-major order, or without elements; not where rank or a size is none of a tensor.
   bool contiguous() const;
   std::int64_t bytes() const { return shunt::bytes(dtype, elements()); }

@@ -93,9 +93,15 @@ bool is_float(DType dtype) {
 }
 
 std::int64_t Tensor::elements() const {
+  if (!*this || rank < 0 || rank > max_rank) return 0;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
   std::int64_t product = 1;
-  for (int d = 0; d < rank; ++d) product *= shape[static_cast<std::size_t>(d)];
-  return rank == 0 && data == nullptr ? 0 : product;
+  bool over = false;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
+    if (shape[d] <= 0) return 0;
+    over = over || __builtin_mul_overflow(product, shape[d], &product);
+  }
+  return over ? most : product;
 }
 
 bool Tensor::contiguous() const {

@@ -47,7 +47,21 @@ TEST(Tensor, WithoutElementsIsContiguousWhateverItsStrides) {
   for (const int rank : {-1, max_rank + 1}) {
     tensor.rank = rank;
     EXPECT_FALSE(tensor.contiguous());
+    EXPECT_EQ(tensor.elements(), 0);
   }
+}
+
+TEST(Tensor, ElementsOfWhatNoMemoryHolds) {
+  const float number = 0;
+  Tensor tensor = view(&number, {1, 1, 1});
+  constexpr std::int64_t much = std::int64_t{1} << 40;
+  tensor.shape = {much, much, much};
+  EXPECT_EQ(tensor.elements(), std::numeric_limits<std::int64_t>::max());
+  EXPECT_THROW(tensor.bytes(), Error);
+  tensor.shape = {much, much, 0};
+  EXPECT_EQ(tensor.elements(), 0);
+  tensor.shape = {-2, -3, 1};
+  EXPECT_EQ(tensor.elements(), 0);
 }
 
 TEST(Tensor, RowsBeginAtWholeBytes) {
