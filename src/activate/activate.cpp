@@ -159,6 +159,7 @@ void activate(const Context& context, const ActivationSpec& spec, Tensor gate, T
   const std::int64_t count = checked_rows(context, spec, gate, up, out, float_dtypes, rows);
   check_same_or_apart("activate: out", out, "gate", gate);
   check_same_or_apart("activate: out", out, "up", up);
+  check_apart("activate: out", out, "rows", rows);
   const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) {
@@ -185,11 +186,11 @@ void activate(const Context& context, const ActivationSpec& spec, const Quantise
          "activate: quantise is 0 (none): must be 1 (row) or 2 (block_128) where there are scales");
   }
   const std::int64_t count = checked_rows(context, spec, gate, up, out, {DType::f8_e4m3}, rows);
-  check_apart("activate: out", out, "gate", gate);
-  check_apart("activate: out", out, "up", up);
   const std::int64_t width = up.shape[1];
   check_given("activate: scales", scales, true, "quantise");
   check_scales("activate: scales", scales, quantise.quantise, up.shape[0], width, context.device());
+  check_all_apart("activate", {{"out", out}, {"scales", scales}},
+                  {{"gate", gate}, {"up", up}, {"rows", rows}});
   const cpu_engine::ActivationRule rule = cpu_engine::activation_rule(spec);
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) {

@@ -124,7 +124,13 @@ void combine(const Context& context, const CombineSpec& spec, const CombineInput
   if (in.valid_tokens) {
     check_tensor("combine: valid_tokens", in.valid_tokens, {.dtypes = {i32}, .shape = {1}}, device);
   }
-  check_apart("combine: out", out, "rows", in.rows);
+  check_all_apart("combine", {{"out", out}},
+                  {{"rows", in.rows},
+                   {"inverse", in.inverse},
+                   {"weights", in.weights},
+                   {"ids", in.ids},
+                   {"shared_gate", in.shared_gate},
+                   {"valid_tokens", in.valid_tokens}});
   check_same_or_apart("combine: out", out, "hidden", in.hidden);
   check_same_or_apart("combine: out", out, "shared", in.shared);
   check_same_or_apart("combine: out", out, "residual", in.residual);

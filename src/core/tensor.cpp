@@ -135,7 +135,9 @@ std::int64_t whole_bytes(const Tensor& tensor, std::int64_t i) {
 }  // namespace
 
 Tensor Tensor::operator[](std::int64_t i) const {
-  if (rank == 0) fail(Status::invalid_argument, "tensor {}: has no dimension to index", describe());
+  if (rank < 1 || rank > max_rank) {
+    fail(Status::invalid_argument, "tensor {}: has no dimension to index", describe());
+  }
   if (i < 0 || i >= shape[0]) {
     fail(Status::invalid_argument, "tensor {}: index {} is out of range: must be 0 to {}",
          describe(), i, shape[0] - 1);
@@ -151,7 +153,7 @@ Tensor Tensor::operator[](std::int64_t i) const {
 }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
-  if (rank == 0 || begin < 0 || end < begin || end > shape[0]) {
+  if (rank < 1 || rank > max_rank || begin < 0 || end < begin || end > shape[0]) {
     fail(Status::invalid_argument, "tensor {}: rows {} to {} are out of range", describe(), begin,
          end);
   }
@@ -162,7 +164,7 @@ Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::transposed(int a, int b) const {
-  if (a < 0 || b < 0 || a >= rank || b >= rank) {
+  if (a < 0 || b < 0 || a >= rank || b >= rank || rank > max_rank) {
     fail(Status::invalid_argument, "tensor {}: dimensions {} and {} are not both below its rank",
          describe(), a, b);
   }
@@ -304,16 +306,21 @@ struct ByteRows {
   std::int64_t first, rows, width, stride;
 };
 
+bool last_dense(const Tensor& tensor) {
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  return tensor.shape[last] == 1 || tensor.strides[last] == 1;
+}
+
 std::optional<ByteRows> byte_rows(const Tensor& tensor) {
   const std::int64_t first = reinterpret_cast<std::intptr_t>(tensor.data);
   if (tensor.contiguous()) return ByteRows{first, 1, tensor.bytes(), 0};
-  const bool rows_dense = tensor.rank == 2 && (tensor.shape[1] == 1 || tensor.strides[1] == 1);
-  if (!rows_dense) return {};
+  const bool elements = tensor.rank == 1 && bits(tensor.dtype) >= 8;
+  if (!elements && (tensor.rank != 2 || !last_dense(tensor))) return {};
   const std::int64_t stride = bytes(tensor.dtype, tensor.strides[0]);
   std::int64_t last = 0;
   if (__builtin_mul_overflow(tensor.shape[0] - 1, stride, &last)) return {};
   return ByteRows{std::min(first, first + last), stride == 0 ? 1 : tensor.shape[0],
-                  bytes(tensor.dtype, tensor.shape[1]), std::abs(stride)};
+                  bytes(tensor.dtype, elements ? 1 : tensor.shape[1]), std::abs(stride)};
 }
 
 // Whether a row of p and one of q share a byte, where both have several, of any strides.
@@ -355,15 +362,40 @@ struct Reach {
   bool meets(const Reach& other) const { return low < other.high && other.low < high; }
 };
 
-}  // namespace
+bool share_a_byte(const Tensor& a, const Tensor& b);
 
-bool overlap(const Tensor& a, const Tensor& b) {
+// Of what is in no such rows: whether one of its slices does, along the shortest dimension that
+// leaves dense rows whole. False where elements are no bytes, or strides none of memory.
+bool slice_shares_a_byte(const Tensor& of, const Tensor& other) {
+  if (bits(of.dtype) < 8 || of.rank < 2) return false;
+  const int outer = of.rank - (last_dense(of) ? 1 : 0);
+  const auto times = [&](int d) {
+    const auto i = static_cast<std::size_t>(d);
+    return of.strides[i] == 0 ? 1 : of.shape[i];
+  };
+  int along = 0;
+  for (int d = 0; d < of.rank; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    std::int64_t reach = 0;
+    if (__builtin_mul_overflow(of.shape[i] - 1, of.strides[i], &reach)) return false;
+    if (__builtin_mul_overflow(reach, bits(of.dtype), &reach)) return false;
+    if (d < outer && times(d) < times(along)) along = d;
+  }
+  const Tensor slices = of.transposed(0, along);
+  for (std::int64_t i = 0; i < times(along); ++i) {
+    if (share_a_byte(slices[i], other)) return true;
+  }
+  return false;
+}
+
+bool share_a_byte(const Tensor& a, const Tensor& b) {
   if (a.device != b.device) return false;
   // Most lie apart as a whole, which is seen soonest.
   if (!Reach(a).meets(Reach(b))) return false;
   if (a.elements() == 0 || b.elements() == 0) return false;
   const std::optional<ByteRows> p = byte_rows(a), q = byte_rows(b);
-  if (!p || !q) return false;
+  if (!p) return slice_shares_a_byte(a, b);
+  if (!q) return slice_shares_a_byte(b, a);
   if (p->rows > 1 && q->rows > 1 && p->stride != q->stride) return rows_meet(*p, *q);
   // b begins `ahead` of a; row i of a and row j of b meet where
   // ahead - a's width < (i - j) stride < ahead + b's width.
@@ -375,10 +407,20 @@ bool overlap(const Tensor& a, const Tensor& b) {
   return apart < p->rows && apart * stride < ahead + q->width;
 }
 
+}  // namespace
+
+// Of matrices in no dense rows nothing is said.
+bool overlap(const Tensor& a, const Tensor& b) {
+  const auto said = [](const Tensor& of) {
+    return of.rank != 2 || last_dense(of) || of.contiguous();
+  };
+  return said(a) && said(b) && share_a_byte(a, b);
+}
+
 void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
                      std::initializer_list<NamedTensor> read) {
   const auto check = [&](const NamedTensor& one, const NamedTensor& other) {
-    if (!other.tensor || !overlap(one.tensor, other.tensor)) return;
+    if (!other.tensor || !share_a_byte(one.tensor, other.tensor)) return;
     fail(Status::invalid_argument, "{}: {} overlaps {}: must lie apart", what, one.name,
          other.name);
   };

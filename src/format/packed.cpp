@@ -294,6 +294,12 @@ void unpack(const PackedMatrix& matrix, Tensor out) {
   check_tensor("unpack: out", out, {.dtypes = float_dtypes, .shape = {matrix.n, matrix.k}},
                Device{});
   check_elements_apart("unpack: out", out);
+  check_all_apart("unpack", {{"out", out}},
+                  {{"matrix.values", matrix.values},
+                   {"matrix.scales", matrix.scales},
+                   {"matrix.zeros", matrix.zeros},
+                   {"matrix.group_of", matrix.group_of},
+                   {"matrix.positions", matrix.positions}});
   const FormatRules& rules = rules_of("unpack", matrix.format);
   // Eight rows at once: a transposed `out` is written by pieces of lines.
   for_row_blocks(matrix.n, 8, matrix.n * matrix.k, [&](std::int64_t first, std::int64_t end) {

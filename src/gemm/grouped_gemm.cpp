@@ -293,7 +293,19 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
     check_tensor("grouped_gemm: bias", in.bias,
                  {.dtypes = float_dtypes, .shape = {spec.groups, spec.n}}, device);
   }
-  check_apart("grouped_gemm: out", of.out, "rows", of.rows);
+  Tensor prepared;
+  if (spec.prepared && in.prepared) {
+    const auto bytes = static_cast<std::int64_t>(in.prepared.bytes);
+    prepared = view(in.prepared.data, DType::u8, {bytes}, device);
+  }
+  check_all_apart("grouped_gemm", {{"out", of.out}},
+                  {{"rows", of.rows},
+                   {"row_scales", of.row_scales},
+                   {"offsets", in.offsets},
+                   {"counts", in.counts},
+                   {"weights", in.weights},
+                   {"prepared weights", prepared},
+                   {"bias", in.bias}});
   const auto* const offsets = in.offsets.as<const std::int32_t>();
   const auto* const counts = in.counts.as<const std::int32_t>();
   check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));

@@ -36,6 +36,21 @@ void check_outputs_apart(const LayerInputs& in, const LayerOutputs& out) {
                   {{"hidden", in.hidden}, {"residual", in.residual}});
 }
 
+void check_workspace_apart(const LayerInputs& in, const LayerOutputs& out, const Tensor& used) {
+  check_all_apart("forward", {{"workspace", used}},
+                  {{"hidden", in.hidden},
+                   {"token_ids", in.token_ids},
+                   {"residual", in.residual},
+                   {"valid_tokens", in.valid_tokens},
+                   {"logits", in.logits},
+                   {"ids", in.ids},
+                   {"weights", in.weights},
+                   {"expert_map", in.expert_map},
+                   {"output", out.output},
+                   {"outputs.ids", out.ids},
+                   {"outputs.weights", out.weights}});
+}
+
 }  // namespace
 
 void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
@@ -130,8 +145,11 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  device);
   }
   check_outputs_apart(in, out);
-  check_workspace("forward", workspace,
-                  carve(spec, options, rows_dtype(), tokens, stage_bytes(tokens), {}).total_bytes);
+  const std::size_t needed =
+      carve(spec, options, rows_dtype(), tokens, stage_bytes(tokens), {}).total_bytes;
+  check_workspace("forward", workspace, needed);
+  check_workspace_apart(
+      in, out, view(workspace.data, DType::u8, {static_cast<std::int64_t>(needed)}, device));
 }
 
 namespace {

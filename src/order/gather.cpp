@@ -78,7 +78,6 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                 .rows_dense = true,
                 .written = true},
                device);
-  check_apart("gather: rows (output)", rows, "hidden", in.hidden);
   if (check_given("gather: scales", scales, quantises, "GatherSpec.quantise")) {
     check_scales("gather: scales", scales, spec.quantise, pairs, width, device);
   }
@@ -86,12 +85,17 @@ void gather(const Context& context, const GatherSpec& spec, const GatherInputs& 
                   "GatherSpec.scale_by_weight")) {
     check_tensor("gather: weights", in.weights, {.dtypes = {f32}, .shape = {pairs}, .dense = true},
                  device);
-    check_apart("gather: scales", scales, "weights", in.weights);
   }
   if (in.inverse) {
     check_tensor("gather: inverse", in.inverse,
                  {.dtypes = {i32}, .shape = {tokens, spec.slots}, .dense = true}, device);
   }
+  check_all_apart("gather", {{"rows (output)", rows}, {"scales", scales}},
+                  {{"hidden", in.hidden},
+                   {"permutation", in.permutation},
+                   {"rows (count)", in.rows},
+                   {"weights", in.weights},
+                   {"inverse", in.inverse}});
   if (pairs > std::numeric_limits<std::int32_t>::max()) {
     fail(Status::invalid_argument, "gather: hidden is {}: more than {} pairs", in.hidden.describe(),
          std::numeric_limits<std::int32_t>::max());

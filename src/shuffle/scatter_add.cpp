@@ -152,7 +152,9 @@ void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
   check_tensor("scatter_add_padded: token_indices", in.token_indices,
                {.dtypes = {i32}, .shape = {positions}, .dense = true}, device);
   check_sizes(tokens, positions);
-  check_apart("scatter_add_padded: out", out, "rows", in.rows);
+  check_all_apart(
+      "scatter_add_padded", {{"out", out}},
+      {{"rows", in.rows}, {"token_counts", in.token_counts}, {"token_indices", in.token_indices}});
   const std::int64_t experts = in.token_counts.shape[0];
   if (ranks < 1 || ranks > max_scatter_ranks) {
     fail(Status::invalid_argument, "scatter_add_padded: rows is {}: must have 1 to {} ranks",

@@ -39,7 +39,6 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   const Tensor any{.dtype = from.dtype};
   check_rows(prefix + from_name, from, any, device, false);
   check_rows(prefix + to_name, to, from, device, true);
-  check_apart(prefix + to_name, to, from_name, from);
   const std::int64_t rows = from.shape[0];
   if (rows > max_rows) {
     fail(Status::invalid_argument, "{}: {} is {}: more than {} rows", what, from_name,
@@ -55,8 +54,9 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
   if (counts) {
     check_tensor(prefix + "counts", counts, {.dtypes = {i32}, .shape = {locals + 1}, .dense = true},
                  device);
-    check_apart(prefix + "counts", counts, "token_counts", token_counts);
   }
+  check_all_apart(what, {{to_name, to}, {"counts", counts}},
+                  {{from_name, from}, {"token_counts", token_counts}});
   std::size_t needed = 0;
   carve_segments(spec, {}, needed);
   check_workspace(what, workspace, needed);

@@ -213,6 +213,18 @@ TEST(QuantisedActivate, RefusesWhatDoesNotFitByName) {
   refused(row, view(bytes.data(), DType::f8_e4m3, {4, 3}), three, "out");
   refused(row, view(data.data(), DType::f8_e4m3, {3, 4}), three,
           "activate: out overlaps gate: must lie apart");
+  const char* const of_out = "activate: scales overlaps out: must lie apart";
+  refused(row, out, view(reinterpret_cast<float*>(bytes.data()), {3}), of_out);
+  refused(row, out, view(data.data() + 4, {3}), "activate: scales overlaps gate: must lie apart");
+  // A block's scale for every row, rows first: no row of those is dense.
+  std::vector<float> wide(3 * 256), shared(12);
+  std::vector<std::uint8_t> rounded(3 * 256);
+  const Tensor y = view(wide.data(), {3, 256});
+  Tensor turned = view(shared.data(), {2, 6}).transposed().rows(0, 3);
+  const Tensor over = view(rounded.data(), DType::f8_e4m3, {3, 256});
+  EXPECT_NO_THROW(activate(context, {}, block, y, y, over, turned));
+  turned.data = rounded.data() + 720;
+  EXPECT_THROW(activate(context, {}, block, y, y, over, turned), Error);
   Tensor same = three;
   same.strides[0] = 0;
   refused(row, out, same, "activate: scales has strides 0: its elements must not overlap");

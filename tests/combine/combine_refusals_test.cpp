@@ -131,6 +131,26 @@ TEST(Combine, RefusesBadArguments) {
           [&](auto&, auto& in, auto&) { in.valid_tokens = view(floats.data(), {1}); });
   refused("combine: out overlaps rows: must lie apart",
           [](auto&, auto& in, auto& out) { out = in.rows.rows(2, 5); });
+  refused("combine: out overlaps inverse: must lie apart", [](auto&, auto& in, auto& out) {
+    out = view(in.inverse.template as<float>() - 11, {3, 4});
+  });
+  refused("combine: out overlaps weights: must lie apart", [](auto&, auto& in, auto& out) {
+    out = view(in.weights.template as<float>() + 5, {3, 4});
+  });
+  refused("combine: out overlaps ids: must lie apart",
+          [](auto&, auto& in, auto& out) {
+            out = view(in.ids.template as<float>(), {3, 4});
+          },
+          {.identity_from = 4});
+  refused("combine: out overlaps shared_gate: must lie apart",
+          [](auto&, auto& in, auto& out) {
+            out = view(in.shared_gate.template as<float>() + 2, {3, 4});
+          },
+          {.shared_gate = true});
+  refused("combine: out overlaps valid_tokens: must lie apart", [](auto&, auto& in, auto& out) {
+    in.valid_tokens = view(out.template as<std::int32_t>() + 1, {1});
+  });
+  refused("not refused", [](auto&, auto& in, auto& out) { out = in.residual; });
   refused("combine: out overlaps shared: must be the same view, or lie apart",
           [](auto&, auto& in, auto& out) {
             out = in.shared;

@@ -48,6 +48,9 @@ TEST(Tensor, WithoutElementsIsContiguousWhateverItsStrides) {
     tensor.rank = rank;
     EXPECT_FALSE(tensor.contiguous());
     EXPECT_EQ(tensor.elements(), 0);
+    EXPECT_THROW(tensor[0], Error);
+    EXPECT_THROW(tensor.rows(0, 0), Error);
+    EXPECT_THROW(tensor.transposed(0, 1), Error);
   }
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -101,6 +102,35 @@ TEST(FormatRefusals, TensorsThatDoNotFit) {
   m = q.packed;
   m.global_scale = 2;
   EXPECT_NE(check(m).find("must be 1"), std::string::npos);
+}
+
+TEST(FormatRefusals, OutOverWhatIsUnpacked) {
+  const auto unpacked = [](const FormatSpec& spec, auto part) {
+    const Packed p = Packed::of(spec, normal_values(4 * 64, 1), 4, 64);
+    std::vector<float> memory(512);
+    PackedMatrix m = p.packed;
+    Tensor& tensor = m.*part;
+    std::memcpy(memory.data() + 200, tensor.data, static_cast<std::size_t>(tensor.bytes()));
+    tensor.data = memory.data() + 200;
+    const std::string free = message([&] { unpack(m, view(memory.data() + 256, {4, 64})); });
+    EXPECT_EQ(free, "(nothing thrown)");
+    EXPECT_EQ(message([&] {
+                unpack(m, view(memory.data(), {64, 4}).transposed());
+              }),
+              message([&] {
+                unpack(m, view(memory.data(), {4, 64}));
+              }));
+    return message([&] { unpack(m, view(memory.data(), {4, 64})); });
+  };
+  const FormatSpec zeros{.format = Format::int4, .group = 32, .zeros = true};
+  EXPECT_EQ(unpacked({Format::nvfp4}, &PackedMatrix::values),
+            "unpack: out overlaps matrix.values: must lie apart");
+  EXPECT_EQ(unpacked({Format::nvfp4}, &PackedMatrix::scales),
+            "unpack: out overlaps matrix.scales: must lie apart");
+  EXPECT_EQ(unpacked(zeros, &PackedMatrix::zeros),
+            "unpack: out overlaps matrix.zeros: must lie apart");
+  EXPECT_EQ(unpacked({Format::sparse_nvfp4}, &PackedMatrix::positions),
+            "unpack: out overlaps matrix.positions: must lie apart");
 }
 
 TEST(FormatNames, PrintAndParse) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -65,6 +66,29 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
         c.out = view(c.numbers.data() + 19, {5, 3});
       },
       "grouped_gemm: out overlaps rows: must lie apart");
+  with(
+      [](Call& c) {
+        std::memcpy(c.numbers.data() + 62, c.offsets.data(), 3 * sizeof(std::int32_t));
+        c.in.offsets = view(c.numbers.data() + 62, DType::i32, {3});
+      },
+      "grouped_gemm: out overlaps offsets: must lie apart");
+  with(
+      [](Call& c) {
+        c.in.weights = view(c.numbers.data() + 64, {2, 3, 4});
+      },
+      "grouped_gemm: out overlaps weights: must lie apart");
+  with(
+      [](Call& c) {  // every second number of a group's transposed matrix
+        c.in.weights = view(c.numbers.data() + 29, {2, 4, 3}).transposed(1, 2);
+        c.in.weights.strides = {30, 2, 6, 0};
+      },
+      "grouped_gemm: out overlaps weights: must lie apart");
+  with(
+      [](Call& c) {
+        c.spec.bias = true;
+        c.in.bias = view(c.numbers.data() + 64, {3, 2}).transposed();
+      },
+      "grouped_gemm: out overlaps bias: must lie apart");
   with([](Call& c) { c.in.weights = {}; }, "weights");
   with([](Call& c) { c.in.weights = view(c.numbers.data(), {2, 4, 3}); }, "weights");
   with([](Call& c) { c.in.bias = view(c.numbers.data(), {2, 3}); }, "bias");
@@ -146,6 +170,9 @@ TEST(GroupedGemmRefuses, PreparedWeightsOfAnotherShape) {
   refused([&] { call(); }, "prepared weights have ");
   call.in.prepared = shifted;
   refused([&] { call(); }, "must be 64-byte aligned");
+  call.in.prepared = prepare(call.context, DType::f32, {matrix, matrix}, memory);
+  call.out = view(static_cast<const float*>(memory.data()) + 3, {5, 4});
+  refused([&] { call(); }, "grouped_gemm: out overlaps prepared weights: must lie apart");
   const Tensor back = view(call.numbers.data(), {4, 4});
   refused([&] { unprepare(call.context, short_of, 0, back); }, "prepared weights have ");
   refused([&] { save_prepared(call.context, short_of, "nowhere"); }, "prepared weights have ");
@@ -191,6 +218,21 @@ TEST(PrepareRefuses, WhatDoesNotFitByName) {
   refused([&] { unprepare(context, w, 1, view(out.data(), {3, 4})); }, "group is 1");
   refused([&] { unprepare(context, w, 0, view(out.data(), {4, 3})); }, "out");
   refused([&] { unprepare(context, {}, 0, view(out.data(), {3, 4})); }, "weights");
+  auto* const prepared = static_cast<float*>(memory.data());
+  const char* const over = "unprepare: out overlaps prepared weights: must lie apart";
+  refused([&] { unprepare(context, w, 0, view(prepared, {3, 4})); }, over);
+  refused([&] { unprepare(context, w, 0, view(prepared + 5, {4, 3}).transposed()); }, over);
+  const char* const read = "prepare: memory overlaps matrices: must lie apart";
+  refused([&] { prepare(context, DType::f32, {matrix, view(prepared, {3, 4})}, memory); }, read);
+  // Every second number: one of them is within.
+  Tensor second = view(prepared - 22, {4, 3}).transposed();
+  second.strides = {2, 6, 0, 0};
+  refused([&] { prepare(context, DType::f32, {second}, memory); }, read);
+  refused(
+      [&] {
+        prepare_paired(context, DType::f32, {matrix}, {view(prepared + 1, {3, 4})}, memory);
+      },
+      "prepare_paired: memory overlaps up: must lie apart");
   Tensor same_row = view(out.data(), {3, 4});
   same_row.strides[0] = 0;
   refused([&] { unprepare(context, w, 0, same_row); },

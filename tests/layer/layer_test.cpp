@@ -191,6 +191,46 @@ TEST(LayerRouting, WhatIsRefused) {
                   "forward: output has a row stride of 1: must be its width"));
 }
 
+TEST(LayerRouting, WorkspaceOverATensorIsRefused) {
+  const Context context = test::engine();
+  const LayerSpec spec = layer_specs().front().spec;
+  RandomLayer random(spec, 3);
+  const Layer layer(spec, random.weights, context, {.dtype = DType::f32});
+  const std::int64_t tokens = 2, k = spec.route.slots();
+  const std::size_t needed = layer.workspace_bytes(tokens);
+  const Buffer memory = context.allocate(needed + (1 << 16));
+  test::Mirror mirror(context);
+  std::vector<std::int32_t> id_values(static_cast<std::size_t>(tokens * k));
+  std::vector<float> weight_values(id_values.size()),
+      out(static_cast<std::size_t>(tokens * spec.hidden));
+  const LayerInputs in{.hidden = mirror.in(random.hidden_states(tokens, DType::f32)),
+                       .ids = mirror.in(view(id_values.data(), {tokens, k})),
+                       .weights = mirror.in(view(weight_values.data(), {tokens, k}))};
+  const Tensor y = mirror.out(view(out.data(), {tokens, spec.hidden}));
+  const auto refusal = [&](const LayerInputs& given, const Tensor& to) -> std::string {
+    try {
+      layer.forward(given, {.output = to}, memory);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto moved = [&](Tensor of, std::size_t at) {
+    of.data = static_cast<char*>(memory.data()) + at;
+    return of;
+  };
+  EXPECT_EQ(refusal(in, y), "");
+  EXPECT_EQ(refusal(in, moved(y, needed)), "");  // behind what the call needs
+  context.synchronize();
+  EXPECT_EQ(refusal(in, moved(y, 64)), "forward: workspace overlaps output: must lie apart");
+  LayerInputs over = in;
+  over.weights = moved(in.weights, 0);
+  EXPECT_EQ(refusal(over, y), "forward: workspace overlaps weights: must lie apart");
+  over = in;
+  over.hidden = moved(in.hidden, 64);
+  EXPECT_EQ(refusal(over, y), "forward: workspace overlaps hidden: must lie apart");
+}
+
 TEST_P(LayerTest, RoutesEveryTokenToDifferentExperts) {
   RandomLayer random(GetParam().spec, 8);
   const Layer layer(random.spec, random.weights, context_, {.dtype = DType::f32});

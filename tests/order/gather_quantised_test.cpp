@@ -284,6 +284,20 @@ TEST(GatherQuantised, RefusesBadArguments) {
   same = block_scales;
   same.strides[0] = 0;
   refused("gather: scales has strides 0 and 1", {.quantise = Quantise::block_128}, in, out, same);
+  refused("gather: scales overlaps hidden: must lie apart", {.quantise = Quantise::row}, in, out,
+          view(hidden.data() + 6, {6}));
+  refused("gather: scales overlaps permutation: must lie apart", {.quantise = Quantise::row}, in,
+          out, view(permutation.data(), f32, {6}));
+  // Words of fp8 rows and scales in turn, then the scales one word sooner.
+  std::vector<float> words(13);
+  Tensor among = view(words.data(), DType::f8_e4m3, {6, 4});
+  among.strides[0] = 8;
+  Tensor between = view(words.data() + 1, {6});
+  between.strides[0] = 2;
+  refused("not refused", {.quantise = Quantise::row}, in, among, between);
+  between.data = words.data();
+  refused("gather: scales overlaps rows (output): must lie apart", {.quantise = Quantise::row}, in,
+          among, between);
   refused("rows (output) is f8_e4m3", {}, in, out, {});
   refused("rows (output) is f32", {.quantise = Quantise::row}, in, view(scales.data(), {6, 4}),
           row_scales);

@@ -170,6 +170,18 @@ TEST(Gather, RefusesBadArguments) {
   inside.hidden = view(both.data(), {3, 4});
   expect(message({.slots = 2}, inside, view(both.data() + 6, {6, 4})),
          "gather: rows (output) overlaps hidden: must lie apart");
+  GatherInputs shared = in;
+  shared.permutation = view(both.data(), i32, {6});
+  expect(message({.slots = 2}, shared, view(both.data() + 5, {6, 4})),
+         "gather: rows (output) overlaps permutation: must lie apart");
+  shared = in;
+  shared.rows = view(both.data() + 23, i32, {1});
+  expect(message({.slots = 2}, shared, view(both.data(), {6, 4})),
+         "gather: rows (output) overlaps rows (count): must lie apart");
+  shared = in;
+  shared.inverse = view(both.data() + 23, i32, {3, 2});
+  expect(message({.slots = 2}, shared, view(both.data(), {6, 4})),
+         "gather: rows (output) overlaps inverse: must lie apart");
   GatherInputs weighted = in;
   weighted.weights = view(weights.data(), {6});
   std::vector<std::uint8_t> rounded(24);

@@ -146,7 +146,27 @@ TEST(ScatterAdd, RefusesBadArguments) {
   expect(added(good, overlapping), "row stride of 3");
   expect(added(good, view(rows.data() + 20, {3, 4})),
          "scatter_add_padded: out overlaps rows: must lie apart");
+  // A rank's rows end before the next one's begin, and a row before the next: what lies between
+  // them may be written.
+  std::vector<float> wide(120);
   ScatterAddInputs bad = good;
+  bad.rows = view(wide.data(), {2, 3, 4});
+  bad.rows.strides = {60, 10, 1, 0};
+  const std::string within = "scatter_add_padded: out overlaps rows: must lie apart";
+  Tensor between = view(wide.data() + 4, {3, 4});
+  between.strides[0] = 10;
+  EXPECT_EQ(added(bad, between), "not refused");
+  EXPECT_EQ(added(bad, view(wide.data() + 30, {3, 4})), "not refused");
+  between.data = wide.data() + 63;
+  expect(added(bad, between), within);
+  expect(added(bad, view(wide.data() + 52, {3, 4})), within);
+  bad = good;
+  bad.token_counts = view(out.data() + 8, i32, {4});
+  expect(added(bad, y), "scatter_add_padded: out overlaps token_counts: must lie apart");
+  bad = good;
+  bad.token_indices = view(out.data() + 8, i32, {3});
+  expect(added(bad, y), "scatter_add_padded: out overlaps token_indices: must lie apart");
+  bad = good;
   bad.token_counts = view(counts.data(), {3});
   expect(added(bad, y), "3 experts and rows 2 ranks");
   bad = good;

@@ -171,6 +171,19 @@ TEST(Shuffle, RefusesBadArguments) {
   EXPECT_EQ(combined(good, from, token_counts, to, {}), "not refused");
   expect(combined(good, from, token_counts, to, view(n.data() + 2, {4})),
          "combine_shuffling: counts overlaps token_counts: must lie apart");
+  expect(combined(good, from, token_counts, to, view(a.data() + 20, i32, {4})),
+         "combine_shuffling: counts overlaps tokens: must lie apart");
+  expect(combined(good, from, token_counts, to, view(b.data() + 20, i32, {4})),
+         "combine_shuffling: counts overlaps rows: must lie apart");
+  std::vector<float> words(30);
+  const Tensor in_words = view(words.data() + 24, i32, {2, 3});
+  expect(combined(good, from, in_words, view(words.data() + 1, {6, 4}), {}),
+         "combine_shuffling: rows overlaps token_counts: must lie apart");
+  expect(
+      message([&] {
+        split_shuffling(context, good, from, in_words, view(words.data() + 1, {6, 4}), workspace);
+      }),
+      "split_shuffling: tokens overlaps token_counts: must lie apart");
   expect(combined({.ranks = 0, .experts = 3}, from, token_counts, to, out),
          "combine_shuffling: ranks is 0");
   expect(combined({.ranks = 2, .experts = 3, .zero_fill = true}, from, token_counts, to, out),
