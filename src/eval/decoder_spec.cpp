@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "checkpoint/config.hpp"
 #include "checkpoint/mapped_file.hpp"
@@ -27,25 +28,36 @@ Absent absent_of(const std::string& family) {
   return {family == "qwen2_moe" ? 16 : 4, 1e4, 1e-6, 32768};
 }
 
-// rope_parameters of transformers 5, or rope_theta and rope_scaling as published before.
+// rope_parameters of transformers 5, or rope_theta and rope_scaling as published before. Where both
+// objects are there, programs differ in which they read: both are held to what is computed.
 float read_rope_theta(Config& config, double absent) {
-  const nlohmann::json* parameters = config.object("rope_parameters");
-  if (parameters == nullptr) parameters = config.object("rope_scaling");
   double theta = config.number_or({"rope_theta"}, absent, 1.0, 1e12);
-  double rotated = config.number_or({"partial_rotary_factor"}, 1.0, 0.0, 1.0);
-  if (parameters != nullptr) {
-    Config rope(config.where() + ": rope_parameters", *parameters);
-    theta = rope.number_or({"rope_theta"}, theta, 1.0, 1e12);
+  const double outer = config.number_or({"partial_rotary_factor"}, 1.0, 0.0, 1.0);
+  std::vector<double> rotated;
+  bool said = false;
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    const nlohmann::json* parameters = config.object(name);
+    if (parameters == nullptr) continue;
+    Config rope(config.where() + ": " + name, *parameters);
+    const double own = rope.number_or({"rope_theta"}, theta, 1.0, 1e12);
+    if (said && own != theta) {
+      fail(Status::bad_file, "{}: rope_theta is {}: rope_parameters say {}", rope.where(), own,
+           theta);
+    }
+    said = said || rope.has("rope_theta");
+    theta = own;
     const std::string type = rope.text_or({"rope_type", "type"}, "default");
     if (type != "default") {
-      fail(Status::unsupported, "{}: rope_type is '{}': only 'default' is computed", config.where(),
+      fail(Status::unsupported, "{}: rope_type is '{}': only 'default' is computed", rope.where(),
            clean(type));
     }
-    rotated = rope.number_or({"partial_rotary_factor"}, rotated, 0.0, 1.0);
+    rotated.push_back(rope.number_or({"partial_rotary_factor"}, outer, 0.0, 1.0));
   }
-  if (rotated != 1.0) {
+  if (rotated.empty()) rotated.push_back(outer);
+  for (const double factor : rotated) {
+    if (factor == 1.0) continue;
     fail(Status::unsupported, "{}: partial_rotary_factor is {}: only 1 is computed", config.where(),
-         rotated);
+         factor);
   }
   return static_cast<float>(theta);
 }

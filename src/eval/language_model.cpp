@@ -7,6 +7,8 @@
 
 #include <cstring>
 
+#include "checkpoint/access.hpp"
+#include "checkpoint/tensor_store.hpp"
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/shape.hpp"
@@ -35,6 +37,21 @@ Tensor weight_of(const Checkpoint& checkpoint, const std::string& name,
          checkpoint.folder(), name, tensor.describe());
   }
   return tensor;
+}
+
+// A bias that is not read and is not 0 all over: the model that was meant is another one.
+void refuse_unread(const Checkpoint& checkpoint, const std::string& bias) {
+  if (!checkpoint.contains(bias)) return;
+  const Tensor tensor = checkpoint.tensor(bias);
+  // Of another dtype than a float's the bytes tell.
+  const std::int64_t count = is_float(tensor.dtype) ? tensor.elements() : tensor.bytes();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool zero = is_float(tensor.dtype) ? load_f32(tensor.data, tensor.dtype, i) == 0
+                                             : tensor.as<const char>()[i] == 0;
+    if (zero) continue;
+    fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of biases",
+         CheckpointAccess::store(checkpoint).file_of(bias), bias);
+  }
 }
 
 Floats floats(const Tensor& tensor) {
@@ -262,8 +279,16 @@ LanguageModel::LanguageModel(const Checkpoint& checkpoint, const Context& host,
     if (spec.qkv_bias) {
       qkv_bias = {vector(self + "q_proj.bias", q_width), vector(self + "k_proj.bias", k_width),
                   vector(self + "v_proj.bias", k_width)};
+    } else {
+      for (const char* matrix_name : {"q_proj", "k_proj", "v_proj"}) {
+        refuse_unread(checkpoint, self + matrix_name + ".bias");
+      }
     }
-    if (spec.output_bias) out_bias = {vector(self + "o_proj.bias", hidden)};
+    if (spec.output_bias) {
+      out_bias = {vector(self + "o_proj.bias", hidden)};
+    } else {
+      refuse_unread(checkpoint, self + "o_proj.bias");
+    }
     block.qkv = std::make_unique<Linear>(
         host,
         std::vector<Tensor>{matrix(self + "q_proj.weight", q_width, hidden),

@@ -127,6 +127,18 @@ TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
     EXPECT_NE(with(place, factor + "0.5").find("partial_rotary_factor is 0.5: only 1 is computed"),
               std::string::npos);
   }
+  // rope_scaling as published before, beside rope_parameters.
+  const std::string rope = "\"rope_parameters\": {";
+  const auto beside = [&](const std::string& scaling) {
+    return with(rope, "\"rope_scaling\": {" + scaling + "}, " + rope);
+  };
+  EXPECT_NE(beside("\"type\": \"yarn\", \"factor\": 4").find("rope_scaling: rope_type is 'yarn'"),
+            std::string::npos);
+  EXPECT_NE(beside("\"partial_rotary_factor\": 0.5").find("partial_rotary_factor is 0.5"),
+            std::string::npos);
+  EXPECT_NE(beside("\"rope_theta\": 20000.0").find("rope_scaling: rope_theta is 20000"),
+            std::string::npos);
+  EXPECT_EQ(beside("\"type\": \"default\", \"rope_theta\": 10000.0"), "");
   EXPECT_NE(with("\"use_sliding_window\": false", "\"use_sliding_window\": true")
                 .find("use_sliding_window"),
             std::string::npos);
@@ -135,6 +147,42 @@ TEST(LanguageModel, RefusesFieldsThatItDoesNotCompute) {
       std::string::npos);
   EXPECT_NE(with("\"head_dim\": 16", "\"head_dim\": 17").find("head_dim"), std::string::npos);
   EXPECT_NE(with("\"mlp_only_layers\": []", "\"mlp_only_layers\": [1]").find("layer 1"),
+            std::string::npos);
+}
+
+// A bias that config.json denies is not left out in silence, but for one that adds nothing.
+TEST(LanguageModel, RefusesBiasesThatItDoesNotRead) {
+  SHUNT_ON_CPU_ONLY();
+  const Context host = cpu({.threads = 1});
+  const auto with = [&](const std::string& family, const std::string& name, std::int64_t size,
+                        float value) {
+    const TemporaryFolder folder;
+    const std::string source = folder_of(family);
+    const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const auto& each : file.names()) tensors.emplace_back(each, file.get(each));
+    std::vector<float> bias(static_cast<std::size_t>(size));
+    bias.back() = value;
+    tensors.emplace_back(name, view(bias.data(), {size}));
+    write_safetensors(folder / "model.safetensors", tensors);
+    std::filesystem::copy_file(source + "/config.json", folder / "config.json");
+    Status status = Status::ok;
+    const std::string message = error_of(
+        [&] { LanguageModel(Checkpoint::open(folder.path()), host, host, {.dtype = f32}); },
+        &status);
+    EXPECT_EQ(status, message.empty() ? Status::ok : Status::bad_file);
+    return message;
+  };
+  for (const std::string part : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+    const std::string name = "model.layers.1.self_attn." + part + ".bias";
+    EXPECT_EQ(with("qwen3_moe", name, 64, -0.0F), "");
+    const std::string message = with("qwen3_moe", name, 64, 0.5F);
+    EXPECT_NE(message.find("model.safetensors: tensor '" + name +
+                           "' is there: config.json says nothing of biases"),
+              std::string::npos)
+        << message;
+  }
+  EXPECT_NE(with("qwen2_moe", "model.layers.0.self_attn.o_proj.bias", 64, 1).find("o_proj"),
             std::string::npos);
 }
 

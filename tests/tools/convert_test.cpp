@@ -140,6 +140,10 @@ TEST(ConvertCommand, RefusesByName) {
       2, who, "--calibrate");
   expect_failure(convert({out, "--to", "bf16", "--prune", "2:4", "--calibrate", "x"}), 1, who, "x");
   expect_failure(convert({out, "--to", "bf16", "--calibrate", "x"}), 2, who, "--prune");
+  for (const char* report : {"", "/report.json", ".partial", ".partial/report.json"}) {
+    expect_failure(convert({out + "/", "--to", "bf16", "--json", out + report}), 2, who,
+                   "must lie outside " + out);
+  }
   expect_failure(convert({tiny_moe, "--to", "bf16"}), 1, who, "itself");
   expect_failure(convert({folder.path(), "--to", "bf16"}), 1, who, "exists");
   expect_failure(shunt({"convert", folder.path("none"), out, "--to", "bf16"}), 1, who, "none");

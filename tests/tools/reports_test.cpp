@@ -69,6 +69,59 @@ TEST(Json, GoesIntoAFileBesideTheTables) {
   EXPECT_EQ(folder.entries(), std::vector<std::string>{"run.json"});
 }
 
+// The word behind --json is FILE only where the command has its arguments without it.
+TEST(Json, StandsAnywhere) {
+  const Folder folder;
+  const std::string file = folder.path("r.json"), out = folder.path("out");
+  const std::vector<std::string> quick = {"--tokens", "3",      "--seconds",      "0.01",
+                                          "--wait",   "0",      "--rotate-bytes", "1M",
+                                          "--model",  tiny_moe, "order"};
+  const auto into_file = [&](std::vector<std::string> args) {
+    const Outcome outcome = shunt(args);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_TRUE(parsed(read_text(file)).is_object()) << ::testing::PrintToString(args);
+    std::filesystem::remove(file);
+    std::filesystem::remove_all(out);
+  };
+  std::vector<std::string> bench = {"bench", "--json", file};
+  bench.insert(bench.end(), quick.begin(), quick.end());
+  into_file(bench);
+  into_file({"run", "--json", file, tiny_moe, "--no-timing"});
+  into_file({"run", "--json=" + file, tiny_moe, "--no-timing"});
+  into_file({"inspect", "--json", file, tiny_moe});
+  into_file({"eval", "--json", file, tiny_moe, "--tokens", "64"});
+  into_file({"convert", "--json", file, tiny_moe, out, "--to", "nvfp4"});
+  into_file({"convert", tiny_moe, "--json", file, out, "--to", "nvfp4"});
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"run", "--json", tiny_moe, "--no-timing"},
+        {"run", "--no-timing", "--json", tiny_moe},
+        {"run", "--json", "-", tiny_moe, "--no-timing"},
+        {"inspect", "--json", tiny_moe, "--threads", "1"},
+        {"eval", "--json", tiny_moe, "--tokens", "64"},
+        {"convert", "--json", tiny_moe, out, "--to", "nvfp4"},
+        {"convert", "--to", "nvfp4", "--json", tiny_moe, out},
+        {"convert", tiny_moe, "--json", out, "--to", "nvfp4"}}) {
+    const Outcome outcome = shunt(args);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_TRUE(parsed(outcome.out).is_object()) << ::testing::PrintToString(args);
+    std::filesystem::remove_all(out);
+  }
+  expect_failure(shunt({"run", "--json", file, "--no-timing"}), 2, "shunt run",
+                 "--model is required");
+  expect_failure(shunt({"convert", tiny_moe, "--json", file, "--to", "nvfp4"}), 2, "shunt convert",
+                 "out is required");
+  EXPECT_TRUE(folder.entries().empty());
+}
+
+TEST(Json, IsUtf8WhateverNamesAre) {
+  const Folder folder;
+  const std::string model = folder.path("m\xff");
+  std::filesystem::copy(tiny_moe, model, std::filesystem::copy_options::recursive);
+  const Outcome outcome = shunt({"run", model, "--no-timing", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(parsed(outcome.out)["model"], folder.path("m\xef\xbf\xbd"));
+}
+
 TEST(Inspect, SaysFamilyRuleShapesAndBytes) {
   const Outcome outcome = shunt({"inspect", "--model", tiny_moe});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -108,6 +161,21 @@ TEST(Bench, EveryStageOfASmallShape) {
                                    "activate", "combine", "layer", "combine_shuffling",
                                    "split_shuffling", "scatter_add", "chain"}));
   EXPECT_EQ(json["rows"].size(), 28u);  // grouped_gemm: gate_up and down
+}
+
+// Slots of zero-compute experts have no rows.
+TEST(Bench, GathersBesideZeroComputeExperts) {
+  for (const char* rule : {"softmax", "sigmoid-on-input"}) {
+    const Outcome outcome =
+        shunt({"bench", "gather", "--model", golden("longcat_flash"), "--rule", rule, "--tokens",
+               "1,4", "--seconds", "0.01", "--wait", "0", "--rotate-bytes", "1M", "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = parsed(outcome.out);
+    check_form(json);
+    ASSERT_EQ(json["rows"].size(), 2u);
+    // bf16 [tokens and rows, 48] and the permutation, of fewer than 4 * 4 rows
+    EXPECT_LT(json["rows"][1]["bytes"], 2 * (4 + 16) * 48 + 4 * 16);
+  }
 }
 
 TEST(Bench, PackedExpertsAndBatchInvariantRouting) {

@@ -284,6 +284,31 @@ TEST(Run, AMismatchIsExitCode1) {
   EXPECT_EQ(run({"--model", model, "--no-timing", "--tolerance", "1e6"}).code, 0);
 }
 
+// As --input takes it.
+TEST(Run, ChecksARecordingInDouble) {
+  const Folder folder;
+  const std::string model = folder.copy_of(golden("mixtral"));
+  const SafetensorsFile file = SafetensorsFile::open(golden("mixtral") + "/golden.safetensors");
+  std::vector<std::vector<double>> wide;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const auto& name : file.names()) {
+    Tensor tensor = file.get(name);
+    if (is_float(tensor.dtype)) {
+      std::vector<double>& values = wide.emplace_back();
+      for (std::int64_t i = 0; i < tensor.elements(); ++i) {
+        values.push_back(load_f32(tensor.data, tensor.dtype, i));
+      }
+      tensor.data = values.data();
+      tensor.dtype = DType::f64;
+    }
+    tensors.emplace_back(name, tensor);
+  }
+  write_safetensors(model + "/golden.safetensors", tensors);
+  const Outcome outcome = run({"--model", model, "--no-timing"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_FALSE(contains(outcome.out, "FAIL")) << outcome.out;
+}
+
 TEST(Run, ExplainsItsPlan) {
   const Outcome outcome = run({tiny_moe, "--layer", "0", "--explain"});  // with --model or without
   EXPECT_EQ(outcome.code, 0) << outcome.err;

@@ -200,25 +200,28 @@ void bench_gather(const BenchPlan& plan, const Context& context, Emit& emit) {
   for (const auto tokens : plan.tokens) {
     RoutingSource source(plan.spec.route, plan.spread, 1);
     const Ordered ordered(plan, context, source, tokens);
+    // Pairs with zero-compute experts have room in every tensor, but no row.
     const std::int64_t rows = ordered.rows();
+    const auto pairs = static_cast<std::int64_t>(ordered.ids.size());
     const double once = element_bytes(plan.dtype) * static_cast<double>((tokens + rows) * width);
     const std::int64_t copies = copies_to_rotate(plan, once, most_copies);
-    require_memory(plan, once * static_cast<double>(copies));
+    require_memory(
+        plan, element_bytes(plan.dtype) * static_cast<double>((tokens + pairs) * width * copies));
     RandomPool pool(context, plan.dtype, (tokens * width + 64) * copies);
-    const Buffer out = rows_buffer(context, plan.dtype, (rows * width + 64) * copies);
+    const Buffer out = rows_buffer(context, plan.dtype, (pairs * width + 64) * copies);
     std::vector<Tensor> hidden;
     std::vector<Tensor> gathered;
     for (std::int64_t i = 0; i < copies; ++i) {
       hidden.push_back(pool.take(tokens, width));
-      const auto offset = bytes(plan.dtype, (rows * width + 63) / 64 * 64 * i);
-      gathered.push_back(view(static_cast<char*>(out.data()) + offset, plan.dtype, {rows, width}));
+      const auto offset = bytes(plan.dtype, (pairs * width + 63) / 64 * 64 * i);
+      gathered.push_back(view(static_cast<char*>(out.data()) + offset, plan.dtype, {pairs, width}));
     }
     const GatherSpec spec{.slots = ordered.spec.slots,
                           .scale_by_weight = plan.spec.route.weight_on_input};
     const GatherInputs in{
-        .permutation = view(ordered.permutation.data(), {rows}),
+        .permutation = view(ordered.permutation.data(), {pairs}),
         .rows = view(&ordered.offsets.back(), {1}),
-        .weights = spec.scale_by_weight ? view(ordered.row_weights.data(), {rows}) : Tensor{}};
+        .weights = spec.scale_by_weight ? view(ordered.row_weights.data(), {pairs}) : Tensor{}};
     const Cost cost{once + 4.0 * static_cast<double>(rows), 0};
     run_case(plan, context, emit,
              {.op = "gather",

@@ -140,9 +140,15 @@ Json json_of(const ConvertOptions& options, const ConversionOptions& parsed,
           {"experts", rows}};
 }
 
+// There is no such folder yet: what tells it from the FILE of --json is that it is not named so.
+bool may_be_out(const std::string& word) { return !word.ends_with(".json"); }
+
 int convert(const ConvertOptions& options) {
   const ConversionOptions parsed = parse(options);
   check_apart("--json", options.json.file, options.in, {{"--calibrate", options.calibrate}});
+  std::string out = options.out;
+  while (out.size() > 1 && out.back() == '/') out.pop_back();
+  for (const char* end : {"", ".partial"}) check_outside("--json", options.json.file, out + end);
   if (!options.json.file.empty()) check_writable(options.json.file);
   const cpu_engine::CoreLimit limit(options.threads);
   const Context context = cpu({.threads = options.threads});
@@ -198,10 +204,13 @@ void add_convert(CLI::App& app, Action& action) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* command =
       app.add_subcommand("convert", "a checkpoint with its experts in another format, or pruned");
-  command->add_option("in", options->in, "folder of a checkpoint")->option_text("IN")->required();
-  command->add_option("out", options->out, "folder that it makes; must not exist")
-      ->option_text("OUT")
-      ->required();
+  CLI::Option* in = command->add_option("in", options->in, "folder of a checkpoint")
+                        ->option_text("IN")
+                        ->required();
+  CLI::Option* out =
+      command->add_option("out", options->out, "folder that it makes; must not exist")
+          ->option_text("OUT")
+          ->required();
   command->add_option("--to", options->to, "format of the experts (required)")
       ->option_text("FORMAT")
       ->required();
@@ -224,7 +233,7 @@ void add_convert(CLI::App& app, Action& action) {
       ->option_text("N")
       ->check(whole_number(0, 1024, " (0: every core)"));
   command->add_flag("--experts", options->experts, "prints a line an expert, not a layer");
-  add_json_option(*command, options->json);
+  add_json_option(*command, options->json, {{in, is_folder}, {out, may_be_out}});
   command->footer(
       "Formats: f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4, int8,\n"
       "int4[:GROUP], dense3, sparse_nvfp4. Experts that have it already stay bit for bit. An\n"

@@ -538,8 +538,7 @@ void take_model(EvalOptions& options) {
     formats.pop_back();
     return;
   }
-  options.model = options.json.taken(
-      [](const std::string& word) { return std::filesystem::is_directory(word); });
+  options.model = options.json.taken(is_folder);
   if (options.model.empty()) throw CLI::RequiredError("--model");
 }
 

@@ -194,11 +194,12 @@ void add_inspect(CLI::App& app, Action& action) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command =
       app.add_subcommand("inspect", "what a checkpoint holds: family, rules, shapes, bytes");
-  command->add_option("model,--model", options->model, "folder of a checkpoint")
-      ->option_text("DIR")
-      ->required();
+  CLI::Option* model =
+      command->add_option("model,--model", options->model, "folder of a checkpoint")
+          ->option_text("DIR")
+          ->required();
   add_device_options(*command, options->device);
-  add_json_option(*command, options->json);
+  add_json_option(*command, options->json, {{model, is_folder}});
   command->footer("Example:\n  shunt inspect models/tiny-moe");
   command->callback([options, &action] { action = [options] { return inspect(*options); }; });
 }

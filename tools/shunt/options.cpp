@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -98,17 +100,54 @@ void add_dtype_option(CLI::App& command, const std::function<void(DType)>& set,
           ""));
 }
 
-void add_json_option(CLI::App& command, JsonOption& option) {
+namespace {
+
+// All but the last of `required` have a word: those before --json keep theirs, the word behind it
+// is the next one's.
+void hand_over(const CLI::App& command, JsonOption& json, const std::vector<Positional>& required) {
+  std::vector<std::string> words;
+  for (const Positional& one : required) {
+    if (one.option->count() > 0) words.push_back(one.option->results().front());
+  }
+  if (words.size() + 1 != required.size()) return;
+  std::size_t before = 0;
+  for (const CLI::Option* parsed : command.parse_order()) {
+    if (parsed->check_name("--json")) break;
+    if (std::any_of(required.begin(), required.end(),
+                    [&](const Positional& one) { return one.option == parsed; })) {
+      ++before;
+    }
+  }
+  const std::string word = json.taken(required[before].fits);
+  if (word.empty()) return;
+  words.insert(words.begin() + static_cast<std::ptrdiff_t>(before), word);
+  for (std::size_t i = before; i < words.size(); ++i) {
+    required[i].option->clear();
+    required[i].option->add_result(words[i]);
+    required[i].option->run_callback();
+  }
+}
+
+}  // namespace
+
+void add_json_option(CLI::App& command, JsonOption& option,
+                     const std::vector<Positional>& required) {
   command
-      .add_option_function<std::vector<std::string>>(
+      .add_option_function<std::string>(
           "--json",
-          [&option](const std::vector<std::string>& values) {
+          [&command, &option, required](const std::string& word) {
             option.wanted = true;
-            if (!values.empty() && values[0] != "-" && values[0] != "{}") option.file = values[0];
+            if (word != "-" && word != "{}") option.file = word;
+            hand_over(command, option, required);
           },
           "results for machines, into FILE or to standard output")
       ->option_text("[FILE]")
       ->expected(0, 1);
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
 }
 
 std::string JsonOption::taken(const std::function<bool(const std::string&)>& positional) {

@@ -17,6 +17,7 @@
 // CLI11's headers are large: only what registers options reads them.
 namespace CLI {
 class App;
+class Option;
 class Validator;
 }  // namespace CLI
 
@@ -80,12 +81,20 @@ void add_rows_option(CLI::App& command, RowFormat& rows, const std::string& desc
 struct JsonOption {
   bool wanted = false;
   std::string file;  // empty: standard output
-  // The word behind --json, where a positional argument that is missing would be such a word; else
-  // "". It is FILE no more then.
+  // FILE, where it fits a positional argument that is missing; else "". It is FILE no more then.
   std::string taken(const std::function<bool(const std::string&)>& positional);
   bool to_stdout() const { return wanted && file.empty(); }
 };
-void add_json_option(CLI::App& command, JsonOption& option);
+// A positional argument that a command requires; nothing but a word that fits is handed over to it.
+struct Positional {
+  CLI::Option* option;
+  bool (*fits)(const std::string&);
+};
+// CLI11 gives --json the word behind it, if any. Where that leaves one of `required` (in order)
+// without a word, it is none of FILE but the argument that stands in its place.
+void add_json_option(CLI::App& command, JsonOption& option,
+                     const std::vector<Positional>& required = {});
+bool is_folder(const std::string& path);
 
 // Accepts whole numbers in [low, high]; says what is legal otherwise.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high, const std::string& note = {});

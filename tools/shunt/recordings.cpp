@@ -91,6 +91,16 @@ std::string output_of(const SafetensorsFile& file, const std::string& prefix) {
 
 }  // namespace
 
+Tensor without_f64(const Tensor& matrix, Rounded& memory) {
+  if (matrix.dtype != DType::f64) return matrix;
+  const auto* values = matrix.as<const double>();
+  auto rounded = std::make_shared<std::vector<float>>();
+  rounded->reserve(1);  // an empty tensor still wants an address
+  rounded->assign(values, values + matrix.elements());
+  memory = rounded;
+  return view(rounded->data(), {matrix.shape[0], matrix.shape[1]});
+}
+
 std::string recording_file(const std::string& folder) {
   for (const char* name : {"activations.safetensors", "golden.safetensors"}) {
     const auto path = std::filesystem::path(folder) / name;
@@ -152,6 +162,7 @@ std::vector<Recording> find_recordings(const SafetensorsFile& file, const Checkp
                   fmt::format("{}: '{}.input' is {}: has no tokens, so that nothing is compared",
                               file.path(), prefix, recording.input.describe()));
     }
+    recording.input = without_f64(recording.input, recording.memory);
     find_router_outputs(file, spec.route, recording);
     for (const std::string& name :
          {prefix + ".token_ids", std::string("token_ids"), std::string("tokens")}) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +12,11 @@
 
 namespace shunt::tool {
 
-// One layer as recorded. Tensors are views of the file.
+// Hidden states as engines take them: f64 as f32, rounded into memory that `memory` then keeps.
+using Rounded = std::shared_ptr<const std::vector<float>>;
+Tensor without_f64(const Tensor& matrix, Rounded& memory);
+
+// One layer as recorded. Tensors are views of the file, but for an input in f64.
 struct Recording {
   int layer = 0;
   std::string prefix;  // of its tensors: "model.layers.0.mlp"
@@ -20,6 +25,7 @@ struct Recording {
   Tensor ids;          // [T, k] i32 | i64, or not recorded
   Tensor scores;       // [T, E] scores or logits, or not recorded
   Tensor token_ids;    // [T], or not recorded
+  Rounded memory;
 };
 
 // DIR/activations.safetensors or DIR/golden.safetensors; empty when there is neither.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -39,6 +40,15 @@ bool in_place(const std::string& path) {
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   return std::filesystem::exists(status) && !std::filesystem::is_regular_file(status);
+}
+
+// Absolute, without links and dots as far as it exists.
+std::filesystem::path resolved(const std::string& path) {
+  std::error_code ignored;
+  const auto absolute = std::filesystem::absolute(path, ignored);
+  auto whole = std::filesystem::weakly_canonical(absolute, ignored);
+  if (whole.empty()) whole = absolute.lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
 }
 
 std::string temporary(const std::string& path) { return fmt::format("{}.{}.part", path, getpid()); }
@@ -100,8 +110,7 @@ void check_apart(const std::string& option, const std::string& path, const std::
   if (path.empty()) return;
   std::error_code ignored;
   const auto same = [&](const std::string& other) {
-    return fs::equivalent(path, other, ignored) ||
-           fs::weakly_canonical(path, ignored) == fs::weakly_canonical(other, ignored);
+    return fs::equivalent(path, other, ignored) || resolved(path) == resolved(other);
   };
   for (const auto& [name, other] : others) {
     if (other.empty() || !same(other) || in_place(path)) continue;
@@ -115,6 +124,15 @@ void check_apart(const std::string& option, const std::string& path, const std::
   }
 }
 
+void check_outside(const std::string& option, const std::string& path, const std::string& folder) {
+  if (path.empty()) return;
+  const auto file = resolved(path), within = resolved(folder);
+  if (std::mismatch(within.begin(), within.end(), file.begin(), file.end()).first == within.end()) {
+    throw UsageError(
+        fmt::format("{} is {}: must lie outside {}, which is being made", option, path, folder));
+  }
+}
+
 std::string fell_back_text(std::int64_t fell_back, std::int64_t experts) {
   return fmt::format(
       "{} of {} experts by magnitude: too few hidden states are routed to them, or none that tell "
@@ -123,7 +141,8 @@ std::string fell_back_text(std::int64_t fell_back, std::int64_t experts) {
 }
 
 void emit_json(const JsonOption& option, const Json& json) {
-  const std::string text = json.dump(2) + "\n";
+  // Names of files and models need not be UTF-8, which JSON must.
+  const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   if (option.to_stdout()) {
     fmt::print("{}", text);
   } else {

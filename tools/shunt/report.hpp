@@ -34,6 +34,8 @@ void check_writable(const std::string& path);
 // those in `model` (or none), and `others`, by option.
 void check_apart(const std::string& option, const std::string& path, const std::string& model,
                  const std::vector<std::pair<std::string, std::string>>& others);
+// Throws UsageError where `path`, if any, is `folder`, which is yet to be made, or lies in it.
+void check_outside(const std::string& option, const std::string& path, const std::string& folder);
 // How many experts were pruned by magnitude instead: what convert and eval say of it.
 std::string fell_back_text(std::int64_t fell_back, std::int64_t experts);
 // To where the option says.

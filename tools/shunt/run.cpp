@@ -58,9 +58,9 @@ std::int64_t last_of(const Tensor& tensor) {
   return tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
 }
 
-// The hidden states that were asked for, as f32 | bf16 | f16; f64 is rounded into `memory`.
+// The hidden states that were asked for, as f32 | bf16 | f16; what is rounded lies in `memory`.
 Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::int64_t width,
-                   std::vector<float>& memory) {
+                   Rounded& memory) {
   std::string name = options.input_name;
   if (name.empty()) {
     std::vector<std::string> matrices;
@@ -95,12 +95,7 @@ Tensor read_hidden(const SafetensorsFile& file, const RunOptions& options, std::
   hidden.rank = 2;
   hidden.shape = {tokens, width};
   hidden.strides = {width, 1};
-  if (hidden.dtype == DType::f64) {
-    const auto* values = hidden.as<const double>();
-    memory.reserve(1);  // an empty tensor still wants an address
-    memory.assign(values, values + hidden.elements());
-    hidden = view(memory.data(), DType::f32, {hidden.shape[0], hidden.shape[1]});
-  }
+  hidden = without_f64(hidden, memory);
   if (!options.allow_nonfinite) {
     const std::string found = first_nonfinite(hidden);
     if (!found.empty()) {
@@ -217,8 +212,8 @@ int run_given(const RunOptions& options, const Checkpoint& checkpoint, const Con
   const int index = options.layer.value_or(checkpoint.first_moe_layer());
   const LayerSpec spec = checkpoint.spec(index);
   const SafetensorsFile file = SafetensorsFile::open(options.input);
-  std::vector<float> converted;
-  const Tensor hidden = read_hidden(file, options, spec.hidden, converted);
+  Rounded rounded;
+  const Tensor hidden = read_hidden(file, options, spec.hidden, rounded);
   const Tensor ids = read_token_ids(file, options, spec, index, hidden.shape[0]);
   if (!options.output.empty()) check_writable(options.output);
 
@@ -337,9 +332,10 @@ int run(const RunOptions& options) {
 void add_run(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "MoE layers over recorded or given hidden states");
-  command->add_option("model,--model", options->model, "folder of a checkpoint")
-      ->option_text("DIR")
-      ->required();
+  CLI::Option* model =
+      command->add_option("model,--model", options->model, "folder of a checkpoint")
+          ->option_text("DIR")
+          ->required();
   command->add_option("--layer", options->layer, "this layer (default: every MoE layer recorded,")
       ->description("this layer; default: every recorded one, or the first with --input")
       ->option_text("N")
@@ -374,7 +370,7 @@ void add_run(CLI::App& app, Action& action) {
                     "computes NaN and infinite hidden states too");
   command->add_flag("--no-timing", options->no_timing, "computes once and measures nothing");
   command->add_flag("--explain", options->explain, "prints what the plan chose, and why");
-  add_json_option(*command, options->json);
+  add_json_option(*command, options->json, {{model, is_folder}});
   command->footer(
       "Without --input it takes DIR/activations.safetensors or DIR/golden.safetensors, and\n"
       "compares with what is recorded there.\n"
