@@ -132,12 +132,33 @@ void Pool::run_erased(Erased fn, void* object) {
   running_.store(static_cast<std::uint32_t>(threads_ - 1), std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
-  fn(object, team);
+  call(fn, object, team);
   for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
        left = running_.load(std::memory_order_acquire)) {
     wait_change(running_, left);
   }
+  std::exception_ptr thrown;
+  if (failed_.exchange(false, std::memory_order_relaxed)) {
+    thrown = std::exchange(thrown_, nullptr);
+    // Whoever threw may have left loops out: all go on from the latest one.
+    std::uint32_t latest = parts_[0].loop;
+    for (int i = 1; i < threads_; ++i) {
+      const std::uint32_t loop = parts_[static_cast<std::size_t>(i)].loop;
+      if (static_cast<std::int32_t>(loop - latest) > 0) latest = loop;
+    }
+    for (int i = 0; i < threads_; ++i) parts_[static_cast<std::size_t>(i)].loop = latest;
+  }
   busy_.store(false, std::memory_order_release);
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+// The first exception of any thread is kept for the caller.
+void Pool::call(Erased fn, void* object, Team& team) {
+  try {
+    fn(object, team);
+  } catch (...) {
+    if (!failed_.exchange(true, std::memory_order_relaxed)) thrown_ = std::current_exception();
+  }
 }
 
 void Pool::work(int thread) {
@@ -148,7 +169,7 @@ void Pool::work(int thread) {
     wait_change(epoch_, seen);
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
-    fn_(object_, team);
+    call(fn_, object_, team);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
   }
 }

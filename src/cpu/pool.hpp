@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <type_traits>
@@ -44,8 +45,9 @@ class Pool {
   // The instruction set of the kernels that work on this pool.
   Isa isa() const { return isa_; }
 
-  // fn(team) on every thread; returns when all have. fn must not throw. It may take the Team& or,
-  // when that is all it needs, the number of the thread, 0 being the caller.
+  // fn(team) on every thread; returns when all have. What one of them throws reaches the caller
+  // then, the first of several; where threads meet at barriers fn must not throw. It may take the
+  // Team& or, when that is all it needs, the number of the thread, 0 being the caller.
   template <class Fn>
   void run(Fn&& fn) {
     using Plain = std::remove_reference_t<Fn>;
@@ -87,6 +89,7 @@ class Pool {
 
   using Erased = void (*)(void*, Team&);
   void run_erased(Erased fn, void* object);
+  void call(Erased fn, void* object, Team& team);
   void work(int thread);
   void stop();
   void wait_change(const std::atomic<std::uint32_t>& word, std::uint32_t old) const;
@@ -102,7 +105,8 @@ class Pool {
   alignas(64) std::atomic<std::uint32_t> running_{0};
   alignas(64) std::atomic<std::uint32_t> arrived_{0};
   alignas(64) std::atomic<std::uint32_t> phase_{0};
-  std::atomic<bool> stop_{false}, busy_{false};
+  std::atomic<bool> stop_{false}, busy_{false}, failed_{false};
+  std::exception_ptr thrown_;  // by whoever set failed_
   mutable std::vector<std::thread> workers_;
 };
 

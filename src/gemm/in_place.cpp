@@ -1,4 +1,6 @@
 // Weights that become their prepared form where they lie, a matrix at a time through a copy of one.
+#include <limits>
+
 #include "core/check.hpp"
 #include "core/memory.hpp"
 #include "cuda/current.hpp"
@@ -34,6 +36,10 @@ PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool p
   check_tensor("prepare_in_place: matrices", matrices,
                {.dtypes = float_dtypes, .shape = {any_size, any_size, any_size}, .dense = true},
                device);
+  if (matrices.shape[0] > std::numeric_limits<int>::max()) {
+    fail(Status::invalid_argument, "prepare_in_place: matrices are {}: must be fewer than 2^31",
+         matrices.shape[0]);
+  }
   const auto groups = static_cast<int>(matrices.shape[0]);
   const std::int64_t n = matrices.shape[1], k = matrices.shape[2];
   const std::size_t one = matrix_bytes(matrices);
@@ -49,24 +55,31 @@ PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool p
   }
   check_memory("prepare_in_place", "scratch", scratch, one);
   auto* const data = static_cast<char*>(matrices.data);
-  for (int g = 0; g < groups; ++g) {
-    char* const at = data + static_cast<std::size_t>(g) * one;
+  PreparedWeights made{.dtype = matrices.dtype,
+                       .groups = 0,
+                       .n = n,
+                       .k = k,
+                       .paired = paired,
+                       .device = device,
+                       .data = matrices.data,
+                       .bytes = 0};
+  for (; made.groups < groups; ++made.groups, made.bytes += one) {
+    char* const at = data + made.bytes;
     context.copy(scratch.data, at, one);
-    const Parts parts(scratch.data, matrices.dtype, n, k, paired, device);
-    if (paired) {
-      prepare_paired(context, matrices.dtype, {parts.first}, {parts.second}, {at, one});
-    } else {
-      prepare(context, matrices.dtype, {parts.first}, {at, one});
+    try {
+      const Parts parts(scratch.data, matrices.dtype, n, k, paired, device);
+      if (paired) {
+        prepare_paired(context, matrices.dtype, {parts.first}, {parts.second}, {at, one});
+      } else {
+        prepare(context, matrices.dtype, {parts.first}, {at, one});
+      }
+    } catch (...) {  // memory is out: the caller's weights are to be what they were
+      context.copy(at, scratch.data, one);
+      if (made.groups > 0) unprepare_in_place(context, made, scratch);
+      throw;
     }
   }
-  return {.dtype = matrices.dtype,
-          .groups = groups,
-          .n = n,
-          .k = k,
-          .paired = paired,
-          .device = device,
-          .data = matrices.data,
-          .bytes = static_cast<std::size_t>(groups) * one};
+  return made;
 }
 
 void unprepare_in_place(const Context& context, const PreparedWeights& weights, Workspace scratch) {
@@ -84,6 +97,13 @@ void unprepare_in_place(const Context& context, const PreparedWeights& weights, 
          "unprepare_in_place: weights take {} bytes: must be what {} [{}, {}, {}] take, {}",
          weights.bytes, to_string(weights.dtype), weights.groups, weights.n, weights.k,
          static_cast<std::size_t>(weights.groups) * one);
+  }
+  if (weights.groups < 0) {
+    fail(Status::invalid_argument,
+         "unprepare_in_place: weights are of {} groups: must be 0 or more", weights.groups);
+  }
+  if (reinterpret_cast<std::uintptr_t>(weights.data) % 64 != 0) {
+    fail(Status::invalid_argument, "unprepare_in_place: weights must be 64-byte aligned");
   }
   check_memory("unprepare_in_place", "scratch", scratch, one);
   PreparedWeights copy = weights;

@@ -166,6 +166,7 @@ std::vector<char> on_host(const Context& context, const Tensor& source) {
   const std::int64_t columns = source.rank == 2 ? source.shape[1] : 1;
   const std::int64_t column_stride = source.rank == 2 ? source.strides[1] : 0;
   if (source.elements() == 0) return {};
+  const auto bytes = static_cast<std::size_t>(source.bytes());  // refused where none can be had
   const auto* from = source.as<const char>();
   std::vector<char> reach;  // of a view on the device, gaps and all
   if (source.device.type != DeviceType::cpu) {
@@ -178,7 +179,7 @@ std::vector<char> on_host(const Context& context, const Tensor& source) {
     context.copy(reach.data(), from + low * width, reach.size());
     from = reach.data() - low * width;
   }
-  std::vector<char> dense(static_cast<std::size_t>(source.elements() * width));
+  std::vector<char> dense(bytes);
   char* to = dense.data();
   for (std::int64_t i = 0; i < source.shape[0]; ++i) {
     for (std::int64_t j = 0; j < columns; ++j, to += width) {

@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -34,6 +36,33 @@ TEST(Pool, ASecondCallerIsRefused) {
   std::atomic<int> ran{0};
   pool.run([&](int) { ++ran; });
   EXPECT_EQ(ran, 2);
+}
+
+// Memory may be out on any thread: the caller hears of it, and the pool goes on.
+TEST(Pool, WhatAThreadThrowsReachesTheCaller) {
+  for (const int threads : {1, 2, 3}) {
+    Pool pool(threads);
+    for (int who = 0; who < threads; ++who) {
+      EXPECT_THROW(pool.run([&](int thread) {
+        if (thread == who) throw std::bad_alloc();
+      }),
+                   std::bad_alloc);
+    }
+    EXPECT_THROW(pool.run([](int) { throw std::bad_alloc(); }), std::bad_alloc);
+    // In the first of two loops: the next call has every task once all the same.
+    for (int turn = 0; turn < 3; ++turn) {
+      EXPECT_THROW(pool.run([&](Team& team) {
+        team.for_each(20, [](std::size_t task) {
+          if (task == 3) throw std::bad_alloc();
+        });
+        team.for_each(20, [](std::size_t) {});
+      }),
+                   std::bad_alloc);
+      std::array<std::atomic<int>, 50> done{};
+      pool.run([&](Team& team) { team.for_each(done.size(), [&](std::size_t i) { ++done[i]; }); });
+      for (const std::atomic<int>& times : done) EXPECT_EQ(times, 1);
+    }
+  }
 }
 
 TEST(Pool, TheChildOfAForkHasItsOwnThreadAlone) {
