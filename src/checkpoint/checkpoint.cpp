@@ -60,6 +60,7 @@ struct Checkpoint::Impl {
   std::string prefix;  // of tensors
   std::vector<CheckpointLayer> layers;
   int first_moe = -1;
+  std::string behind;  // a name of what is stored behind the last layer, if anything is
 };
 
 Checkpoint Checkpoint::open(const std::string& folder) {
@@ -104,6 +105,9 @@ Checkpoint Checkpoint::open(const std::string& folder) {
          .note = kind.note,
          .module = layer_name(module_prefix, plan.names, i) + plan.names.module});
   }
+  // Layers of multi-token prediction, mostly.
+  const std::string next = layer_name(impl->prefix, plan.names, count);
+  if (!impl->store.names_from(next).empty()) impl->behind = next + "*";
   Checkpoint checkpoint;
   checkpoint.impl_ = impl;
   return checkpoint;
@@ -131,6 +135,7 @@ std::string Checkpoint::summary() const {
                                  self.family, moe, plan.layers.size());
   if (self.first_moe >= 0) text += "; " + describe(self.model.spec(self.first_moe));
   if (!plan.beside.empty()) text += "; not in the block: " + plan.beside;
+  if (!self.behind.empty()) text += "; behind the last layer and not read: " + self.behind;
   return text;
 }
 

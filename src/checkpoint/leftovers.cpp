@@ -51,6 +51,17 @@ class Leftovers {
       if (folder.find("expert") != std::string::npos) experts_.insert(folder);
     }
     for (const ExpertNames& each : names.shared) shared_.insert(folder_of(each.up));
+    for (const auto* sources :
+         {&names.router, &names.shared_gate, &names.latent_down, &names.latent_up}) {
+      for (const Source& source : *sources) matrices_.insert(source.name);
+    }
+    for (const ExpertNames& each : names.experts) {
+      if (each.form == ExpertNames::Form::each) continue;
+      for (const std::string& name : {each.gate, each.up, each.down}) {
+        if (!name.empty()) matrices_.insert(name);
+      }
+      for (const std::string& name : {each.up_bias, each.down_bias}) known_.insert(name);
+    }
   }
 
   void check() const {
@@ -92,6 +103,7 @@ class Leftovers {
         refuse(name, "biases");
       }
     }
+    for (const std::string& matrix : matrices_) check_no_bias(matrix);
   }
 
  private:
@@ -100,6 +112,17 @@ class Leftovers {
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
     fail(Status::bad_file, "{}: tensor '{}' is there: config.json says nothing of {}",
          store_.file_of(name), clean(name), what);
+  }
+  // Of a matrix that is read, a bias that no list of names has.
+  void check_no_bias(const std::string& matrix) const {
+    if (!store_.contains(prefix_ + matrix)) return;
+    const bool module = matrix.ends_with(".weight");
+    const std::string base = module ? matrix.substr(0, matrix.size() - 7) : matrix;
+    for (const char* end : {".bias", "_bias"}) {
+      const std::string bias = base + end;
+      if (known_.contains(bias) || !store_.contains(prefix_ + bias)) continue;
+      if (!is_zero(prefix_ + bias)) refuse(prefix_ + bias, "biases");
+    }
   }
   // What shards hold of the block behind the index's back: programs that read whole files have it.
   void check_unnamed() const {
@@ -136,13 +159,22 @@ class Leftovers {
       return;
     }
   }
-  // Of "up_proj.weight_scale" "up_proj.weight"; of "gate_up_proj_scale" "gate_up_proj".
+  // Of "up_proj.weight_scale" "up_proj.weight"; of "gate_up_proj_scale" "gate_up_proj". And of what
+  // else a packed matrix has beside it.
   void check_scale(const std::string& name) const {
     std::string weight;
     for (const auto& [end, of] : {std::pair(".weight_scale", ".weight"),
                                   {".weight_scale_inv", ".weight"},
                                   {".weight_scale_2", ".weight"},
+                                  {".weight_global_scale", ".weight"},
                                   {".scale", ".weight"},
+                                  {".scales", ".weight"},
+                                  {".weight_zero_point", ".weight"},
+                                  {".qzeros", ".weight"},
+                                  {".weight_g_idx", ".weight"},
+                                  {".g_idx", ".weight"},
+                                  {".weight_shape", ".weight"},
+                                  {".weight_positions", ".weight"},
                                   {"_weight_scale", ""},
                                   {"_weight_scale_inv", ""},
                                   {"_scale", ""},
@@ -155,8 +187,9 @@ class Leftovers {
     if (weight.empty() || !store_.contains(weight)) return;
     const DType dtype = store_.get(weight).dtype;
     if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) return;
-    fail(Status::bad_file, "{}: tensor '{}' is there: its weight is {}, which has no scales",
-         store_.file_of(name), clean(name), to_string(dtype));
+    fail(Status::bad_file, "{}: tensor '{}' is there: its weight is {}, which has {}",
+         store_.file_of(name), clean(name), to_string(dtype),
+         name.find("scale") != std::string::npos ? "no scales" : "nothing beside it");
   }
   // "mlp.experts." of "mlp.experts.{}.up_proj.weight"; "mlp.shared_experts." of its up_proj's.
   static std::string folder_of(const std::string& name) {
@@ -206,7 +239,7 @@ class Leftovers {
   const LayerSpec& spec_;
   const std::string& prefix_;
   bool others_beside_, quantised_;
-  Set known_, routers_, roots_, experts_, shared_;
+  Set known_, routers_, roots_, experts_, shared_, matrices_;
   Set firsts_, first_shared_;  // the first expert's up, under each name that it has
 };
 

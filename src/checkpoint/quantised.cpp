@@ -254,18 +254,23 @@ PackedMatrix QuantisedReader::eight_bits(const std::string& base, std::int64_t n
     m.scales = view(to, DType::f8_e8m0, {n, groups});
     return m;
   }
+  // One scale of one row is of a tensor, a block or a row alike: compressed-tensors has [1, 1] for
+  // a row's.
+  const bool of_one_row =
+      config_.method == "compressed-tensors" && has_shape(scales, {1, 1}) && n == 1;
   if (m.values.dtype == DType::i8) {
     if (!of_rows(scales, n)) mismatch(name, fmt::format("one number, [{}, 1] or [{}]", n, n));
     m.format = {Format::int8};
     m.scales = floats(name, n);
-  } else if (scales.elements() == 1) {
-    m.format = {Format::fp8_tensor};
-    m.global_scale = floats(name, 1).as<const float>()[0];
   } else if (exponents(scales.dtype) && has_shape(scales, {n, groups_of(k, 32)})) {
     m.format = {Format::mxfp8};
     m.scales = view(scales.data, DType::f8_e8m0, {n, groups_of(k, 32)});
-  } else if (has_shape(scales, {groups_of(n, 128), groups_of(k, 128)}) ||
-             has_shape(scales, {groups_of(n, 128), 1, groups_of(k, 128), 1})) {  // FP8_PB_WO
+  } else if (scales.elements() == 1 && !of_one_row) {
+    m.format = {Format::fp8_tensor};
+    m.global_scale = floats(name, 1).as<const float>()[0];
+  } else if (!of_one_row &&
+             (has_shape(scales, {groups_of(n, 128), groups_of(k, 128)}) ||
+              has_shape(scales, {groups_of(n, 128), 1, groups_of(k, 128), 1}))) {  // FP8_PB_WO
     m.format = {Format::fp8_block};
     m.scales = floats(name, scales.elements());
     m.scales = view(m.scales.data, DType::f32, {groups_of(n, 128), groups_of(k, 128)});

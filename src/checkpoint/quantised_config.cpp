@@ -50,15 +50,20 @@ void read_weights_of(const Fields& w, QuantisedScheme& to) {
 template <class Each>
 void for_groups(const Fields& f, Each&& each) {
   const Json* const groups = f.get("config_groups");
-  if (groups == nullptr || !groups->is_object()) return;
+  if (groups == nullptr) return;
+  if (!groups->is_object()) f.refuse("config_groups", *groups, "an object");
   const Json nothing = Json::object();
   for (const auto& item : groups->items()) {
-    if (!item.value().is_object()) continue;
     const std::string where = fmt::format("{}.config_groups.{}", f.where(), clean(item.key()));
+    if (!item.value().is_object()) {
+      fail(Status::bad_file, "{} is {}: must be an object", where, shown(item.value()));
+    }
     const Json* const weights = child(item.value(), "weights");
+    if (weights != nullptr && !weights->is_object()) {
+      Fields(where, item.value()).refuse("weights", *weights, "an object");
+    }
     each(Fields(where, item.value()),
-         Fields(where + ".weights",
-                weights != nullptr && weights->is_object() ? *weights : nothing));
+         Fields(where + ".weights", weights != nullptr ? *weights : nothing));
   }
 }
 
@@ -144,9 +149,12 @@ void read_modelopt(const Fields& f, QuantisedScheme base, QuantisedConfig& out) 
     if (layers == nullptr) return;
     if (!layers->is_object()) f.refuse("quantized_layers", *layers, "an object");
     for (const auto& item : layers->items()) {
-      if (!item.value().is_object()) continue;
-      const Fields layer(fmt::format("{}.quantized_layers.{}", f.where(), clean(item.key())),
-                         item.value());
+      const std::string of_layer =
+          fmt::format("{}.quantized_layers.{}", f.where(), clean(item.key()));
+      if (!item.value().is_object()) {
+        fail(Status::bad_file, "{} is {}: must be an object", of_layer, shown(item.value()));
+      }
+      const Fields layer(of_layer, item.value());
       QuantisedScheme scheme;
       layer.claim_if_known("quant_algo", algorithms, scheme.claims);
       layer.add_group("group_size", scheme);

@@ -120,6 +120,11 @@ void write_safetensors(const std::string& path,
            "write_safetensors: tensor '{}' is {}: must be dense CPU memory", clean(name),
            tensor.describe());
     }
+    if (tensor.elements() % 2 != 0 && bits(tensor.dtype) == 4) {
+      fail(Status::invalid_argument,
+           "write_safetensors: tensor '{}' is {}: must be a whole number of bytes", clean(name),
+           tensor.describe());
+    }
     order.push_back(&pair);
   }
   for (const auto& [key, value] : metadata) {

@@ -77,7 +77,13 @@ class Conversion {
   // What the tensors of these files hold, by tensor.
   std::map<std::string, std::string> weight_map() const;
   const LayerCalibration* calibration(int layer);
+  void check_finished(const PartialFolder& folder, const SourceFile& file,
+                      const Json& finished) const;
   void remember(const Json& rows);
+  // Of a tensor of any rank.
+  std::int64_t bytes_of(const std::string& name) const {
+    return CheckpointAccess::store(checkpoint_).flat(name).bytes();
+  }
   bool converts(const std::string& tensor) const { return expert_tensors_.contains(tensor); }
   bool decodes(const std::string& tensor) const { return module_tensors_.contains(tensor); }
   // Of linear layers beside the experts that were packed.
@@ -107,6 +113,18 @@ class Conversion {
   std::map<std::pair<int, int>, ConvertedExpertReport> reports_;
 };
 
+// A conversion writes files of its own beside the shards, under these names and, until they are
+// whole, with an ending.
+void check_shard_name(const std::string& folder, const std::string& name) {
+  for (const char* own : {journal_name, "config.json", index_name, "hf_quant_config.json"}) {
+    if (name != own && !name.ends_with(".new")) continue;
+    fail(Status::unsupported,
+         "convert: {}/{} is a shard: must not be named as what a conversion writes beside them, {} "
+         "or *.new",
+         folder, name, own);
+  }
+}
+
 Conversion::Conversion(const Context& context, const std::string& in, const std::string& out,
                        const ConversionOptions& options, const ConversionProgress& progress)
     : context_(context), in_(in), out_(out), options_(options), progress_(progress) {
@@ -114,6 +132,10 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   std::error_code ignored;
   if (fs::equivalent(in_, out_, ignored)) {
     fail(Status::invalid_argument, "convert: {} is to become itself: name another folder", out_);
+  }
+  if (fs::equivalent(in_, out_ + ".partial", ignored)) {
+    fail(Status::invalid_argument, "convert: {} is worked on in {}: name another folder", out_,
+         in_);
   }
   if (fs::exists(fs::symlink_status(out_))) {
     fail(Status::invalid_argument, "convert: {} exists: nothing is overwritten", out_);
@@ -148,6 +170,7 @@ Conversion::Conversion(const Context& context, const std::string& in, const std:
   });
   if (naming_ == Naming::gpt_oss) merge_experts(checkpoint_, files_);
   for (const SourceFile& file : files_) {
+    check_shard_name(in_, file.name);
     expert_tensors_.insert(file.experts.begin(), file.experts.end());
     module_tensors_.insert(file.packed.begin(), file.packed.end());
     was_packed_ = was_packed_ || !file.modules.empty();
@@ -428,6 +451,32 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
   remember(rows);
 }
 
+// What a journal says of a file is what make() wrote there, or the journal was changed since.
+void Conversion::check_finished(const PartialFolder& folder, const SourceFile& file,
+                                const Json& finished) const {
+  const auto wrong = [&](const std::string& what) {
+    fail(Status::bad_file, "{}: finished['{}'].experts {}: remove {} to begin anew",
+         folder.file(journal_name), file.name, what, folder.path());
+  };
+  const auto rows = finished.find("experts");
+  if (rows == finished.end() || !rows->is_array()) wrong("is no list");
+  std::size_t next = 0;
+  for (const Json& row : *rows) {
+    const bool whole = row.is_array() && row.size() == 7 && row[0].is_number_integer() &&
+                       row[1].is_number_integer() && row[2].is_number_integer() &&
+                       row[3].is_number() && row[4].is_number() && row[5].is_number_integer() &&
+                       row[6].is_boolean();
+    if (!whole || next >= file.matrices.size()) wrong(fmt::format("holds {}", row.dump()));
+    const SourceMatrix& matrix = file.matrices[next++];
+    if (row[0] != matrix.layer || row[1] != matrix.expert ||
+        row[2] != static_cast<int>(matrix.which)) {
+      wrong(fmt::format("holds {}, must hold layer {}, expert {}", row.dump(), matrix.layer,
+                        matrix.expert));
+    }
+  }
+  if (next < file.matrices.size()) wrong("are too few");
+}
+
 void Conversion::remember(const Json& rows) {
   for (const Json& row : rows) {
     ConvertedExpertReport& report = reports_[{row[0].get<int>(), row[1].get<int>()}];
@@ -512,15 +561,14 @@ void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
   for (const SourceFile& file : files_) {
     if (plan(file).empty()) {  // its matrices are parts of tensors in other files
       report.bytes_before += file.bytes;
-      for (const std::string& name : file.experts) {
-        report.experts_before += checkpoint_.tensor(name).bytes();
-      }
+      for (const std::string& name : file.experts) report.experts_before += bytes_of(name);
       continue;
     }
     const Json finished = folder.finished(file.name);
     if (finished.is_null()) {
       make(file, folder);
     } else {
+      check_finished(folder, file, finished);
       remember(finished["experts"]);
       for (const SourceMatrix& matrix : file.matrices) done_ += matrix.view.elements();
       ++report.shards_resumed;
@@ -531,7 +579,7 @@ void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
     std::set<std::string> kept;
     for (const std::string& name : file.tensors) {
       if (converts(name)) {
-        report.experts_before += checkpoint_.tensor(name).bytes();
+        report.experts_before += bytes_of(name);
       } else {
         kept.insert(name);
       }

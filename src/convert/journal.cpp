@@ -123,6 +123,7 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
       json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
       // A plain comparison: keys have lost their order on the way.
       if (!json_.contains("settings") || !json_.contains("finished") ||
+          !json_["finished"].is_object() ||
           nlohmann::json(json_["settings"]) != nlohmann::json(settings)) {
         fail(Status::invalid_argument,
              "{}: holds an interrupted conversion of another checkpoint, of one that was written "
@@ -161,11 +162,14 @@ bool PartialFolder::discard_if_unused() {
 void PartialFolder::save() const { write_whole(journal_, json_.dump(1) + "\n"); }
 
 Json PartialFolder::finished(const std::string& name) const {
-  const auto found = json_["finished"].find(name);
-  if (found == json_["finished"].end()) return nullptr;
+  const Json& all = json_.at("finished");
+  const auto found = all.find(name);
+  if (found == all.end()) return nullptr;
+  const auto bytes = found->find("bytes");
+  if (!found->is_object() || bytes == found->end()) return nullptr;  // as if it were not
   std::error_code ignored;
   const auto size = fs::file_size(file(name), ignored);
-  if (ignored || (*found)["bytes"] != size) return nullptr;
+  if (ignored || *bytes != size) return nullptr;
   return *found;
 }
 

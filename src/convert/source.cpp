@@ -193,7 +193,15 @@ std::optional<PackedModule> packed_module(const TensorStore& store, const Quanti
       return sizes.dtype == DType::i64 ? sizes.as<const std::int64_t>()[i]
                                        : std::int64_t{sizes.as<const std::int32_t>()[i]};
     };
-    return PackedModule{base, size(0), size(1)};
+    // Four bits of a number, or eight: no more columns than words have room for.
+    constexpr std::int64_t most = std::int64_t{1} << 40;
+    const std::int64_t n = size(0), k = size(1);
+    if (n != t.shape[0] || k < 1 || k > most || (k + 7) / 8 > t.shape[1] ||
+        (k + 3) / 4 < t.shape[1]) {
+      fail(Status::bad_file, "{}: tensor '{}' holds [{}, {}]: '{}' is {}", store.file_of(shape),
+           shape, n, k, name, t.describe());
+    }
+    return PackedModule{base, n, k};
   }
   if (!name.ends_with(".weight")) return std::nullopt;
   const bool bytes = t.dtype == DType::u8 || t.dtype == DType::i8;

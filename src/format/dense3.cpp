@@ -82,7 +82,7 @@ void encode_group(const Sets& sets, const float* from, std::int64_t count, float
   const int middle =
       to_e4m3(std::sqrt(power / static_cast<double>(count)), static_cast<double>(global));
   Path best;
-  double least = -1;
+  double least = power;  // what a scale of 0 loses
   const auto attempt = [&](int code) {
     if (code < e4m3_least || code > e4m3_most) return;
     const double unit = static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(code))) *
@@ -93,7 +93,7 @@ void encode_group(const Sets& sets, const float* from, std::int64_t count, float
     }
     const Path path = best_path(sets, y.data(), count);
     const double error = static_cast<double>(path.error) * unit * unit;
-    if (least >= 0 && error >= least) return;
+    if (!(error < least)) return;
     least = error;
     best = path;
     *scale = static_cast<std::uint8_t>(code);

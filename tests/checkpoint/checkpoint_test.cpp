@@ -205,8 +205,15 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
         {"experts.3.up_proj.weight_packed", "are both there: must be one of them"},
         {"experts.3.up_proj.scale", "is there: its weight is bf16, which has no scales"},
         {"experts.3.up_proj.weight_scale", "is there: its weight is bf16, which has no scales"},
-        {"experts.3.up_proj.weight_scale_inv",
-         "is there: its weight is bf16, which has no scales"}}) {
+        {"experts.3.up_proj.weight_scale_inv", "is there: its weight is bf16, which has no scales"},
+        {"experts.3.up_proj.weight_global_scale",
+         "is there: its weight is bf16, which has no scales"},
+        {"experts.3.up_proj.weight_g_idx",
+         "is there: its weight is bf16, which has nothing beside it"},
+        {"experts.3.up_proj.weight_zero_point",
+         "is there: its weight is bf16, which has nothing beside it"},
+        {"experts.3.up_proj.weight_shape",
+         "is there: its weight is bf16, which has nothing beside it"}}) {
     const std::string message = with(name, ones);
     EXPECT_NE(message.find(block + name), std::string::npos) << name << ": " << message;
     EXPECT_NE(message.find(what), std::string::npos) << name << ": " << message;
@@ -215,6 +222,64 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
     EXPECT_EQ(with(name, zeros), "") << name;  // as GPTQ's first writers left them
   }
   EXPECT_EQ(with("experts.3.up_proj.input_scale", ones), "");
+}
+
+// Biases of matrices that have none, whatever folder they lie in.
+TEST_F(Damaged, BiasesBesideMatrices) {
+  struct Case {
+    const char *golden, *bias;
+  };
+  for (const Case& c : {Case{"granitemoe", "block_sparse_moe.input_linear.bias"},
+                        {"granitemoe", "block_sparse_moe.output_linear.bias"},
+                        {"jetmoe", "mlp.output_linear.bias"},
+                        {"step3p7", "moe.down_proj.bias"},
+                        {"kimi_k3", "block_sparse_moe.routed_expert_down_proj.bias"},
+                        {"nemotron_h_latent", "mixer.fc1_latent_proj.bias"},
+                        {"qwen2_moe", "mlp.shared_expert_gate.bias"},
+                        {"ernie4_5_vl_moe", "mlp.gate.bias"}}) {
+    SCOPED_TRACE(std::string(c.golden) + ": " + c.bias);
+    std::filesystem::remove_all(folder_.path());
+    std::filesystem::create_directory(folder_.path());
+    copy(c.golden);
+    const Checkpoint whole = Checkpoint::open(test::golden(c.golden));
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    // Beside its matrix, which is there under that name.
+    std::string weight = c.bias;
+    weight.replace(weight.rfind("bias"), 4, "weight");
+    std::string bias;
+    for (const std::string& name : whole.tensor_names()) {
+      tensors.emplace_back(name, whole.tensor(name));
+      const std::size_t at = name.find("." + weight);
+      if (at != std::string::npos && bias.empty()) bias = name.substr(0, at + 1) + c.bias;
+    }
+    ASSERT_NE(bias, "");
+    const std::vector<float> ones(4, 1), zeros(4, 0);
+    const auto with = [&](const std::vector<float>& values) {
+      std::vector<std::pair<std::string, Tensor>> all = tensors;
+      all.emplace_back(bias, view(values.data(), {4}));
+      for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+        if (entry.path().string().find("model") != std::string::npos) {
+          std::filesystem::remove(entry.path());
+        }
+      }
+      write_safetensors(folder_ / "model.safetensors", all);
+      return weights_error(whole.first_moe_layer());
+    };
+    EXPECT_NE(with(ones).find("'" + bias + "' is there: config.json says nothing of biases"),
+              std::string::npos)
+        << with(ones);
+    EXPECT_EQ(with(zeros), "");
+  }
+}
+
+TEST_F(Damaged, WhatLiesBehindTheLastLayerIsSaid) {
+  copy("mixtral");
+  EXPECT_EQ(Checkpoint::open(folder_.path()).summary().find("behind"), std::string::npos);
+  edit("config.json", [](nlohmann::json& json) { json["num_hidden_layers"] = 1; });
+  EXPECT_NE(Checkpoint::open(folder_.path())
+                .summary()
+                .find("behind the last layer and not read: model.layers.1.*"),
+            std::string::npos);
 }
 
 // Programs that read whole shards have what the index does not name, or names elsewhere.

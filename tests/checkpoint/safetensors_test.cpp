@@ -336,6 +336,10 @@ TEST(WriteSafetensors, RefusesPlacesAndTensors) {
             }).find("reserved"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
+              write_safetensors(folder / "f", {{"x", view(x.data, DType::f4_e2m1, {3})}});
+            }).find("'x' is f4_e2m1 [3]: must be a whole number of bytes"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
               write_safetensors(folder / "f", {{"x", x.transposed()}});
             }).find("must be dense"),
             std::string::npos);

@@ -159,6 +159,53 @@ TEST(Convert, LeavesOtherWeightsBehindAndCopiesWhatCannotBeWritten) {
             fs::perms::none);
 }
 
+// One scale is of a tensor or of a row, which a matrix of one row does not tell.
+TEST(Convert, MatricesOfOneRowAreReadBack) {
+  constexpr std::array<std::pair<std::int64_t, std::int64_t>, 4> sizes = {
+      {{1, 1}, {1, 7}, {17, 1}, {1, 40}}};  // H, I
+  for (const auto& [hidden, inner] : sizes) {
+    const TemporaryFolder folder;
+    const std::string in = folder / "in";
+    fs::create_directory(in);
+    write_file(in + "/config.json", Json{{"model_type", "qwen3_moe"},
+                                         {"hidden_size", hidden},
+                                         {"moe_intermediate_size", inner},
+                                         {"num_experts", 2},
+                                         {"num_experts_per_tok", 1},
+                                         {"num_hidden_layers", 1},
+                                         {"norm_topk_prob", true},
+                                         {"hidden_act", "silu"}}
+                                        .dump());
+    std::vector<float> numbers(64);
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = 0.25F * static_cast<float>(i + 1);
+    const std::string block = "model.layers.0.mlp.";
+    std::vector<std::pair<std::string, Tensor>> tensors = {
+        {block + "gate.weight", view(numbers.data(), {2, hidden})}};
+    for (const std::string expert : {"experts.0.", "experts.1."}) {
+      for (const char* name : {"gate_proj.weight", "up_proj.weight"}) {
+        tensors.emplace_back(block + expert + name, view(numbers.data(), {inner, hidden}));
+      }
+      tensors.emplace_back(block + expert + "down_proj.weight",
+                           view(numbers.data(), {hidden, inner}));
+    }
+    write_safetensors(in + "/model.safetensors", tensors, {});
+    for (const char* format : {"mxfp8", "fp8_channel", "fp8_tensor", "fp8_block", "int8"}) {
+      SCOPED_TRACE(std::string(format) + " " + std::to_string(hidden) + " x " +
+                   std::to_string(inner));
+      const std::string out = folder / format;
+      convert_checkpoint(cpu(), in, out, to(format));
+      const LayerWeights weights = Checkpoint::open(out).weights(0);
+      ASSERT_EQ(weights.experts.packed_up.size(), 2U);
+      const Format read = weights.experts.packed_up[0].format.format;
+      EXPECT_EQ(weights.experts.packed_down[0].format.format, read);
+      if (std::string(format) != "fp8_block") {
+        EXPECT_EQ(to_string(FormatSpec{read}), format);
+      }
+      EXPECT_EQ(error_of([&] { Layer(Checkpoint::open(out), 0, cpu()); }), "");
+    }
+  }
+}
+
 // Nothing of a folder stays behind unsaid, and no file of it becomes what a conversion writes
 // itself.
 TEST(Convert, NamesWhateverStaysBehind) {

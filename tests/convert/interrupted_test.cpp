@@ -121,6 +121,51 @@ TEST(Convert, ATornFileIsMadeAgain) {
   EXPECT_EQ(contents(out), contents(folder / "whole"));
 }
 
+// A journal that was changed since is refused, or what it says of a file is as if it were not.
+TEST(Convert, AChangedJournalIsNotBelieved) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  split_model(golden("qwen3_moe"), in);
+  const ConversionProgress stop = [](const std::string& file, std::int64_t, std::int64_t) {
+    if (file.find("00003-of") != std::string::npos) throw Error(Status::io, "no space");
+  };
+  error_of([&] { convert_checkpoint(cpu(), in, out, to("bf16"), stop); });
+  const std::string path = out + ".partial/" + journal_name;
+  const Json whole = Json::parse(read_file(path));
+  const std::string file = "model-00001-of-00003.safetensors";
+  const auto with = [&](const std::function<void(Json&)>& change) {
+    Json changed = whole;
+    change(changed);
+    write_file(path, changed.dump());
+    return error_of([&] { convert_checkpoint(cpu(), in, out, to("bf16"), stop); });
+  };
+  for (const char* row :
+       {"5", "[]", "[0, 0, 1000000000, 1.0, 1.0, 1, false]", "[99, 0, 0, 1.0, 1.0, 1, false]",
+        "[0, -1, 0, 1.0, 1.0, 1, false]", R"([0, 0, 0, "x", 1.0, 1, false])"}) {
+    const std::string message =
+        with([&](Json& json) { json["finished"][file]["experts"][0] = Json::parse(row); });
+    EXPECT_NE(message.find(path + ": finished['" + file + "'].experts holds "), std::string::npos)
+        << message;
+    EXPECT_NE(message.find("to begin anew"), std::string::npos) << message;
+  }
+  EXPECT_NE(with([&](Json& json) { json["finished"][file]["experts"] = 5; }).find("is no list"),
+            std::string::npos);
+  EXPECT_NE(with([&](Json& json) {
+              json["finished"][file]["experts"] = Json::array();
+            }).find("are too few"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& json) { json["finished"] = Json::array(); }).find("to begin anew"),
+            std::string::npos);
+  for (const char* nothing : {"{}", "5", "null"}) {
+    EXPECT_NE(
+        with([&](Json& json) { json["finished"][file] = Json::parse(nothing); }).find("no space"),
+        std::string::npos);
+  }
+  convert_checkpoint(cpu(), in, out, to("bf16"));
+  convert_checkpoint(cpu(), in, folder / "whole", to("bf16"));
+  EXPECT_EQ(contents(out), contents(folder / "whole"));
+}
+
 TEST(Convert, BitsDoNotDependOnThreads) {
   const TemporaryFolder folder;
   const std::string in = golden("qwen3_moe");
@@ -146,6 +191,27 @@ TEST(Convert, RefusesBeforeItWrites) {
   EXPECT_NE(message(tiny_moe, tiny_moe + "/../tiny-moe/", to("nvfp4")).find("itself"),
             std::string::npos);
   EXPECT_NE(message(tiny_moe, folder.path(), to("nvfp4")).find("exists"), std::string::npos);
+  // Shards under the names of what is written beside them.
+  for (const char* shard :
+       {"conversion.json", "conversion.json.new", "config.json.new", "tokenizer.json.new"}) {
+    const TemporaryFolder other;
+    const std::string in = other / "in";
+    split_model(golden("qwen3_moe"), in);
+    fs::rename(in + "/model-00002-of-00003.safetensors", in + "/" + shard);
+    const std::string index = in + "/model.safetensors.index.json";
+    Json json = Json::parse(read_file(index));
+    for (auto& item : json["weight_map"].items()) {
+      if (item.value() == "model-00002-of-00003.safetensors") item.value() = shard;
+    }
+    write_file(index, json.dump());
+    EXPECT_NE(message(in, out, to("nvfp4")).find(in + "/" + shard + " is a shard: must not be"),
+              std::string::npos)
+        << shard;
+  }
+  const std::string partial = folder / "model.partial";
+  copy_without_recordings("qwen3_moe", partial);
+  EXPECT_NE(message(partial, folder / "model", to("nvfp4")).find("is worked on in " + partial),
+            std::string::npos);
   EXPECT_NE(message(tiny_moe, folder / "no/out", to("nvfp4")).find("no folder"), std::string::npos);
   EXPECT_NE(message(folder / "none", out, to("nvfp4")).find("none"), std::string::npos);
   ConversionOptions options = pruned("bf16", PruneMethod::obs);

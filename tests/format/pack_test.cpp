@@ -343,6 +343,14 @@ TEST(Pack, KeepsToALimitOfCores) {
   EXPECT_LT(by_others(work), free / 10);
 }
 
+// What lies far below the rest of a matrix becomes 0, not some multiple of what it was.
+TEST(Dense3, GroupsFarBelowTheGlobalScale) {
+  std::vector<float> weights(128, 1e-3F);
+  std::fill_n(weights.begin(), 32, 3e38F);
+  const std::vector<float> back = Packed::of({Format::dense3}, weights, 4, 32).values();
+  for (std::size_t i = 32; i < back.size(); ++i) EXPECT_LE(std::abs(back[i]), 2e-3F) << i;
+}
+
 TEST(Int4, ZeroPointsAndOrderOfActivations) {
   const std::int64_t n = 5, k = 50;
   Packed p = Packed::of({Format::int4, 16}, normal_values(n * k, 7), n, k);
