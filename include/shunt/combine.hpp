@@ -35,7 +35,7 @@ struct CombineInputs {
   Tensor weights{};       // [T, S] f32, dense; iff weighted, or identity_from >= 0
   Tensor ids{};           // [T, S] i32, dense; iff identity_from >= 0
   Tensor hidden{};        // [T, H]; iff identity_from >= 0
-  Tensor shared{};        // [T, H] f32 | bf16 | f16, optional; required with spec.shared_gate
+  Tensor shared{};        // [T, H] f32 | bf16 | f16; optional unless shared_gate or shared_scale
   Tensor shared_gate{};   // [T] f32 logits; iff spec.shared_gate
   Tensor residual{};      // [T, H], optional
   Tensor valid_tokens{};  // [1] i32, optional: rows at or past it are written as 0
@@ -45,7 +45,7 @@ Support supports(const CombineSpec& spec, Device device);
 // out [T, H] f32 | bf16 | f16; rows of every [., H] tensor may be strided. f32 sums, slots first to
 // last, then the shared expert, then the residual; f16 saturates. The bits depend on neither the
 // batch nor the number of threads. out may be hidden, shared or residual itself (the same view),
-// and overlaps neither them nor rows otherwise. No workspace. Throws Error for bad shapes, and
+// and overlaps nothing that is read otherwise. No workspace. Throws Error for bad shapes, and
 // (CPU) an inverse at or past N.
 void combine(const Context& context, const CombineSpec& spec, const CombineInputs& in, Tensor out);
 

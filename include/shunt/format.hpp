@@ -106,7 +106,7 @@ std::size_t packed_bytes(const FormatSpec& spec, std::int64_t n, std::int64_t k)
 // magnitude that the scale cannot reach saturates. sparse_nvfp4 keeps the two largest magnitudes of
 // every four, of equal ones the lower k. Throws Error{invalid_argument} for NaN and infinities.
 // global_amax: a format with a global scale takes it for this magnitude instead of the matrix's own
-// largest (gate and up of one checkpoint may share it); 0: the own. A large matrix is shared out to
+// largest (gate and up of one checkpoint may share it); others refuse it; 0: the own. Shared out to
 // threads; the bytes do not depend on how many.
 PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory,
                   float global_amax = 0);

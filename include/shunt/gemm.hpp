@@ -36,9 +36,9 @@ std::size_t prepared_bytes(const Context& context, DType dtype, int groups, std:
                            std::int64_t k, bool paired = false);
 // Lays out matrices: one view [n, k] a group, of one dtype, f32 | bf16 | f16, any strides (a
 // transposed checkpoint is a view with exchanged strides); rounded to `dtype` to nearest even, f16
-// saturating. `memory` must hold prepared_bytes. Uses all threads; allocates nothing. On CUDA they
-// may lie on the host (each is copied first: memory for the largest) or on the device, read in the
-// stream's order. It waits: the matrices are not needed afterwards.
+// saturating. `memory` must hold prepared_bytes. Uses all threads; allocates no weights. On CUDA
+// they may lie on the host (each is copied first: memory for the largest) or on the device, read in
+// the stream's order. It waits: the matrices are not needed afterwards.
 PreparedWeights prepare(const Context& context, DType dtype, const std::vector<Tensor>& matrices,
                         Workspace memory);
 // The paired form: gate[g] and up[g], each [n / 2, k]. An interleaved checkpoint is two views with
@@ -80,8 +80,8 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
 
 // In place: `matrices` [groups, n, k], dense, on the context's device, become their own prepared
 // form; no second copy stays. Paired: each has gate's n / 2 rows before up's. `scratch` has room
-// for one matrix. Throws Error{unsupported} where the layout fills up and so takes more bytes: on a
-// GPU in 16 bits unless n is a multiple of 128 and k of 64. Waits.
+// for one matrix. Throws Error{unsupported} where the layout fills up, so that prepared_bytes of a
+// matrix are more: on a GPU in 16 bits unless n is a multiple of 128 and k of 64. Waits.
 PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool paired,
                                  Workspace scratch);
 // The inverse: the bytes become the matrices [groups, n, k] again.

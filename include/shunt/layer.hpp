@@ -161,8 +161,8 @@ struct LayerInputs {
   // Where the caller routes, one of the two (with routed_outside ids), and the layer's router is
   // not read:
   Tensor logits{};   // [T, C] f32 | bf16 | f16, C = route.columns(): r W^T; the rest is the layer's
-  Tensor ids{};      // [T, S] i32, S = route.slots(): shared slots too; out of range: no expert
-  Tensor weights{};  // [T, S] f32, with ids: whatever the rule would do to them is done
+  Tensor ids{};      // [T, S] i32, dense, S = route.slots(), shared ones too; out of range: none
+  Tensor weights{};  // [T, S] f32, dense, with ids: whatever the rule would do to them is done
   // [G] i32, with ids, optional: they run over [0, G), G at least the layer's experts, and id i is
   // the layer's expert expert_map[i], or of another rank where that is -1: outputs of the ranks add
   // up, with the shared expert, output_bias and residual of each. Not with zero_experts; of more
@@ -171,7 +171,7 @@ struct LayerInputs {
 };
 struct LayerOutputs {
   Tensor output{};   // [T, H] f32 | bf16 | f16
-  Tensor ids{};      // [T, k] i32, optional, not where the caller gives ids
+  Tensor ids{};      // [T, k] i32, dense, optional, not where the caller gives ids
   Tensor weights{};  // [T, k] f32, likewise
 };
 

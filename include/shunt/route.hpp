@@ -59,7 +59,7 @@ enum class SharedWeight : std::int32_t {
 };
 
 struct Groups {
-  int count = 1;  // groups of experts / count consecutive experts; must divide experts
+  int count = 1;  // groups of experts / count consecutive experts; up to 64, divides experts
   int keep = 1;   // groups that stay eligible
   GroupRank rank_by = GroupRank::max;
   int limit = 0;  // experts of one group that are chosen at most; 0: any number
@@ -67,7 +67,7 @@ struct Groups {
 };
 
 struct SharedSlots {
-  int count = 0;
+  int count = 0;  // up to 64
   SharedWeight weight = SharedWeight::one;
   bool operator==(const SharedSlots&) const = default;
 };
@@ -85,7 +85,7 @@ struct RouteSpec {
   bool renormalize = false;
   float renormalize_epsilon = 1e-20f;
   EpsilonRule epsilon_rule = EpsilonRule::added;
-  float scale = 1;                // routed scaling factor; applied exactly once
+  float scale = 1;                // routed scaling factor, finite, > 0; applied exactly once
   bool scale_in_weights = true;   // false: the caller scales the routed output by `scale` itself
   bool per_expert_scale = false;  // w *= per_expert_scale[id], Gemma 4
   bool hashed = false;            // ids = hash_table[token_id], DeepSeek-V4; weights as ever

@@ -263,7 +263,11 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
                Device{});
   const std::int64_t n = matrix.shape[0], k = matrix.shape[1];
   PackedMatrix packed = tensors_of("pack", spec, n, k);
-  check_memory("pack", "memory", memory, packed_bytes(spec, n, k));
+  const std::size_t bytes = packed_bytes(spec, n, k);
+  check_memory("pack", "memory", memory, bytes);
+  check_all_apart("pack",
+                  {{"memory", view(memory.data, DType::u8, {static_cast<std::int64_t>(bytes)})}},
+                  {{"matrix", matrix}});
   const FormatRules& rules = rules_of("pack", packed.format);
   if (!(global_amax >= 0) || !std::isfinite(global_amax)) {
     fail(Status::invalid_argument, "pack: global_amax is {}: must be finite and >= 0", global_amax);

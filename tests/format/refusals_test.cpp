@@ -104,6 +104,16 @@ TEST(FormatRefusals, TensorsThatDoNotFit) {
   EXPECT_NE(check(m).find("must be 1"), std::string::npos);
 }
 
+TEST(FormatRefusals, MemoryOverWhatIsPacked) {
+  const FormatSpec spec{.format = Format::int8};
+  const Buffer memory = cpu().allocate(packed_bytes(spec, 4, 64) + 4096);
+  auto* const numbers = static_cast<float*>(memory.data());
+  EXPECT_EQ(message([&] {
+              pack(spec, view(numbers + 8, {4, 64}), memory);
+            }),
+            "pack: memory overlaps matrix: must lie apart");
+}
+
 TEST(FormatRefusals, OutOverWhatIsUnpacked) {
   const auto unpacked = [](const FormatSpec& spec, auto part) {
     const Packed p = Packed::of(spec, normal_values(4 * 64, 1), 4, 64);

@@ -206,6 +206,11 @@ TEST(IndexedGemm, RefusesWhatDoesNotFitByName) {
   in.prepared = {}, expect("prepared weights are missing");
   to = view(out.data(), {4, n}), expect("out");
   room.bytes = 100, expect("workspace");
+  room = workspace;
+  to = view(pairs.x.data(), {8, n}), expect("out overlaps rows: must lie apart");
+  to = view(pairs.ids.data(), DType::f32, {8, n}), expect("out overlaps ids: must lie apart");
+  room.data = const_cast<void*>(static_cast<const void*>(of.prepared.data));
+  expect("workspace overlaps weights: must lie apart");
   EXPECT_THROW(indexed_gemm_workspace_bytes(context, spec, -1, 2), Error);
   EXPECT_THROW(indexed_gemm_workspace_bytes(context, spec, 4, 129), Error);
   room = workspace;

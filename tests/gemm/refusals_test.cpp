@@ -233,6 +233,11 @@ TEST(PrepareRefuses, WhatDoesNotFitByName) {
         prepare_paired(context, DType::f32, {matrix}, {view(prepared + 1, {3, 4})}, memory);
       },
       "prepare_paired: memory overlaps up: must lie apart");
+  const std::vector<float> ones(64, 1);
+  const Buffer room = context.allocate(1 << 14);
+  const PackedMatrix packed = pack({Format::int8}, view(ones.data(), {4, 16}), room);
+  refused([&] { prepare_packed(context, DType::f32, {packed}, room); },
+          "memory overlaps values: must lie apart");
   Tensor same_row = view(out.data(), {3, 4});
   same_row.strides[0] = 0;
   refused([&] { unprepare(context, w, 0, same_row); },

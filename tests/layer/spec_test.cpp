@@ -120,6 +120,31 @@ TEST(Layer, RefusesWeightsThatDoNotFit) {
             std::string::npos);
 }
 
+// As a view may say, of one row again and again.
+TEST(Layer, RefusesAHashTableOfMoreBytesThanThereAre) {
+  const Context context = cpu({.threads = 1});
+  int hashed = 0;
+  for (const auto& one : layer_specs()) {
+    if (!one.spec.route.hashed) continue;
+    ++hashed;
+    RandomLayer random(one.spec, 3);
+    random.weights.hash_table.strides[0] = 0;
+    for (const int bits : {59, 60, 62}) {
+      random.weights.hash_table.shape[0] = std::int64_t{1} << bits;
+      EXPECT_THROW(
+          {
+            try {
+              Layer(one.spec, random.weights, context);
+            } catch (const std::bad_alloc&) {
+              throw Error(Status::out_of_memory, "");
+            }
+          },
+          Error);
+    }
+  }
+  EXPECT_GT(hashed, 0);
+}
+
 TEST(Layer, HandlesOfNothingSaySo) {
   const auto message = [](const std::function<void()>& call) -> std::string {
     try {

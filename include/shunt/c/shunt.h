@@ -206,11 +206,11 @@ SHUNT_API shunt_status shunt_context_copy(const shunt_context* context, void* to
  *   and shunt_last_error() is the reason. A context on a GPU asks that GPU, which may lack the
  *   kernels that others have.
  * shunt_X_workspace_bytes(.., bytes): *bytes of scratch memory that one call needs.
- * shunt_X(context, spec, inputs, outputs, workspace, workspace_bytes): the call itself: neither
- *   allocates nor waits. Outputs lie apart from inputs, but where they may be one of them itself
- *   (the same memory, dtype and strides). SHUNT_INVALID_ARGUMENT for a missing, superfluous or
- *   misshapen tensor, a workspace too small and a spec that is never legal; SHUNT_UNSUPPORTED for a
- *   spec that this engine does not compute. */
+ * shunt_X(context, spec, inputs, outputs, workspace, workspace_bytes): the call itself: takes no
+ *   memory for tensors and does not wait. Outputs lie apart from inputs, but where they may be one
+ *   of them itself (the same memory, dtype and strides). SHUNT_INVALID_ARGUMENT for a missing,
+ *   superfluous or misshapen tensor, a workspace too small and a spec that is never legal;
+ *   SHUNT_UNSUPPORTED for a spec that this engine does not compute. */
 
 /* ---- route: which experts a token goes to, and with what weights; shunt/route.hpp -------------
  */
