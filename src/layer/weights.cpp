@@ -291,13 +291,13 @@ RowFormat shared_rows(const LayerSpec& spec, const ExpertWeights& shared,
 HeldWeights::HeldWeights(const Context& context, const LayerWeights& weights) {
   const auto hold = [&](const Tensor& source) -> Tensor {
     if (!source) return {};
+    const std::vector<char> copy = on_host(context, source);  // refuses sizes that none can have
     Tensor dense = source;
     std::int64_t stride = 1;
     for (int d = dense.rank - 1; d >= 0; --d) {
       dense.strides[static_cast<std::size_t>(d)] = stride;
       stride *= dense.shape[static_cast<std::size_t>(d)];
     }
-    const std::vector<char> copy = on_host(context, source);
     dense.data = hold_bytes(context, copy.data(), copy.size(), buffers_);
     dense.device = context.device();
     return dense;

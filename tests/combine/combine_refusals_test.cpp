@@ -131,20 +131,24 @@ TEST(Combine, RefusesBadArguments) {
           [&](auto&, auto& in, auto&) { in.valid_tokens = view(floats.data(), {1}); });
   refused("combine: out overlaps rows: must lie apart",
           [](auto&, auto& in, auto& out) { out = in.rows.rows(2, 5); });
-  refused("combine: out overlaps inverse: must lie apart", [](auto&, auto& in, auto& out) {
-    out = view(in.inverse.template as<float>() - 11, {3, 4});
+  // Of memory with room around what it lies over.
+  const auto over = [](auto* numbers) {
+    return view(static_cast<const void*>(numbers + 31 - 11), f32, {3, 4});
+  };
+  refused("combine: out overlaps inverse: must lie apart", [&](auto&, auto& in, auto& out) {
+    in.inverse = view(ints.data() + 31, {3, 2}), out = over(ints.data());
   });
-  refused("combine: out overlaps weights: must lie apart", [](auto&, auto& in, auto& out) {
-    out = view(in.weights.template as<float>() + 5, {3, 4});
+  refused("combine: out overlaps weights: must lie apart", [&](auto&, auto& in, auto& out) {
+    in.weights = view(floats.data() + 31, {3, 2}), out = over(floats.data());
   });
   refused("combine: out overlaps ids: must lie apart",
-          [](auto&, auto& in, auto& out) {
-            out = view(in.ids.template as<float>(), {3, 4});
+          [&](auto&, auto& in, auto& out) {
+            in.ids = view(ints.data() + 31, {3, 2}), out = over(ints.data());
           },
           {.identity_from = 4});
   refused("combine: out overlaps shared_gate: must lie apart",
-          [](auto&, auto& in, auto& out) {
-            out = view(in.shared_gate.template as<float>() + 2, {3, 4});
+          [&](auto&, auto& in, auto& out) {
+            in.shared_gate = view(floats.data() + 31, {3}), out = over(floats.data());
           },
           {.shared_gate = true});
   refused("combine: out overlaps valid_tokens: must lie apart", [](auto&, auto& in, auto& out) {

@@ -129,17 +129,10 @@ TEST(Layer, RefusesAHashTableOfMoreBytesThanThereAre) {
     ++hashed;
     RandomLayer random(one.spec, 3);
     random.weights.hash_table.strides[0] = 0;
-    for (const int bits : {59, 60, 62}) {
+    for (const int bits : {61, 62}) {
       random.weights.hash_table.shape[0] = std::int64_t{1} << bits;
-      EXPECT_THROW(
-          {
-            try {
-              Layer(one.spec, random.weights, context);
-            } catch (const std::bad_alloc&) {
-              throw Error(Status::out_of_memory, "");
-            }
-          },
-          Error);
+      EXPECT_NE(error_of([&] { Layer(one.spec, random.weights, context); }).find("overflows"),
+                std::string::npos);
     }
   }
   EXPECT_GT(hashed, 0);
