@@ -13,6 +13,8 @@
 namespace shunt::test {
 
 inline std::atomic<long> news{0}, mallocs{0};
+// So many more by new succeed, then one fails; below 0: all do.
+inline std::atomic<long> before_failure{-1};
 // By new, and on the CPU by malloc and its kin too, which a GPU's driver calls as it likes.
 inline long allocations() { return on_gpu() ? news.load() : mallocs.load(); }
 
@@ -23,6 +25,8 @@ inline long allocations() { return on_gpu() ? news.load() : mallocs.load(); }
 // Not inlined: the compiler would take malloc and free for a mismatched pair.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++shunt::test::news;
+  std::atomic<long>& left = shunt::test::before_failure;
+  if (left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw std::bad_alloc();
 }

@@ -1,8 +1,10 @@
 #include "convert/conversion.hpp"
 
+#include <fmt/ranges.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -33,6 +35,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* index_name = "model.safetensors.index.json";
+// What is written beside the shards.
+constexpr std::array<std::string_view, 3> own_files = {"config.json", index_name,
+                                                       "hf_quant_config.json"};
 
 // How the experts of the new checkpoint are stored.
 enum class Naming {
@@ -116,13 +121,12 @@ class Conversion {
 // A conversion writes files of its own beside the shards, under these names and, until they are
 // whole, with an ending.
 void check_shard_name(const std::string& folder, const std::string& name) {
-  for (const char* own : {journal_name, "config.json", index_name, "hf_quant_config.json"}) {
-    if (name != own && !name.ends_with(".new")) continue;
-    fail(Status::unsupported,
-         "convert: {}/{} is a shard: must not be named as what a conversion writes beside them, {} "
-         "or *.new",
-         folder, name, own);
-  }
+  const bool own = std::find(own_files.begin(), own_files.end(), name) != own_files.end();
+  if (!own && name != journal_name && !name.ends_with(".new")) return;
+  fail(Status::unsupported,
+       "convert: {}/{} is a shard: must not be named as what a conversion writes beside them, {}, "
+       "{} or *.new",
+       folder, name, fmt::join(own_files, ", "), journal_name);
 }
 
 Conversion::Conversion(const Context& context, const std::string& in, const std::string& out,
@@ -549,7 +553,7 @@ void Conversion::write_beside(const PartialFolder& folder) const {
 }
 
 void Conversion::find_beside() {
-  std::set<std::string> made = {"config.json", index_name, "hf_quant_config.json"};
+  std::set<std::string> made(own_files.begin(), own_files.end());
   for (const SourceFile& file : files_) made.insert(file.name);
   beside_ = beside_tensors(in_, CheckpointAccess::store(checkpoint_), made);
   const bool writes_method = naming_ != Naming::as_source;

@@ -1,15 +1,17 @@
 // Checks that what is written lies apart: from itself, and from what is read meanwhile.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <string_view>
 
+#include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
 namespace shunt {
 
-// Whether two views certainly share a byte: dense ones, or those whose rows are dense, a stride of
-// any sign apart. Columns of one matrix lie apart. Of other views nothing is said: false.
+// Whether two views share a byte, whatever their strides: columns of one matrix lie apart. Of
+// elements of less than a byte in no dense rows nothing is said: false.
 bool overlap(const Tensor& a, const Tensor& b);
 // Throws Error{invalid_argument} where they do. `name`: "gather: rows"; `other`: "hidden".
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,
@@ -25,6 +27,13 @@ struct NamedTensor {
 };
 void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
                      std::initializer_list<NamedTensor> read);
+// Memory as a view, to be one of these.
+inline Tensor bytes_at(const void* data, std::size_t bytes, Device device) {
+  return view(data, DType::u8, {static_cast<std::int64_t>(bytes)}, device);
+}
+// What is written lies apart from every part of a packed matrix, which is read.
+void check_apart_from(std::string_view what, const NamedTensor& written,
+                      const PackedMatrix& matrix);
 // Throws unless a vector's or matrix's strides keep its elements apart, either way round,
 // transposed or not. `name`: "unpack: out".
 void check_elements_apart(std::string_view name, const Tensor& tensor);

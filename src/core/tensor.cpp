@@ -362,8 +362,6 @@ struct Reach {
   bool meets(const Reach& other) const { return low < other.high && other.low < high; }
 };
 
-bool share_a_byte(const Tensor& a, const Tensor& b);
-
 // Of what is in no such rows: whether one of its slices does, along the shortest dimension that
 // leaves dense rows whole. False where elements are no bytes, or strides none of memory.
 bool slice_shares_a_byte(const Tensor& of, const Tensor& other) {
@@ -383,12 +381,14 @@ bool slice_shares_a_byte(const Tensor& of, const Tensor& other) {
   }
   const Tensor slices = of.transposed(0, along);
   for (std::int64_t i = 0; i < times(along); ++i) {
-    if (share_a_byte(slices[i], other)) return true;
+    if (overlap(slices[i], other)) return true;
   }
   return false;
 }
 
-bool share_a_byte(const Tensor& a, const Tensor& b) {
+}  // namespace
+
+bool overlap(const Tensor& a, const Tensor& b) {
   if (a.device != b.device) return false;
   // Most lie apart as a whole, which is seen soonest.
   if (!Reach(a).meets(Reach(b))) return false;
@@ -407,20 +407,10 @@ bool share_a_byte(const Tensor& a, const Tensor& b) {
   return apart < p->rows && apart * stride < ahead + q->width;
 }
 
-}  // namespace
-
-// Of matrices in no dense rows nothing is said.
-bool overlap(const Tensor& a, const Tensor& b) {
-  const auto said = [](const Tensor& of) {
-    return of.rank != 2 || last_dense(of) || of.contiguous();
-  };
-  return said(a) && said(b) && share_a_byte(a, b);
-}
-
 void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
                      std::initializer_list<NamedTensor> read) {
   const auto check = [&](const NamedTensor& one, const NamedTensor& other) {
-    if (!other.tensor || !share_a_byte(one.tensor, other.tensor)) return;
+    if (!other.tensor || !overlap(one.tensor, other.tensor)) return;
     fail(Status::invalid_argument, "{}: {} overlaps {}: must lie apart", what, one.name,
          other.name);
   };

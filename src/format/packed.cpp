@@ -265,8 +265,7 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
   PackedMatrix packed = tensors_of("pack", spec, n, k);
   const std::size_t bytes = packed_bytes(spec, n, k);
   check_memory("pack", "memory", memory, bytes);
-  check_all_apart("pack",
-                  {{"memory", view(memory.data, DType::u8, {static_cast<std::int64_t>(bytes)})}},
+  check_all_apart("pack", {{"memory", bytes_at(memory.data, bytes, Device{})}},
                   {{"matrix", matrix}});
   const FormatRules& rules = rules_of("pack", packed.format);
   if (!(global_amax >= 0) || !std::isfinite(global_amax)) {
@@ -292,18 +291,23 @@ PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory
   return packed;
 }
 
+void check_apart_from(std::string_view what, const NamedTensor& written,
+                      const PackedMatrix& matrix) {
+  check_all_apart(what, {written},
+                  {{"matrix.values", matrix.values},
+                   {"matrix.scales", matrix.scales},
+                   {"matrix.zeros", matrix.zeros},
+                   {"matrix.group_of", matrix.group_of},
+                   {"matrix.positions", matrix.positions}});
+}
+
 void unpack(const PackedMatrix& matrix, Tensor out) {
   const cpu_engine::FloatMode mode;
   check_packed("unpack: matrix", matrix, Device{});
   check_tensor("unpack: out", out, {.dtypes = float_dtypes, .shape = {matrix.n, matrix.k}},
                Device{});
   check_elements_apart("unpack: out", out);
-  check_all_apart("unpack", {{"out", out}},
-                  {{"matrix.values", matrix.values},
-                   {"matrix.scales", matrix.scales},
-                   {"matrix.zeros", matrix.zeros},
-                   {"matrix.group_of", matrix.group_of},
-                   {"matrix.positions", matrix.positions}});
+  check_apart_from("unpack", {"out", out}, matrix);
   const FormatRules& rules = rules_of("unpack", matrix.format);
   // Eight rows at once: a transposed `out` is written by pieces of lines.
   for_row_blocks(matrix.n, 8, matrix.n * matrix.k, [&](std::int64_t first, std::int64_t end) {

@@ -295,8 +295,7 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   }
   Tensor prepared;
   if (spec.prepared && in.prepared) {
-    const auto bytes = static_cast<std::int64_t>(in.prepared.bytes);
-    prepared = view(in.prepared.data, DType::u8, {bytes}, device);
+    prepared = bytes_at(in.prepared.data, in.prepared.bytes, device);
   }
   check_all_apart("grouped_gemm", {{"out", of.out}},
                   {{"rows", of.rows},

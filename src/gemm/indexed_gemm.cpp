@@ -107,16 +107,13 @@ void indexed_gemm(const Context& context, const GroupedGemmSpec& spec, const Ind
     check_tensor("indexed_gemm: bias", in.bias,
                  {.dtypes = {DType::f32}, .shape = {spec.groups, spec.n}, .dense = true}, device);
   }
-  const auto as_bytes = [&](const void* data, std::size_t bytes) {
-    return view(data, DType::u8, {static_cast<std::int64_t>(bytes)}, device);
-  };
-  const Tensor weights = as_bytes(in.prepared.data, in.prepared.bytes);
+  const Tensor weights = bytes_at(in.prepared.data, in.prepared.bytes, device);
   check_all_apart("indexed_gemm", {{"out", out}},
                   {{"rows", in.rows}, {"ids", in.ids}, {"bias", in.bias}, {"weights", weights}});
   const Scratch s(context, spec, tokens, slots, workspace);
   check_workspace("indexed_gemm", workspace, s.bytes);
   check_all_apart(
-      "indexed_gemm", {{"workspace", as_bytes(workspace.data, s.bytes)}},
+      "indexed_gemm", {{"workspace", bytes_at(workspace.data, s.bytes, device)}},
       {{"out", out}, {"rows", in.rows}, {"ids", in.ids}, {"bias", in.bias}, {"weights", weights}});
   if (pairs == 0 || spec.n == 0) return;
 

@@ -138,7 +138,7 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   const PanelLayout layout = checked_layout(what, dtype, groups, n, gate[0].shape[1], paired);
   const std::size_t bytes = shunt::prepared_bytes(context, dtype, groups, n, layout.k, paired);
   check_memory(what, "memory", memory, bytes);
-  const Tensor written = view(memory.data, DType::u8, {static_cast<std::int64_t>(bytes)}, device);
+  const Tensor written = bytes_at(memory.data, bytes, device);
   const auto check_memory_apart = [&](const std::vector<Tensor>& list, const char* name) {
     for (const Tensor& matrix : list) {
       check_all_apart(what, {{"memory", written}}, {{name, matrix}});
@@ -219,8 +219,7 @@ void unprepare(const Context& context, const PreparedWeights& weights, int group
                context.device());
   check_elements_apart("unprepare: out", out);
   check_prepared_memory("unprepare", weights, context);
-  const Tensor read =
-      view(weights.data, DType::u8, {static_cast<std::int64_t>(weights.bytes)}, weights.device);
+  const Tensor read = bytes_at(weights.data, weights.bytes, weights.device);
   check_all_apart("unprepare", {{"out", out}}, {{"prepared weights", read}});
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&

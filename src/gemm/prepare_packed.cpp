@@ -172,18 +172,10 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
   format = paired ? prepared_format(gate, *up) : prepared_format(gate);
   const std::size_t bytes = bytes_of(context, format, groups, n, gate[0].k, paired, dtype, rows);
   check_memory(what, "memory", memory, bytes);
-  const Tensor written =
-      view(memory.data, DType::u8, {static_cast<std::int64_t>(bytes)}, context.device());
+  const Tensor written = bytes_at(memory.data, bytes, context.device());
   for (const std::vector<PackedMatrix>* list : {&gate, up}) {
     if (list == nullptr) continue;
-    for (const PackedMatrix& matrix : *list) {
-      check_all_apart(what, {{"memory", written}},
-                      {{"values", matrix.values},
-                       {"scales", matrix.scales},
-                       {"zeros", matrix.zeros},
-                       {"group_of", matrix.group_of},
-                       {"positions", matrix.positions}});
-    }
+    for (const PackedMatrix& matrix : *list) check_apart_from(what, {"memory", written}, matrix);
   }
   const PreparedWeights prepared{.dtype = dtype,
                                  .groups = groups,

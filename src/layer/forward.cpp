@@ -135,12 +135,12 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
                  device);
   }
   if (out.ids) {
-    check_tensor("forward: ids", out.ids,
+    check_tensor("forward: outputs.ids", out.ids,
                  {.dtypes = {DType::i32}, .shape = {tokens, spec.route.top_k}, .dense = true},
                  device);
   }
   if (out.weights) {
-    check_tensor("forward: weights", out.weights,
+    check_tensor("forward: outputs.weights", out.weights,
                  {.dtypes = {DType::f32}, .shape = {tokens, spec.route.top_k}, .dense = true},
                  device);
   }
@@ -148,8 +148,7 @@ void Layer::Impl::check_call(const LayerInputs& in, const LayerOutputs& out,
   const std::size_t needed =
       carve(spec, options, rows_dtype(), tokens, stage_bytes(tokens), {}).total_bytes;
   check_workspace("forward", workspace, needed);
-  check_workspace_apart(
-      in, out, view(workspace.data, DType::u8, {static_cast<std::int64_t>(needed)}, device));
+  check_workspace_apart(in, out, bytes_at(workspace.data, needed, device));
 }
 
 namespace {

@@ -237,7 +237,7 @@ TEST(PrepareRefuses, WhatDoesNotFitByName) {
   const Buffer room = context.allocate(1 << 14);
   const PackedMatrix packed = pack({Format::int8}, view(ones.data(), {4, 16}), room);
   refused([&] { prepare_packed(context, DType::f32, {packed}, room); },
-          "memory overlaps values: must lie apart");
+          "memory overlaps matrix.values: must lie apart");
   Tensor same_row = view(out.data(), {3, 4});
   same_row.strides[0] = 0;
   refused([&] { unprepare(context, w, 0, same_row); },

@@ -1,8 +1,13 @@
-// The hot path does not allocate: what a layer's call allocates is counted.
+// The hot path does not allocate: what a layer's call allocates is counted. And what becomes of
+// weights where an allocation fails.
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "allocations.hpp"
 #include "layer/random_layer.hpp"
+#include "shunt/gemm.hpp"
 
 namespace shunt {
 namespace {
@@ -54,6 +59,36 @@ TEST(Layer, ForwardDoesNotAllocate) {
         }
       }
     }
+  }
+}
+
+TEST(PrepareInPlace, WhereMemoryIsOutWeightsAreWhatTheyWere) {
+  if (SHUNT_SANITIZED || test::on_gpu()) GTEST_SKIP() << "allocations fail on the CPU alone";
+  const Context context = cpu({.threads = 1});
+  constexpr std::int64_t groups = 3, n = 128, k = 64;
+  const Buffer memory = context.allocate(groups * n * k * sizeof(float));
+  const Buffer scratch = context.allocate(n * k * sizeof(float));
+  std::vector<float> numbers(groups * n * k);
+  std::iota(numbers.begin(), numbers.end(), 1.0F);
+  auto* const placed = static_cast<float*>(memory.data());
+  for (const bool paired : {false, true}) {
+    long failures = 0;
+    for (bool threw = true; threw;) {
+      std::copy(numbers.begin(), numbers.end(), placed);
+      const Tensor matrices = view(placed, {groups, n, k});
+      threw = false;
+      test::before_failure = failures;
+      try {
+        prepare_in_place(context, matrices, paired, scratch);
+      } catch (const std::bad_alloc&) {
+        threw = true;
+      }
+      test::before_failure = -1;
+      failures += threw ? 1 : 0;
+      const bool same = std::equal(numbers.begin(), numbers.end(), placed);
+      EXPECT_EQ(same, threw) << "after " << failures;
+    }
+    EXPECT_GE(failures, groups);
   }
 }
 
