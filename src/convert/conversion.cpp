@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -20,12 +18,13 @@
 #include "convert/beside.hpp"
 #include "convert/config.hpp"
 #include "convert/dialect.hpp"
+#include "convert/finished.hpp"
 #include "convert/journal.hpp"
+#include "convert/plain_experts.hpp"
 #include "convert/recorded_inputs.hpp"
 #include "convert/shard_writer.hpp"
 #include "convert/source.hpp"
 #include "core/check.hpp"
-#include "core/convert.hpp"
 
 namespace shunt {
 
@@ -50,9 +49,6 @@ const char* dtype_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
-// Which elements of a tensor are written: [begin, end).
-using Written = std::map<std::string, std::map<std::int64_t, std::int64_t>>;
-
 class Conversion {
  public:
   Conversion(const Context& context, const std::string& in, const std::string& out,
@@ -68,9 +64,6 @@ class Conversion {
   ConvertedExpert converted(int layer, int expert);
   void make(const SourceFile& file, PartialFolder& folder);
   void make_all(PartialFolder& folder, ConversionReport& report);
-  void write_plain(ShardWriter& writer, const ConvertedExpert& expert,
-                   const std::vector<SourceMatrix>& matrices, Written& written) const;
-  void write_gaps(ShardWriter& writer, const Written& written) const;
   void write_each(ShardWriter& writer, const ConvertedExpert& expert,
                   const SourceMatrix& matrix) const;
   void write_gpt_oss(ShardWriter& writer, const ConvertedExpert& expert,
@@ -82,9 +75,7 @@ class Conversion {
   // What the tensors of these files hold, by tensor.
   std::map<std::string, std::string> weight_map() const;
   const LayerCalibration* calibration(int layer);
-  void check_finished(const PartialFolder& folder, const SourceFile& file,
-                      const Json& finished) const;
-  void remember(const Json& rows);
+  void remember(const std::vector<FinishedMatrix>& matrices);
   // Of a tensor of any rank.
   std::int64_t bytes_of(const std::string& name) const {
     return CheckpointAccess::store(checkpoint_).flat(name).bytes();
@@ -293,71 +284,6 @@ const LayerCalibration* Conversion::calibration(int layer) {
   return calibration_.get();
 }
 
-// A tensor's part that belongs to one expert is filled and written at once: whatever the order of
-// its elements, gate and up together leave no gap in it.
-void Conversion::write_plain(ShardWriter& writer, const ConvertedExpert& expert,
-                             const std::vector<SourceMatrix>& matrices, Written& written) const {
-  std::map<std::string, std::vector<const SourceMatrix*>> by_tensor;
-  for (const SourceMatrix& matrix : matrices) by_tensor[matrix.tensor].push_back(&matrix);
-  const DType dtype = options_.spec.dtype;
-  const auto width = static_cast<std::size_t>(bits(dtype) / 8);
-  for (const auto& [tensor, parts] : by_tensor) {
-    std::int64_t begin = parts[0]->offset, end = begin, covered = 0;
-    for (const SourceMatrix* part : parts) {
-      const Tensor& view = part->view;
-      begin = std::min(begin, part->offset);
-      covered += view.elements();
-      end = std::max(end, part->offset + (view.shape[0] - 1) * view.strides[0] +
-                              (view.shape[1] - 1) * view.strides[1] + 1);
-    }
-    if (end - begin != covered) {
-      fail(Status::internal, "convert: an expert's part of {} has gaps", tensor);
-    }
-    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(covered) * width);
-    for (const SourceMatrix* part : parts) {
-      const ConvertedMatrix& from = expert.matrices[static_cast<std::size_t>(part->which)];
-      const Tensor& view = part->view;
-      for (std::int64_t n = 0; n < view.shape[0]; ++n) {
-        const std::int64_t row = part->offset - begin + n * view.strides[0];
-        for (std::int64_t k = 0; k < view.shape[1]; ++k) {
-          store_f32(bytes.data(), dtype, row + k * view.strides[1],
-                    from.values[static_cast<std::size_t>(n * view.shape[1] + k)]);
-        }
-      }
-    }
-    writer.write(tensor, bytes.data(), bytes.size(), static_cast<std::size_t>(begin) * width);
-    written[tensor][begin] = end;
-  }
-}
-
-// What of an expert tensor belongs to no expert (the padding of zero-compute ones) keeps its
-// values.
-void Conversion::write_gaps(ShardWriter& writer, const Written& written) const {
-  const DType dtype = options_.spec.dtype;
-  const auto width = static_cast<std::size_t>(bits(dtype) / 8);
-  for (const auto& [name, parts] : written) {
-    const TensorStore& store = CheckpointAccess::store(checkpoint_);
-    const Tensor tensor = store.contains(name) ? store.get(name) : Tensor{};
-    const bool plain =
-        tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
-    if (!tensor || !plain) continue;  // of packed experts everything is written
-    const auto copy = [&](std::int64_t begin, std::int64_t end) {
-      if (begin >= end) return;
-      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(end - begin) * width);
-      for (std::int64_t i = begin; i < end; ++i) {
-        store_f32(bytes.data(), dtype, i - begin, load_f32(tensor.data, tensor.dtype, i));
-      }
-      writer.write(name, bytes.data(), bytes.size(), static_cast<std::size_t>(begin) * width);
-    };
-    std::int64_t reached = 0;
-    for (const auto& [begin, end] : parts) {
-      copy(reached, begin);
-      reached = end;
-    }
-    copy(reached, tensor.elements());
-  }
-}
-
 // What is packed beside the experts becomes plain: the new checkpoint says one method of its own.
 void Conversion::write_module(ShardWriter& writer, const PackedModule& module) const {
   Repacking repacking;
@@ -422,8 +348,8 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
     writer.write(name, tensor.data, static_cast<std::size_t>(tensor.bytes()));
   }
   for (const PackedModule& module : file.modules) write_module(writer, module);
-  Json rows = Json::array();
-  Written written;
+  std::vector<FinishedMatrix> finished;
+  PlainExperts plain(checkpoint_, options_.spec.dtype, writer);
   for (std::size_t begin = 0; begin < file.matrices.size();) {
     const SourceMatrix& first = file.matrices[begin];
     std::size_t end = begin;
@@ -436,59 +362,36 @@ void Conversion::make(const SourceFile& file, PartialFolder& folder) {
       weights += file.matrices[end].view.elements();
     }
     const ConvertedExpert expert = converted(first.layer, first.expert);
-    if (naming_ == Naming::as_source) write_plain(writer, expert, matrices, written);
+    if (naming_ == Naming::as_source) plain.write(expert, matrices);
     for (const SourceMatrix& matrix : matrices) {
       if (naming_ == Naming::each) write_each(writer, expert, matrix);
       if (naming_ == Naming::gpt_oss) write_gpt_oss(writer, expert, matrix);
       const ConvertedMatrix& made = expert.matrices[static_cast<std::size_t>(matrix.which)];
-      rows.push_back({matrix.layer, matrix.expert, static_cast<int>(matrix.which),
-                      made.error.difference, made.error.magnitude, expert.tokens,
-                      fell_back(options_.spec, made)});
+      finished.push_back({.layer = matrix.layer,
+                          .expert = matrix.expert,
+                          .which = matrix.which,
+                          .error = made.error,
+                          .tokens = expert.tokens,
+                          .fell_back = fell_back(options_.spec, made)});
     }
     done_ += weights;
     if (progress_) progress_(file.name, done_, total_);
     begin = end;
   }
-  if (naming_ == Naming::as_source) write_gaps(writer, written);
+  if (naming_ == Naming::as_source) plain.write_gaps();
   writer.finish();
-  folder.finish(file.name, {{"experts", rows}});
-  remember(rows);
+  finish(folder, file, finished);
+  remember(finished);
 }
 
-// What a journal says of a file is what make() wrote there, or the journal was changed since.
-void Conversion::check_finished(const PartialFolder& folder, const SourceFile& file,
-                                const Json& finished) const {
-  const auto wrong = [&](const std::string& what) {
-    fail(Status::bad_file, "{}: finished['{}'].experts {}: remove {} to begin anew",
-         folder.file(journal_name), file.name, what, folder.path());
-  };
-  const auto rows = finished.find("experts");
-  if (rows == finished.end() || !rows->is_array()) wrong("is no list");
-  std::size_t next = 0;
-  for (const Json& row : *rows) {
-    const bool whole = row.is_array() && row.size() == 7 && row[0].is_number_integer() &&
-                       row[1].is_number_integer() && row[2].is_number_integer() &&
-                       row[3].is_number() && row[4].is_number() && row[5].is_number_integer() &&
-                       row[6].is_boolean();
-    if (!whole || next >= file.matrices.size()) wrong(fmt::format("holds {}", row.dump()));
-    const SourceMatrix& matrix = file.matrices[next++];
-    if (row[0] != matrix.layer || row[1] != matrix.expert ||
-        row[2] != static_cast<int>(matrix.which)) {
-      wrong(fmt::format("holds {}, must hold layer {}, expert {}", row.dump(), matrix.layer,
-                        matrix.expert));
-    }
-  }
-  if (next < file.matrices.size()) wrong("are too few");
-}
-
-void Conversion::remember(const Json& rows) {
-  for (const Json& row : rows) {
-    ConvertedExpertReport& report = reports_[{row[0].get<int>(), row[1].get<int>()}];
-    report.layer = row[0];
-    report.expert = row[1];
-    report.errors[row[2].get<std::size_t>()] = {row[3].get<double>(), row[4].get<double>()};
-    report.tokens = row[5];
-    report.fell_back = report.fell_back || row[6].get<bool>();
+void Conversion::remember(const std::vector<FinishedMatrix>& matrices) {
+  for (const FinishedMatrix& matrix : matrices) {
+    ConvertedExpertReport& report = reports_[{matrix.layer, matrix.expert}];
+    report.layer = matrix.layer;
+    report.expert = matrix.expert;
+    report.errors[static_cast<std::size_t>(matrix.which)] = matrix.error;
+    report.tokens = matrix.tokens;
+    report.fell_back = report.fell_back || matrix.fell_back;
   }
 }
 
@@ -572,8 +475,7 @@ void Conversion::make_all(PartialFolder& folder, ConversionReport& report) {
     if (finished.is_null()) {
       make(file, folder);
     } else {
-      check_finished(folder, file, finished);
-      remember(finished["experts"]);
+      remember(finished_matrices(folder, file, finished));
       for (const SourceMatrix& matrix : file.matrices) done_ += matrix.view.elements();
       ++report.shards_resumed;
     }

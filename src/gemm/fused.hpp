@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "gemm/few_chain.hpp"
@@ -54,10 +55,10 @@ void mlp_gemm(const Context& context, const PreparedWeights& weights, const MlpI
 // activation, else of mlp_gemm().
 bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
                      const ActivationSpec* activation, const MlpInput& in, const Tensor& out);
-// On a GPU: whether a product of so many pairs of so many tokens likely reads its weights in one
-// pass (pair_stream.hpp), where it is given them by ids.
-bool mlp_in_one_pass(const Context& context, const PreparedWeights& weights, std::int64_t pairs,
-                     std::int64_t tokens);
+// On a GPU: the predicted time of a product of so many pairs of so many tokens that likely reads
+// its weights in one pass (pair_stream.hpp), where it is given them by ids. Of others none.
+std::optional<double> mlp_one_pass_us(const Context& context, const PreparedWeights& weights,
+                                      std::int64_t pairs, std::int64_t tokens);
 // On a GPU: whether mlp_gemm() puts rows into the places of `in`.
 bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
                       const Tensor& out);

@@ -88,11 +88,13 @@ Product product_of(const Layout& layout, const PreparedWeights& weights,
 
 // Of packed weights whose rows are rounded to fp8, beforehand or on the way.
 [[maybe_unused]] cuda_engine::PackedSizes fp8_sizes(const PreparedWeights& weights,
-                                                    std::int64_t rows, bool rounded) {
+                                                    std::int64_t rows, const MlpWay& way) {
   cuda_engine::PackedSizes sizes;
   if constexpr (cuda_engine::built) {
-    sizes = cuda_engine::fp8_sizes(cuda_engine::layout_of(weights), weights.groups, rows, rounded);
+    sizes =
+        cuda_engine::fp8_sizes(cuda_engine::layout_of(weights), weights.groups, rows, way.rounded);
   }
+  sizes.whole_k = way.whole_k;
   return sizes;
 }
 
@@ -197,24 +199,25 @@ bool mlp_takes_pairs(const Context& context, const PreparedWeights& weights,
   return takes;
 }
 
-bool mlp_in_one_pass(const Context& context, const PreparedWeights& weights, std::int64_t pairs,
-                     std::int64_t tokens) {
+std::optional<double> mlp_one_pass_us(const Context& context, const PreparedWeights& weights,
+                                      std::int64_t pairs, std::int64_t tokens) {
   if constexpr (cuda_engine::built) {
-    if (!cuda_engine::on_gpu(context) || weights.rows == RowFormat::nvfp4) return false;
+    if (!cuda_engine::on_gpu(context) || weights.rows == RowFormat::nvfp4) return {};
     const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
-    if (gpu.compute != 90 || !cuda_engine::rows_fit(tokens, weights.k)) return false;
-    const auto in = [&](const auto& layout) {
-      return cuda_engine::in_one_pass(
-          layout.rows(), layout.steps(),
-          cuda_engine::groups_hit(weights.groups, static_cast<int>(pairs),
-                                  static_cast<int>(tokens)),
-          gpu.multiprocessors);
+    if (gpu.compute != 90 || !cuda_engine::rows_fit(tokens, weights.k)) return {};
+    const auto of = [&](const auto& layout) -> std::optional<double> {
+      const double hit = cuda_engine::groups_hit(weights.groups, static_cast<int>(pairs),
+                                                 static_cast<int>(tokens));
+      if (!cuda_engine::in_one_pass(layout.rows(), layout.steps(), hit, gpu.multiprocessors)) {
+        return {};
+      }
+      return cuda_engine::one_pass_us(hit * static_cast<double>(layout.group_bytes()), gpu);
     };
-    if (decoded(weights)) return in(cuda_engine::fragments_of(weights));
-    if (weights.format != FormatSpec{}) return in(cuda_engine::layout_of(weights));
-    return weights.dtype != DType::f32 && in(tiles_of(weights));
+    if (decoded(weights)) return of(cuda_engine::fragments_of(weights));
+    if (weights.format != FormatSpec{}) return of(cuda_engine::layout_of(weights));
+    if (weights.dtype != DType::f32) return of(tiles_of(weights));
   }
-  return false;
+  return {};
 }
 
 bool mlp_takes_places(const Context& context, const PreparedWeights& weights, const MlpInput& in,
@@ -316,7 +319,7 @@ double mlp_us(const Context& context, const PreparedWeights& weights, std::int64
     }
     if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&
         weights.rows != RowFormat::nvfp4) {
-      return cuda_engine::plan_packed(fp8_sizes(weights, rows, false),
+      return cuda_engine::plan_packed(fp8_sizes(weights, rows, {.whole_k = whole_k}),
                                       cuda_engine::figures(context.gpu()))
           .us;
     }
@@ -353,8 +356,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
       if (weights.format != FormatSpec{}) {
         return (way.rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
-               cuda_engine::describe(
-                   cuda_engine::plan_beside(fp8_sizes(weights, rows, way.rounded), gpu));
+               cuda_engine::describe(cuda_engine::plan_beside(fp8_sizes(weights, rows, way), gpu));
       }
       const cuda_engine::ProductPlan plan =
           cuda_engine::plan_beside(plain_sizes(weights, rows, way), gpu);
@@ -372,8 +374,7 @@ std::string mlp_explain(const Context& context, const PreparedWeights& weights, 
       return to_string(weights.format) + ", rows to nvfp4 beforehand";
     }
     if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{}) {
-      return cuda_engine::product_words(context.gpu(), cuda_engine::layout_of(weights),
-                                        weights.groups, rows, way.rounded);
+      return cuda_engine::fp8_words(context.gpu(), fp8_sizes(weights, rows, way));
     }
     if (cuda_engine::on_gpu(context)) {
       return cuda_engine::product_words(context.gpu(), plain_sizes(weights, rows, way));

@@ -176,11 +176,9 @@ Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const Packed
                        fp8_sizes(down, groups, rows, false), figures(gpu));
 }
 
-std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
-                          bool rounded) {
-  const PackedSizes sizes = fp8_sizes(layout, groups, rows, rounded);
+std::string fp8_words(const Gpu& gpu, const PackedSizes& sizes) {
   const GpuFigures f = figures(gpu);
-  return (rounded ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
+  return (sizes.packed_rows ? "rows to fp8 beforehand, " : "rows to fp8 on the way, ") +
          describe(plan_packed(sizes, f)) + weighed(candidates(sizes, f));
 }
 

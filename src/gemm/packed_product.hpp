@@ -95,8 +95,8 @@ bool takes_pairs(const Gpu& gpu, const PackedProduct& product);
 bool takes_places(const Gpu& gpu, const PackedProduct& product);
 Rounding plan_rounding(const Gpu& gpu, const PackedLayout& gate_up, const PackedLayout& down,
                        int groups, std::int64_t rows);
-std::string product_words(const Gpu& gpu, const PackedLayout& layout, int groups, std::int64_t rows,
-                          bool rounded);
+// How rows become fp8, and product_words() of the rest.
+std::string fp8_words(const Gpu& gpu, const PackedSizes& sizes);
 
 bool fp8_many_rows(const Gpu& gpu, const PackedPlan& plan, const PackedProduct& product,
                    PackedArgs args);

@@ -56,6 +56,11 @@ bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int m
   return parts > 0 && steps <= std::int64_t{longest} * parts;
 }
 
+double one_pass_us(double bytes, const GpuFigures& gpu) {
+  constexpr double launch_us = 1.3, memory_share = 0.95;  // of what memory's clock says
+  return launch_us + bytes / (gpu.read_gbps * memory_share * 1e3);
+}
+
 double groups_hit(int groups, int pairs, int tokens) {
   const double of_token = static_cast<double>(pairs) / tokens;
   const double missed = std::pow(std::max(0.0, 1 - of_token / groups), tokens);

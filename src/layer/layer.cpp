@@ -151,7 +151,7 @@ SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
 // shared expert").
 bool Layer::Impl::orders_beside(std::int64_t tokens) const {
   return !options.batch_invariant && (tokens == 1 || !in_fp8(options.rows)) &&
-         mlp_in_one_pass(context, experts.gate_up, tokens * spec.route.slots(), tokens);
+         mlp_one_pass_us(context, experts.gate_up, tokens * spec.route.slots(), tokens).has_value();
 }
 
 // Its warps take all of the GPU. An order's launch and what waits for it are slowed down by that,
@@ -161,8 +161,8 @@ bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products) const {
   return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
          shared_rounding(tokens) == Rounding::on_the_way &&
          (in_products || shared.gate_up.bytes + shared.down.bytes <= soon_gone) &&
-         mlp_in_one_pass(context, shared.gate_up, tokens, tokens) &&
-         mlp_in_one_pass(context, shared.down, tokens, tokens);
+         mlp_one_pass_us(context, shared.gate_up, tokens, tokens).has_value() &&
+         mlp_one_pass_us(context, shared.down, tokens, tokens).has_value();
 }
 
 std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
@@ -371,24 +371,27 @@ std::string Layer::explain(std::int64_t tokens) const {
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
   if (whole_k) {
     double more = 0;
-    const auto count = [&](const PreparedWeights& weights, std::int64_t rows) {
+    const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool by_ids) {
       if (!weights) return;
-      more +=
-          mlp_us(layer.context, weights, rows, true) - mlp_us(layer.context, weights, rows, false);
+      double otherwise = mlp_us(layer.context, weights, rows, false);
+      if (by_ids) {
+        otherwise = std::min(
+            otherwise, mlp_one_pass_us(layer.context, weights, rows, tokens).value_or(otherwise));
+      }
+      more += mlp_us(layer.context, weights, rows, true) - otherwise;
     };
-    for (const auto* two : {&layer.experts, &layer.shared}) {
-      const std::int64_t rows = two == &layer.experts ? pairs : tokens;
-      count(two->gate_up, rows);
-      count(two->down, rows);
+    for (const PreparedWeights* weights : {&layer.experts.gate_up, &layer.experts.down}) {
+      count(*weights, pairs, few_pairs);
     }
-    count(layer.latent_down, tokens);
-    count(layer.latent_up, tokens);
-    text += layer.on_gpu()
-                ? fmt::format(
-                      "  batch-invariant: one router for any number of tokens, products "
-                      "about {:.0f} us longer than with k shared out{}\n",
-                      more, few_pairs ? ", and not the kernel that reads weights in one pass" : "")
-                : std::string("  batch-invariant, as ever on the CPU\n");
+    for (const PreparedWeights* weights :
+         {&layer.shared.gate_up, &layer.shared.down, &layer.latent_down, &layer.latent_up}) {
+      count(*weights, tokens, false);
+    }
+    text += layer.on_gpu() ? fmt::format(
+                                 "  batch-invariant: one router for any number of tokens; products "
+                                 "about {:.1f} us longer than with k shared out{}\n",
+                                 more, few_pairs ? " or weights read in one pass" : "")
+                           : std::string("  batch-invariant, as ever on the CPU\n");
   }
   return text;
 }

@@ -132,7 +132,12 @@ TEST(BatchInvariant, ExplainSaysWhatItCosts) {
   EXPECT_EQ(plain.explain(1).find("batch-invariant"), std::string::npos);
   const std::string words = same.explain(1);
   EXPECT_NE(words.find("batch-invariant"), std::string::npos) << words;
-  EXPECT_EQ(words.find("us longer") != std::string::npos, test::on_gpu()) << words;
+  if (!test::on_gpu()) return;
+  // One token's weights are read in one pass otherwise.
+  const std::string before = "products about ";
+  const std::size_t at = words.find(before);
+  ASSERT_NE(at, std::string::npos) << words;
+  EXPECT_GT(std::stod(words.substr(at + before.size())), 0) << words;
 }
 
 }  // namespace
