@@ -22,7 +22,8 @@ struct RunOptions {
   std::string model;
   std::optional<int> layer;
   DeviceOptions device;
-  DType dtype = DType::f32;
+  std::optional<DType> given_dtype;
+  DType dtype = DType::f32;  // that, or what run() takes without it
   std::string format = "plain";
   RowFormat rows = RowFormat::as_dtype;
   std::string input, input_name, token_ids_name, output;
@@ -295,7 +296,21 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
   return pass_all ? exit_done : exit_failed;
 }
 
-int run(const RunOptions& options) {
+// f32, as recordings are; bf16 where that is what has packed experts: a GPU.
+DType dtype_without(const RunOptions& options, const Checkpoint& checkpoint,
+                    const Context& context) {
+  if (context.device().type != DeviceType::cuda) return DType::f32;
+  const int layer = options.layer.value_or(checkpoint.first_moe_layer());
+  const auto& layers = checkpoint.layers();
+  const bool packed = std::any_of(layers.begin(), layers.end(), [&](const CheckpointLayer& entry) {
+    return entry.index == layer && entry.moe &&
+           !checkpoint.weights(layer).experts.packed_up.empty();
+  });
+  const bool packs = layer_options(options).format.format != Format::plain;
+  return packs || packed ? DType::bf16 : DType::f32;
+}
+
+int run(RunOptions options) {
   if (options.tolerance && !options.input.empty()) {
     throw UsageError("--tolerance: with --input there is nothing to compare with");
   }
@@ -319,6 +334,8 @@ int run(const RunOptions& options) {
     throw Error(Status::bad_file,
                 fmt::format("'{}' has no MoE layer: {}", options.model, checkpoint.summary()));
   }
+  options.dtype =
+      options.given_dtype ? *options.given_dtype : dtype_without(options, checkpoint, context);
   check_apart("--output", options.output, options.model,
               {{"--input", options.input}, {"--json", options.json.file}});
   check_apart("--json", options.json.file, options.model, {{"--input", options.input}});
@@ -341,8 +358,9 @@ void add_run(CLI::App& app, Action& action) {
       ->option_text("N")
       ->check(whole_number(0, 1000000));
   add_device_options(*command, options->device);
-  add_dtype_option(*command, options->dtype,
-                   "of expert weights and rows (default: f32, as recordings are)");
+  add_dtype_option(
+      *command, [given = options.get()](DType dtype) { given->given_dtype = dtype; },
+      "of expert weights and rows (default: f32; bf16 where a GPU has packed experts)");
   command
       ->add_option("--format", options->format,
                    "packs the experts first: nvfp4, int4:64, .. (default: as they are)")
