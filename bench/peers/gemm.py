@@ -17,8 +17,9 @@ import subprocess
 import tempfile
 import time
 
-from layers import table, version
-from routing import graph_us
+from layers import table
+from routing import graph_us, load_fbgemm
+from versions import version
 from ways import BF16, I32, quack_interface
 
 import torch
@@ -161,7 +162,59 @@ class Quack:
         return self.gemm(self.case.x, w.mT, cu_seqlens_m=self.starts, tuned=False)
 
 
-PEERS = [Torch, TorchScaled, DeepGemm, DeepGemmFp8, Quack]
+class Fbgemm:
+    """FBGEMM's CUTLASS kernels over rows one group after the other."""
+    name, packages, kinds = 'fbgemm', ('fbgemm-gpu-genai',), ('bf16',)
+
+    def __init__(self, case):
+        self.case, self.ops = case, load_fbgemm()
+        self.sizes = torch.full((case.G,), case.M, device='cuda', dtype=torch.int64)
+
+    def call(self, w):
+        return self.ops.bf16bf16bf16_grouped_stacked(self.case.x, w, self.sizes)
+
+
+class FbgemmScaled(Fbgemm):
+    """A scale a row and a column; its sums always stay in the tensor cores."""
+    kinds = ('fp8', 'fp8_row', 'fp8_fast')
+
+    def __init__(self, case):
+        super().__init__(case)
+        self.x = rounded(case.x, None)
+        self.weights = {w: rounded(w, None) for w in case.weights}
+
+    def call(self, w):
+        matrix, scales = self.weights[w]
+        return self.ops.f8f8bf16_rowwise_grouped_stacked(self.x[0], matrix, self.x[1], scales, self.sizes)
+
+
+class FbgemmTriton:
+    """FBGEMM's Triton kernels, by the tiles that their own tuner picks; specialised warps where its Triton has them."""
+    name, packages, kinds = 'fbgemm triton', ('fbgemm-gpu-genai',), ('bf16',)
+
+    def __init__(self, case):
+        self.case, self.module = case, importlib.import_module('fbgemm_gpu.experimental.gemm.triton_gemm.grouped_gemm')
+        self.sizes = torch.full((case.G,), case.M, device='cuda', dtype=I32)
+
+    def call(self, w):
+        return self.module.grouped_gemm(self.case.x, w.flatten(0, 1), self.sizes)
+
+
+class FbgemmTritonScaled(FbgemmTriton):
+    """A scale a row and a column."""
+    kinds = ('fp8', 'fp8_row', 'fp8_fast')
+
+    def __init__(self, case):
+        super().__init__(case)
+        self.x = rounded(case.x, None)
+        self.weights = {w: tuple(part.flatten(0, 1) for part in rounded(w, None)) for w in case.weights}
+
+    def call(self, w):
+        matrix, scales = self.weights[w]
+        return self.module.grouped_gemm_fp8_rowwise(self.x[0], matrix, self.sizes, self.x[1], scales, use_fast_accum=self.case.kind == 'fp8_fast')
+
+
+PEERS = [Torch, TorchScaled, DeepGemm, DeepGemmFp8, Quack, Fbgemm, FbgemmScaled, FbgemmTriton, FbgemmTritonScaled]
 
 
 class Dense:

@@ -9,7 +9,6 @@ output. Each is compared with PyTorch in f32 first; one that is wrong, refuses a
 "failed" and has no time. A JSON that is there is added to, so that cases may be spread over several runs.
 """
 import argparse
-import importlib.metadata
 import json
 import math
 import os
@@ -27,6 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import fp8  # noqa: E402  bench/peers/fp8.py
 import packed  # noqa: E402  bench/peers/packed.py
 import table  # noqa: E402  bench/table.py
+from versions import version  # noqa: E402  bench/peers/versions.py
 from ways import BF16, FP8_WAYS, PACKED_WAYS, WAYS, NotForThis, Shunt, eager_us  # noqa: E402  bench/peers/ways.py
 
 import torch  # noqa: E402
@@ -183,12 +183,28 @@ class Dense:
     """As many operations as experts take in two products, by cuBLAS: all of their rows with one expert's matrices, and nothing around them. No layer."""
     name = 'dense'
 
-    def __init__(self, case, tokens):
+    def __init__(self, case, tokens, copies):
         self.rows = torch.randn(tokens * case['k'], case['H'], device='cuda', dtype=BF16)
         self.inner = torch.randn(tokens * case['k'], case['I'], device='cuda', dtype=BF16)
 
     def call(self, batch):
         return torch.mm(self.rows, batch.weights.w13[0].T), torch.mm(self.inner, batch.weights.w2[0].T)
+
+
+class DenseFp8(Dense):
+    """The same in fp8, by torch._scaled_mm: a scale a row and a column, rows rounded beforehand, sums left in the tensor cores, which is the fastest."""
+
+    def __init__(self, case, tokens, copies):
+        super().__init__(case, tokens, copies)
+        self.sides = [fp8.by_rows(self.rows), fp8.by_rows(self.inner)]
+        self.weights = {w: [fp8.by_rows(w.w13[0]), fp8.by_rows(w.w2[0])] for w in copies}
+
+    def call(self, batch):
+        return [torch._scaled_mm(x, matrix.T, scale_a=scales, scale_b=columns.T, out_dtype=BF16, use_fast_accum=True)
+                for (x, scales), (matrix, columns) in zip(self.sides, self.weights[batch.weights])]
+
+
+CEILINGS = {'bf16': Dense, 'fp8_block': DenseFp8}
 
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -223,8 +239,12 @@ def time_case(case, name, ways, copies, stream, options, report):
             print(f'-- {label} {way.name}: {report["failed"][-1]["why"]}', flush=True)
             if isinstance(error, getattr(torch, 'AcceleratorError', ())):
                 raise
-    if 'format' not in case and tokens * case['k'] >= 128 * case['E']:
-        timed[Dense.name] = Timed(Dense(case, tokens).call, batches, stream)
+    if row['dtype'] in CEILINGS and tokens * case['k'] >= 128 * case['E']:
+        try:
+            timed[Dense.name] = Timed(CEILINGS[row['dtype']](case, tokens, copies).call, batches, stream)
+        except Exception as error:
+            report['failed'].append({'op': 'layer', 'case': label, 'peer': Dense.name, 'why': f'{type(error).__name__}: {str(error)[:200]}'})
+            print(f'-- {label} {Dense.name}: {report["failed"][-1]["why"]}', flush=True)
     for _ in range(options.rounds):  # in turn: the clock that one leaves is the next one's
         for way in timed.values():
             way.sample()
@@ -257,13 +277,6 @@ def first_report(options):
         with open(path, encoding='utf-8') as file:
             report = json.load(file)
     return {'machine': report['machine'], 'ceilings': report['ceilings'], 'peer_versions': {}, 'failed': [], 'command_rows': report['rows'], 'rows': []}
-
-
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return 'of unknown version'
 
 
 def main():

@@ -11,10 +11,16 @@ BF16, U8, I32 = torch.bfloat16, torch.uint8, torch.int32
 E2M1 = (0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6)
 
 QWEN3 = dict(H=2048, I=768, E=128, k=8, tokens=['1', '4', '16', '64', '256', '1024'])
+NEXT = dict(name='Qwen3-Next-80B-A3B, routed experts', H=2048, I=512, E=512, k=10, tokens=['1', '4', '16', '64', '256', '1024'])
+DSV3 = dict(name='DeepSeek-V3, 32 of 256 experts', H=7168, I=2048, E=32, k=1, tokens=['1', '2', '4', '8', '16', '32', '64', '512'])
+INT4 = dict(format='int4:128', bits=4.125, tolerance=.25)
 CASES = {
     'qwen3-nvfp4': dict(QWEN3, name='Qwen3-30B-A3B', format='nvfp4', bits=4.5),
-    'qwen3-int4': dict(QWEN3, name='Qwen3-30B-A3B', format='int4:128', bits=4.125, tolerance=.25),
-    'dsv3-nvfp4': dict(name='DeepSeek-V3, 32 of 256 experts', H=7168, I=2048, E=32, k=1, format='nvfp4', bits=4.5, tokens=['1', '64', '512']),
+    'qwen3-int4': dict(QWEN3, name='Qwen3-30B-A3B', **INT4),
+    'next-nvfp4': dict(NEXT, format='nvfp4', bits=4.5),
+    'next-int4': dict(NEXT, **INT4),
+    'dsv3-nvfp4': dict(DSV3, format='nvfp4', bits=4.5),
+    'dsv3-int4': dict(DSV3, **INT4),
     'mixtral-nvfp4': dict(name='Mixtral 8x7B', H=4096, I=14336, E=8, k=2, format='nvfp4', bits=4.5, tokens=['1', '16', '128']),
     'gptoss-mxfp4': dict(name='gpt-oss-20b', H=2880, I=2880, E=32, k=4, format='mxfp4', bits=4.25, tokens=['1', '16', '64', '256', '1024'],
                          activation={'kind': 'silu', 'gated': True, 'alpha': 1.702, 'limit': 7.0, 'up_offset': 1.0}),

@@ -9,7 +9,6 @@ refuses a shape, is named in "failed" and has no time.
 """
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -23,8 +22,9 @@ from pathlib import Path
 
 for folder in filter(None, os.environ.get('PEERS_SITE', '').split(':')):
     sys.path[:0] = [folder, folder + '/nvidia_cutlass_dsl/dsl_packages']
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import table  # noqa: E402  bench/table.py
+from versions import version  # noqa: E402  bench/peers/versions.py
 
 import torch  # noqa: E402
 
@@ -89,15 +89,6 @@ def eager_us(calls):
 
 # ---- what is there -------------------------------------------------------------------------------
 
-def version(*names):
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return ''
-
-
 def load_vllm():
     """vLLM's routing operators: its library of them, without the rest of vLLM, which takes long to import."""
     found = importlib.util.find_spec('vllm')
@@ -142,22 +133,22 @@ def load_flashinfer():
 
 
 LOADERS = {
-    'vllm': (load_vllm, ('vllm',)),
-    'sglang': (load_sglang, ('sglang-kernel', 'sgl-kernel')),
-    'quack': (lambda: importlib.import_module('quack.topk').topk_fwd, ('quack-kernels',)),
-    'flashinfer': (load_flashinfer, ('flashinfer-python',)),
-    'fbgemm': (load_fbgemm, ('fbgemm-gpu-genai', 'fbgemm-gpu')),
+    'vllm': (load_vllm, 'vllm'),
+    'sglang': (load_sglang, 'sglang-kernel'),
+    'quack': (lambda: importlib.import_module('quack.topk').topk_fwd, 'quack-kernels'),
+    'flashinfer': (load_flashinfer, 'flashinfer-python'),
+    'fbgemm': (load_fbgemm, 'fbgemm-gpu-genai'),
 }
 
 
 def load(wanted):
     found, versions = {}, {'torch': torch.__version__}
-    for name, (loader, packages) in LOADERS.items():
+    for name, (loader, package) in LOADERS.items():
         if wanted and name not in wanted:
             continue
         try:
             found[name] = loader()
-            versions[name] = version(*packages) or 'of unknown version'
+            versions[name] = version(package)
         except Exception as error:  # a package that is there may still not load here
             print(f'-- {name}: not timed: {str(error)[:160]}', flush=True)
     return found, versions

@@ -30,7 +30,7 @@ LayerSpec with_shared(LayerSpec spec, std::int64_t intermediate, bool sigmoid_ga
   return spec;
 }
 
-// Softmax over all, weights as they are: Qwen2-MoE, OLMoE, DeepSeek-V2-Lite.
+// Softmax over all, weights as they are: Qwen2-MoE, OLMoE, DeepSeek-V2-Lite, Hunyuan-Large.
 LayerSpec unnormalised(LayerSpec spec) {
   spec.route.renormalize = false;
   return spec;
@@ -60,10 +60,22 @@ LayerSpec deepseek_v2(LayerSpec spec) {
   return spec;
 }
 
-LayerSpec gpt_oss(LayerSpec spec) {
-  spec = softmax_of_top_k(spec);
-  spec.route.router_bias = true;
+// Of the layers that choose by scores: the first three take ids from a table.
+LayerSpec deepseek_v4(LayerSpec spec, float scale) {
+  spec = biased_sigmoid(spec, scale);
+  spec.route.score = Score::sqrt_softplus;
+  spec.experts.activation.limit = 10;
+  return spec;
+}
+
+LayerSpec with_clamped_swiglu(LayerSpec spec) {
   spec.experts.activation = {.alpha = 1.702f, .limit = 7, .up_offset = 1};
+  return spec;
+}
+
+LayerSpec gpt_oss(LayerSpec spec) {
+  spec = with_clamped_swiglu(softmax_of_top_k(spec));
+  spec.route.router_bias = true;
   spec.experts.gate_up_bias = true;
   spec.experts.down_bias = true;
   return spec;
@@ -115,6 +127,12 @@ LayerSpec kimi_k3(LayerSpec spec) {
   return spec;
 }
 
+LayerSpec nemotron_3_super(LayerSpec spec) {
+  spec = with_latent(biased_sigmoid(spec, 5), 1024);
+  spec.experts.activation = {.kind = Activation::relu2, .gated = false};
+  return spec;
+}
+
 LayerSpec muse_spark(LayerSpec spec) {
   spec = with_latent(biased_sigmoid(spec, 1, {}, 1e-15f), 4096);
   spec.latent_input_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
@@ -156,6 +174,10 @@ std::vector<Model> make_models() {
        with_shared(unnormalised(layer(2048, 1408, 64, 6)), 2816)},
       {"deepseek-v3", "DeepSeek-V3", 58,
        with_shared(biased_sigmoid(layer(7168, 2048, 256, 8), 2.5f, v3_groups), 2048)},
+      {"deepseek-v4-flash", "DeepSeek-V4 Flash", 43,
+       with_shared(deepseek_v4(layer(4096, 2048, 256, 6), 1.5f), 2048)},
+      {"deepseek-v4-pro", "DeepSeek-V4 Pro", 61,
+       with_shared(deepseek_v4(layer(7168, 3072, 384, 6), 2.5f), 3072)},
       {"kimi-k2", "Kimi-K2", 60,
        with_shared(biased_sigmoid(layer(7168, 2048, 384, 8), 2.827f), 2048)},
       {"kimi-k3", "Kimi K3", 92, with_shared(kimi_k3(layer(7168, 3072, 896, 16)), 6144)},
@@ -163,9 +185,16 @@ std::vector<Model> make_models() {
        with_shared(biased_sigmoid(layer(5120, 1536, 160, 8), 2.5f), 1536)},
       {"glm-4.5-air", "GLM-4.5-Air", 45,
        with_shared(biased_sigmoid(layer(4096, 1408, 128, 8), 1), 1408)},
+      {"glm-5", "GLM-5", 75, with_shared(biased_sigmoid(layer(6144, 2048, 256, 8), 2.5f), 2048)},
+      {"mimo-v2-flash", "MiMo-V2-Flash", 47, biased_sigmoid(layer(4096, 2048, 256, 8), 1)},
+      {"mimo-v2.5-pro", "MiMo-V2.5-Pro", 69, biased_sigmoid(layer(6144, 2048, 384, 8), 1)},
+      {"nemotron-3-super", "Nemotron-3 Super", 40,
+       with_shared(nemotron_3_super(layer(4096, 2688, 512, 22)), 5376)},
       {"dots-llm1", "dots.llm1", 61,
        with_shared(biased_sigmoid(layer(4096, 1408, 128, 6), 2.5f), 2816)},
       {"minimax-m2", "MiniMax-M2", 62, biased_sigmoid(layer(3072, 1536, 256, 8), 1, {}, 0)},
+      {"minimax-m3", "MiniMax-M3", 57,
+       with_shared(with_clamped_swiglu(biased_sigmoid(layer(6144, 3072, 128, 4), 2, {}, 0)), 3072)},
       {"minimax-text-01", "MiniMax-Text-01", 80, layer(6144, 9216, 32, 2)},
 
       {"gpt-oss-20b", "gpt-oss-20b", 24, gpt_oss(layer(2880, 2880, 32, 4))},
@@ -179,6 +208,8 @@ std::vector<Model> make_models() {
        with_shared(ernie(layer(2560, 1536, 64, 6)), 3072)},
       {"ernie-4.5-300b-a47b", "ERNIE-4.5-300B-A47B", 51, ernie(layer(8192, 3584, 64, 8))},
       {"hunyuan-a13b", "Hunyuan-A13B", 32, with_shared(layer(4096, 3072, 64, 8), 3072)},
+      {"hunyuan-large", "Hunyuan-Large", 64,
+       with_shared(unnormalised(layer(6400, 18304, 16, 1)), 18304)},
       {"granite-3.0-1b-a400m", "Granite-3.0-1B-A400M", 24,
        softmax_of_top_k(layer(1024, 512, 32, 8))},
       {"granite-3.0-3b-a800m", "Granite-3.0-3B-A800M", 32,
@@ -189,6 +220,7 @@ std::vector<Model> make_models() {
       {"grok-1", "Grok-1", 64, grok(layer(6144, 32768, 8, 2))},
       {"longcat-flash", "LongCat-Flash", 28, longcat(layer(6144, 2048, 512, 12), 256)},
       {"inkling-2", "Inkling 2", 48, with_situ(biased_sigmoid(layer(4608, 2304, 384, 8), 8))},
+      {"mistral-large-3", "Mistral Large 3", 58, with_shared(layer(7168, 4096, 128, 4), 4096)},
       {"mistral-large-4", "Mistral Large 4", 71, with_shared(layer(6144, 6144, 128, 4), 6144)},
       {"muse-spark", "Muse Spark", 62, muse_spark(layer(8192, 4096, 256, 8))},
   };

@@ -1,4 +1,5 @@
-// Quantised checkpoints against what other packages decode (tests/data/make_quantised.py).
+// Quantised checkpoints against what tests/data/make_quantised.py decodes: by compressed-tensors
+// or transformers, or by torch code of its own where no package does.
 #include <cmath>
 #include <filesystem>
 
@@ -38,7 +39,7 @@ class Quantised : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Dialects, Quantised, testing::ValuesIn(cases),
                          [](const auto& p) { return std::string(p.param.name); });
 
-TEST_P(Quantised, DecodesAsItsOwnPackage) {
+TEST_P(Quantised, DecodesToTheExpectedNumbers) {
   const Case& c = GetParam();
   const std::string path = quantised_folder + "/" + c.name;
   const auto expected = SafetensorsFile::open(path + "/expected.safetensors");
