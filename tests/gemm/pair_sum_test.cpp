@@ -24,13 +24,14 @@ struct Case {
   DType dtype = DType::bf16;
   std::int64_t n = 512, k = 768;
   std::int64_t summed = 1;  // pairs that must be added up
+  float times = 1;          // rows and weights are so much larger than usual
 };
 
 // Experts, their prepared weights and a token's pairs.
 class Product {
  public:
   Product(const Context& context, const Case& c) : context_(context), c_(c), mirror_(context) {
-    const float usual = 1 / std::sqrt(static_cast<float>(c.k));
+    const float usual = c.times / std::sqrt(static_cast<float>(c.k));
     const auto values = [&](int g) {
       return normal_values(c.n * c.k, static_cast<unsigned>(g % 3 + 1), usual);
     };
@@ -66,7 +67,7 @@ class Product {
         if (ids[i] == g) inverse[i] = rows++;
       }
     }
-    const std::vector<float> x = normal_values(pairs * c_.k, 9, 1);
+    const std::vector<float> x = normal_values(pairs * c_.k, 9, c_.times);
     std::vector<std::uint16_t> x16(x.size()), results(static_cast<std::size_t>(pairs * c_.n), 0);
     for (std::size_t i = 0; i < x.size(); ++i) {
       x16[i] = c_.dtype == DType::bf16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]);
@@ -106,13 +107,14 @@ class Product {
     // The rows are rounded as if they were stored. But k may be shared out in other parts, so that
     // a sum of f32 is another one and rounds to the other neighbour, seldom.
     const double ulp = c_.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10;
-    int others = 0;
+    int others = 0, saturated = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
       double size = 0;
       for (std::size_t p = 0; p < ids.size(); ++p) {
         if (inverse[p] < 0) continue;
         const std::uint16_t bits = results[static_cast<std::size_t>(inverse[p]) * got.size() + i];
         const float stored_x = c_.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+        saturated += std::abs(stored_x) == 65504;
         size += std::abs((weighted ? static_cast<double>(weights[p]) : 1.0) *
                          static_cast<double>(stored_x));
       }
@@ -122,6 +124,7 @@ class Product {
           << (biased ? ", biased" : "") << (more ? ", residual" : "");
     }
     EXPECT_LE(others, c_.n / 50) << pairs << " pairs";
+    EXPECT_TRUE(c_.times == 1 || saturated > c_.n / 20) << pairs << " pairs";
   }
 
  private:
@@ -165,6 +168,26 @@ TEST(PairSum, EqualsCombine) {
       for (std::size_t i = 0; i < pairs; i += 2) ids[i] = i % 4 == 0 ? -1 : groups + 3;
       product.check(ids, true, true, false);
       product.check(std::vector<std::int32_t>(pairs, -1), true, false, pairs % 2 == 0);
+    }
+  }
+}
+
+// Where results are beyond f16, what is added up saturates as what would have been stored.
+TEST(PairSum, OfResultsBeyondF16) {
+  SHUNT_ON_HOPPER_ONLY();
+  const Context context = cuda();
+  const RowFormat as_dtype = RowFormat::as_dtype;
+  for (const Case& c : {Case{{}, as_dtype, DType::f16, 1000, 264, 4, 300},
+                        {{Format::nvfp4}, as_dtype, DType::f16, 200, 264, 8, 300},
+                        {{Format::int4, 128}, as_dtype, DType::f16, 2048, 768, 8, 300},
+                        {{Format::int8}, as_dtype, DType::f16, 512, 768, 1, 300}}) {
+    SCOPED_TRACE(::testing::Message() << to_string(c.format) << ' ' << c.n << " x " << c.k);
+    Product product(context, c);
+    for (const std::int32_t pairs : {1, 2, 5, 8}) {
+      std::vector<std::int32_t> ids;
+      for (std::int32_t pair = 0; pair < pairs; ++pair) ids.push_back((pair * 5 + 2) % groups);
+      product.check(ids, true, false, false);
+      product.check(ids, pairs % 2 == 0, true, pairs == 5);
     }
   }
 }

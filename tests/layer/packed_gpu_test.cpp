@@ -28,10 +28,23 @@ std::vector<FormatSpec> formats() {
 TEST(LayerPackedOnAGpu, IsRefusedWhereItIsNotComputed) {
   const LayerSpec spec = small_layer({.experts = 8, .top_k = 2, .renormalize = true});
   const Device gpu{DeviceType::cuda, 0};
-  EXPECT_FALSE(supports(spec, {.dtype = DType::f32, .format = {Format::nvfp4}}, gpu));
-  EXPECT_FALSE(
-      supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}, .in_place = true}, gpu));
-  EXPECT_TRUE(supports(spec, {.dtype = DType::bf16, .format = {Format::nvfp4}}, Device{}));
+  for (const FormatSpec& format : formats()) {
+    const Support wide = supports(spec, {.dtype = DType::f32, .format = format}, gpu);
+    const Support in_place =
+        supports(spec, {.dtype = DType::bf16, .format = format, .in_place = true}, gpu);
+    EXPECT_FALSE(wide);
+    EXPECT_FALSE(in_place);
+    EXPECT_TRUE(supports(spec, {.dtype = DType::bf16, .format = format}, Device{}));
+    // A build without CUDA has another reason.
+    if (!supports(spec, {.dtype = DType::bf16, .format = format}, gpu)) continue;
+    EXPECT_NE(wide.reason.find("LayerOptions.dtype is f32 and format " + to_string(format)),
+              std::string::npos)
+        << wide.reason;
+    EXPECT_NE(in_place.reason.find("LayerOptions.in_place: must be false with format " +
+                                   to_string(format)),
+              std::string::npos)
+        << in_place.reason;
+  }
 }
 
 std::vector<float> forward(const Context& context, RandomLayer& made, const LayerSpec& spec,
