@@ -11,7 +11,10 @@
 // by 0, 4 and 10 (15, 8, 7, 6; 11, 4, 3, 2; 5, 14, 13, 12 of a half), and half of those of the last
 // two registers, at 0, 1, 9, 10: with the second word's shifted left by 2 they lie side by side and
 // are 6 and 12 away. 12 instructions of the integer unit, where one code after the other takes 20;
-// shifts to the left can be multiplications. For f16 no such place exists.
+// shifts to the left can be multiplications. For f16 two registers of a word are a shift by 0 or 3
+// and a mask away; the other two have their three bits in 5 .. 3 and in 2 .. 0 of a half and their
+// signs in 14 and 13, which one multiplication by a sum of two powers of two brings to their places
+// at once. 12 instructions of that unit too.
 //
 // Scales, as a factor in both halves of a register: nvfp4's e4m3 have become e5m3 without sign
 // (value 2^(E - 10) (1 + m / 8), E > 0) and stand for 2^119 or 2^7 times that, so that a weight is
@@ -196,16 +199,17 @@ SHUNT_BOTH inline void decode_e2m1(std::uint32_t w0, std::uint32_t w1, std::uint
     to[6] = both << 6 & mask;
     to[7] = rotated(both, 12) & mask;
   } else {
-    constexpr std::uint32_t sign = 0x80008000U, rest = 0x0e000e00U;
+    // What products carry beyond their bits ends before bit 9 of the next half.
+    constexpr std::uint32_t mask = 0x8e008e00U, third = 0x40384038U, fourth = 0x20072007U;
     const std::uint32_t w[2] = {w0, w1};
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
     for (int i = 0; i < 2; ++i) {
-      to[4 * i] = (w[i] & sign) | (w[i] >> 3 & rest);
-      to[4 * i + 1] = (w[i] << 4 & sign) | (w[i] << 1 & rest);
-      to[4 * i + 2] = (w[i] << 8 & sign) | (w[i] << 5 & rest);
-      to[4 * i + 3] = (w[i] << 12 & sign) | (w[i] << 9 & rest);
+      to[4 * i] = w[i] & mask;
+      to[4 * i + 1] = w[i] << 3 & mask;
+      to[4 * i + 2] = (w[i] & third) * (2U + 64U) & mask;
+      to[4 * i + 3] = (w[i] & fourth) * (4U + 512U) & mask;
     }
   }
 }
@@ -228,10 +232,9 @@ inline void encode_e2m1(const std::uint8_t (&codes)[8][2], std::uint32_t& w0, st
   } else {
     constexpr std::uint32_t sign = 0x80008000U;
     const auto word = [&](const std::uint32_t* a) {
-      std::uint32_t w = (a[0] & sign) | (a[0] & ~sign) << 3;
-      w |= (a[1] & sign) >> 4 | (a[1] & ~sign) >> 1;
-      w |= (a[2] & sign) >> 8 | (a[2] & ~sign) >> 5;
-      return w | (a[3] & sign) >> 12 | (a[3] & ~sign) >> 9;
+      std::uint32_t w = a[0] | a[1] >> 3;
+      w |= (a[2] & sign) >> 1 | (a[2] & ~sign) >> 6;
+      return w | (a[3] & sign) >> 2 | (a[3] & ~sign) >> 9;
     };
     w0 = word(&at[0]), w1 = word(&at[4]);
   }

@@ -186,8 +186,8 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
     if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{2} * split)) continue;
     for (const int tokens : {8, 24}) plans.add(model.few(tokens, split));
   }
-  // Where int4's scales join the sums depends on the kernel.
-  if (!sizes.whole_k) {
+  // Where the scales of int4 and dense3 join the sums depends on the kernel.
+  if (!sizes.whole_k || sizes.same_sums) {
     for (const int tokens : {64, 128}) plans.add(model.middle(tokens));
     if (sizes.bits < 8) plans.add(model.middle(160));
     for (const int tokens : {192, 256}) plans.add(model.many(tokens));

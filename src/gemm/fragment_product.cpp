@@ -101,6 +101,7 @@ PackedSizes sizes_of(const FragmentLayout& layout, int groups, std::int64_t rows
           .group_rows = layout.rows(),
           .k = layout.k,
           .bits = bits_per_weight(layout.format),
+          .same_sums = layout.codes() != Codes::int4 && layout.codes() != Codes::dense3,
           .sparse = layout.codes() == Codes::sparse,
           .looked_up = layout.codes() == Codes::dense3};
 }

@@ -21,6 +21,7 @@ struct PackedSizes {
   bool packed_rows = false;   // are fp8 already; few_rows can round others on the way
   bool rows_in_place = true;  // in groups one after the other, for bulk copies
   bool whole_k = false;       // k is not shared out: a row's bits do not depend on the batch
+  bool same_sums = false;     // in all kernels, to the bit, unless k is shared out
   bool packed_out = false;    // out is to be fp8, which few_rows does not write
   bool sparse = false;        // two of four kept: half the products
   int tile_before = 0;        // rows of a tile of the product before it in a layer; 0: none

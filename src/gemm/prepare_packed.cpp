@@ -112,6 +112,29 @@ void check_scale_types(const std::string& gate, const std::string& up, const Pac
   }
 }
 
+// Whether every weight is, of formats that are multiplied by rows in fewer bits.
+[[maybe_unused]] bool is_finite(const PackedMatrix& m) {
+  const auto nan_of = [](std::uint8_t e4m3) { return (e4m3 & 0x7f) == 0x7f; };
+  if (m.values.dtype == DType::f8_e4m3) {
+    bool finite = true;
+    for (std::int64_t row = 0; row < m.n; ++row) {
+      const auto* const codes = m.values.as<const std::uint8_t>() + row * m.values.strides[0];
+      for (std::int64_t k = 0; k < m.k; ++k) finite &= !nan_of(codes[k]);
+    }
+    if (!finite) return false;
+  }
+  const Tensor& scales = m.scales;  // [rows] or [rows, groups], or none
+  const std::int64_t across = scales.rank == 2 ? scales.shape[1] : 1;
+  for (std::int64_t row = 0; row < scales.shape[0]; ++row) {
+    for (std::int64_t i = 0; i < across; ++i) {
+      const float scale =
+          load_f32(scales.data, scales.dtype, row * scales.strides[0] + i * scales.strides[1]);
+      if (!std::isfinite(scale * m.global_scale)) return false;
+    }
+  }
+  return true;
+}
+
 // `most_zero`: of zero points.
 void check_matrix(const std::string& name, const PackedMatrix& m, const PackedMatrix& first,
                   int most_zero) {
@@ -199,6 +222,11 @@ PreparedWeights prepare_all(const char* what, const Context& context, DType dtyp
           context, cuda_engine::fragments_of(prepared), gate, up, memory.data);
       if (bad < gate.size()) refuse_group(bad);
       return prepared;
+    }
+    if (cuda_engine::on_gpu(context)) {  // whose layouts have codes and scales as they are
+      for (std::size_t g = 0; g < gate.size(); ++g) {
+        if (!is_finite(gate[g]) || (paired && !is_finite((*up)[g]))) refuse_group(g);
+      }
     }
     if (cuda_engine::on_gpu(context) && rows == RowFormat::nvfp4) {
       cuda_engine::write_fp4(what, context,

@@ -32,7 +32,11 @@ DType dtype_named(const std::string& name) {
 std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format, RowFormat rows) {
   if (format != FormatSpec{}) {
     if (device == DeviceType::cpu) return "cpu.packed64";
-    return rows == RowFormat::as_dtype ? "cuda.fragments128x128" : "cuda.packed128x128";
+    if (rows != RowFormat::as_dtype) return "cuda.packed128x128";
+    // Before they had a name of their own these lay as no engine reads them now.
+    const bool e2m1 = format.format == Format::nvfp4 || format.format == Format::mxfp4 ||
+                      format.format == Format::sparse_nvfp4;
+    return dtype == DType::f16 && e2m1 ? "cuda.fragments128x128.e2m1_f16" : "cuda.fragments128x128";
   }
   if (device == DeviceType::cpu) return "cpu.panels64";
   return dtype == DType::f32 ? "cuda.rows16" : "cuda.tiles128x64";

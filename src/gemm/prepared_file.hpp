@@ -13,7 +13,8 @@ namespace shunt {
 inline constexpr std::string_view saved_version = "1";
 
 // The name of the layout that the engine of a device reads: "cpu.panels64", "cuda.tiles128x64"; of
-// packed weights "cpu.packed64", "cuda.fragments128x128", and "cuda.packed128x128" for fp8 rows.
+// packed weights "cpu.packed64", "cuda.fragments128x128" (with ".e2m1_f16" of 4-bit floats for
+// f16), and "cuda.packed128x128" for fp8 rows.
 std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format = {},
                         RowFormat rows = RowFormat::as_dtype);
 

@@ -539,6 +539,13 @@ TEST(FragmentPlan, EveryCandidateFitsItsSizes) {
             EXPECT_EQ(plan.kernel, PackedPlan::few_rows);
             EXPECT_EQ(plan.split, 1);
           }
+          s.same_sums = true;  // any kernel, and no split
+          bool many = false;
+          for (const PackedPlan& plan : fragment_candidates(s, h200)) {
+            EXPECT_EQ(plan.split, 1);
+            many = many || plan.kernel == PackedPlan::many_rows;
+          }
+          EXPECT_TRUE(many);
         }
       }
     }

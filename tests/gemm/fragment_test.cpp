@@ -240,13 +240,16 @@ class Made {
   std::array<std::vector<double>, 2> want_, bound_;  // of few rows, and of many
 };
 
-// Every plan; those of one kernel that do not split k give the same bits, and each the same again.
+// Every plan; those that do not split k give the same bits, of one kernel or, unless scales join
+// the sums where a kernel likes, of all, and each the same again.
 void run_all(const Problem& problem) {
   const Context context = cuda();
   Made made(context, problem);
   const auto plans = made.plans();
   ASSERT_GE(plans.size(), test::on_hopper() ? 8U : 2U);
+  const bool same_sums = cuda_engine::sizes_of(made.product).same_sums;
   std::map<PackedPlan::Kernel, std::vector<std::uint32_t>> first;
+  std::vector<std::uint32_t> weighed;  // rows, by every kernel
   for (const PackedPlan& plan : plans) {
     SCOPED_TRACE(to_string(problem.format) + ", " + cuda_engine::fragment_words(plan) + " of [" +
                  std::to_string(problem.n) + ", " + std::to_string(problem.k) + "]");
@@ -256,14 +259,18 @@ void run_all(const Problem& problem) {
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(made.run(plan), bits) << "again";
     if (plan.split > 1) continue;
-    std::vector<std::uint32_t>& same = first[plan.kernel];
+    const bool alike = same_sums && !problem.weighted;
+    std::vector<std::uint32_t>& same = first[alike ? PackedPlan::few_rows : plan.kernel];
     if (same.empty()) same = bits;
-    EXPECT_EQ(bits, same) << "other bits than the kernel's first plan's";
-    if (!problem.weighted || many) continue;
+    EXPECT_EQ(bits, same) << "other bits than the first plan's";
+    if (!problem.weighted) continue;
     made.product.whole_k = true;  // rows are weighed then, by every kernel
-    made.run(plan);
+    const std::vector<std::uint32_t> of_rows = made.run(plan);
     made.check(true);
     made.product.whole_k = false;
+    if (!same_sums) continue;
+    if (weighed.empty()) weighed = of_rows;
+    EXPECT_EQ(of_rows, weighed) << "weighed rows, other bits than the first plan's";
   }
 }
 

@@ -56,6 +56,13 @@ std::vector<LayerOptions> options(const LayerSpec& spec) {
   if (spec.route.experts == 16) {
     all.push_back({.dtype = DType::bf16, .format = {Format::mxfp4}});
     all.push_back({.dtype = DType::f16, .format = {Format::fp8_block}});
+    if (test::on_gpu()) {  // where several kernels take each
+      all.push_back({.dtype = DType::bf16, .format = {Format::nvfp4}});
+      all.push_back({.dtype = DType::f16, .format = {Format::sparse_nvfp4}});
+      all.push_back({.dtype = DType::bf16, .format = {Format::int8}});
+      all.push_back({.dtype = DType::bf16, .format = {Format::fp8_block}});
+      all.push_back({.dtype = DType::bf16, .format = {Format::int4, 128}});
+    }
     if (test::on_hopper()) {
       all.push_back(
           {.dtype = DType::f16, .format = {Format::fp8_block}, .rows = RowFormat::fp8_block});
