@@ -17,7 +17,8 @@ HEADINGS = {
     'route': 'Router, from hidden states', 'gate': 'Gate, from logits', 'order': 'Ordering of given ids',
     'shuffle': 'Index shuffling: top-k of given scores, ordered', 'gather': 'Gather', 'activate': 'Activate', 'combine': 'Combine',
     'combine_shuffling': 'From the order of ranks to that of experts', 'split_shuffling': 'From the order of experts to that of ranks',
-    'scatter_add': 'Added back to tokens', 'chain': 'Route, order, gather, combine', 'grouped_gemm': 'Grouped GEMM', 'layer': 'The whole layer',
+    'scatter_add': 'Added back to tokens', 'chain': 'Route, order, gather, combine', 'grouped_gemm': 'Grouped GEMM',
+    'indexed_gemm': 'Matrices that ids pick', 'layer': 'The whole layer',
 }
 
 

@@ -21,7 +21,7 @@ enum class RoutingFrom { hidden, logits, ids };
 struct StageShape {
   std::string stage;  // route (from hidden states), gate (from logits), order, shuffle (gate and
                       // order), gather, combine, combine_shuffling, split_shuffling, scatter_add,
-                      // chain (route, order, gather, combine), gemm, activate, layer
+                      // chain (route, order, gather, combine), gemm, indexed, activate, layer
   RouteSpec route;
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
@@ -33,8 +33,11 @@ struct StageShape {
   // or so many in each group.
   std::int64_t columns = 0;
   std::int64_t group_rows = 0;
+  // indexed: the same columns; a row of hidden for each token, or for each pair, as down has them.
+  bool row_a_pair = false;
   std::shared_ptr<const LayerSpec> layer;  // layer, activate
-  // gemm, layer, activate (rows alone): of the experts, and what their rows are rounded to.
+  // gemm, indexed (not rows), layer, activate (rows alone): of the experts, and what their rows are
+  // rounded to.
   FormatSpec format{};
   FormatSpec shared_format{};  // layer: of the shared expert
   RowFormat rows = RowFormat::as_dtype;

@@ -273,8 +273,9 @@ const LayerCalibration* Conversion::calibration(int layer) {
   if (layer_ != layer) {
     layer_ = layer;
     spec_ = checkpoint_.spec(layer);
+    calibration_.reset();  // has views of the weights
+    weights_ = {};         // or those of two layers would be in memory
     weights_ = checkpoint_.weights(layer);
-    calibration_.reset();
     if (recorded_) {
       const RecordedLayer& inputs = recorded_->of(layer);
       calibration_ = std::make_unique<LayerCalibration>(context_, spec_, weights_, inputs.hidden,

@@ -1,5 +1,6 @@
 // A whole checkpoint with its routed experts in another format: shard by shard, in memory of one
-// expert (of a layer, where a packed source has to be put in order), and never half written.
+// expert (of a layer, where a packed source has to be put in order; by obs also of second moments),
+// and never half written.
 #pragma once
 
 #include <array>
@@ -48,8 +49,13 @@ using ConversionProgress =
 // Experts of `in` may be packed: what is in the wanted format already is kept bit for bit (`keeps`
 // of expert.hpp); others are decoded, exactly, and errors are over what they decode to. Other
 // linear layers that are packed become bf16 (of a plain format: its dtype), rounded once, and the
-// new config.json says nothing of the source's method but its kv_cache_scheme. Memory is then of a
-// layer, where its dialect has to be put in order.
+// new config.json says nothing of the source's method but its kv_cache_scheme.
+//
+// Memory is that of an expert: its weights twice in f32, packed, and as they are written. A packed
+// source whose bytes have to be put in order (GPTQ, AWQ, gpt-oss) takes that of one layer's packed
+// experts too. Calibration has gate and up once more in f32, and up to 1024 rows that meet them;
+// obs also the second moments of inputs, H x H and I x I doubles, and twice as many again for the
+// inverse of one: 8 (H^2 + I^2 + 2 max(H, I)^2) bytes, 1.3 GB of H 7168 and I 2048.
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
 // names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of

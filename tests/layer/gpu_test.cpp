@@ -89,7 +89,7 @@ TEST_P(GoldenOnGpu, GivesWhatWasRecordedAndTheIdsOfTheCpu) {
 }
 
 // Experts in every format that the family and the GPU take, with rows in 16 bits and in fp8:
-// refused by name, or about as far from what was recorded as eight families are on the CPU.
+// refused by name, or about as far from what was recorded as on the CPU.
 TEST_P(GoldenOnGpu, InEveryFormat) {
   const std::string folder = test::golden(GetParam());
   const Checkpoint checkpoint = Checkpoint::open(folder);
@@ -118,7 +118,7 @@ TEST_P(GoldenOnGpu, InEveryFormat) {
         const Layer layer(checkpoint, block.layer, gpu, options);
         const LayerInputs in{.hidden = block.input, .token_ids = block.token_ids};
         const Result ours = run(gpu, layer, in);
-        // Rows are rounded too, and Jamba in mxfp8, none of the eight, is at 0.0062.
+        // Rows are rounded too.
         EXPECT_LE(test::relative_power(ours.output, wanted),
                   test::format_limits().at(to_string(format)).high + 2e-3);
         EXPECT_EQ(ours.output, run(gpu, layer, in).output);

@@ -6,20 +6,47 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "checkpoint/golden.hpp"
 #include "checkpoint/unpack_experts.hpp"
+#include "core/convert.hpp"
 #include "layer/format_limits.hpp"
 #include "shunt/layer.hpp"
 
 namespace shunt::test {
 namespace {
 
-std::vector<float> forward(const Layer& layer, const Context& context, const Tensor& hidden) {
+std::vector<float> forward(const Layer& layer, const Context& context, const Tensor& hidden,
+                           const Tensor& token_ids = {}) {
   std::vector<float> out(static_cast<std::size_t>(hidden.elements()));
   const Buffer workspace = context.allocate(layer.workspace_bytes(hidden.shape[0]));
-  layer.forward(hidden, view(out.data(), {hidden.shape[0], hidden.shape[1]}), workspace);
+  layer.forward({.hidden = hidden, .token_ids = token_ids},
+                {.output = view(out.data(), {hidden.shape[0], hidden.shape[1]})}, workspace);
   return out;
+}
+
+// Plain experts as a format holds them, in `memory`.
+void round_to(const FormatSpec& format, ExpertWeights& experts,
+              std::vector<std::vector<float>>& memory) {
+  const Context host = cpu({.threads = 1});
+  for (std::vector<Tensor>* list : {&experts.gate, &experts.up, &experts.down}) {
+    for (Tensor& matrix : *list) {
+      const std::int64_t n = matrix.shape[0], k = matrix.shape[1];
+      std::vector<float>& values = memory.emplace_back();
+      for (std::int64_t i = 0; i < n; ++i) {
+        for (std::int64_t j = 0; j < k; ++j) {
+          values.push_back(
+              load_f32(matrix.data, matrix.dtype, i * matrix.strides[0] + j * matrix.strides[1]));
+        }
+      }
+      const Buffer packed = host.allocate(packed_bytes(format, n, k));
+      matrix = view(values.data(), {n, k});
+      unpack(pack(format, matrix, packed), matrix);
+    }
+  }
 }
 
 // tiny-moe's recording has names of its own.
@@ -36,44 +63,77 @@ std::vector<Recorded> layers_of(const SafetensorsFile& file) {
   return result;
 }
 
-void check_recorded(const std::string& folder, const std::string& recording) {
+// The mean error by format.
+std::map<std::string, double> check_recorded(const std::string& folder,
+                                             const std::string& recording,
+                                             const std::vector<FormatSpec>& formats) {
+  std::map<std::string, double> errors;
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const auto file = SafetensorsFile::open(folder + "/" + recording);
   const Context context = cpu({.threads = 2});
-  for (const FormatSpec& format : known_formats()) {
+  for (const FormatSpec& format : formats) {
     SCOPED_TRACE(folder + " as " + to_string(format));
     const Limits& limit = format_limits().at(to_string(format));
     double sum = 0;
     int layers = 0;
     for (const Recorded& r : layers_of(file)) {
-      if (r.token_ids || layers == 2) continue;
-      const Layer layer(checkpoint, r.layer, context, {.dtype = f32, .format = format});
-      const Tensor input = r.input.shape[0] > 64 ? r.input.rows(0, 64) : r.input;
+      if (layers == 2) break;
+      const LayerSpec spec = checkpoint.spec(r.layer);
+      LayerWeights weights = checkpoint.weights(r.layer);
+      const bool some = r.input.shape[0] > 64 && !r.token_ids;
+      const Tensor input = some ? r.input.rows(0, 64) : r.input;
+      const auto computed = [&](const FormatSpec& as) {
+        const Layer layer(spec, weights, context, {.dtype = f32, .format = as});
+        return forward(layer, context, input, r.token_ids);
+      };
+      const std::vector<float> packed = computed(format);
       std::vector<float> wanted = floats(r.output);
       wanted.resize(static_cast<std::size_t>(input.elements()));
-      const double error = relative_power(forward(layer, context, input), wanted);
+      const double error = relative_power(packed, wanted);
       EXPECT_LE(error, limit.high) << r.module;
+      // All of it is the format's: whatever the layout, the same numbers in f32 give the same.
+      std::vector<std::vector<float>> memory;
+      round_to(format, weights.experts, memory);
+      EXPECT_LE(relative_power(packed, computed({})), 1e-11) << r.module;
       sum += error;
       ++layers;
     }
-    ASSERT_GT(layers, 0);
-    EXPECT_GE(sum / layers, limit.low);
-    std::printf("%-14s %-14s error %.6f\n", folder.substr(folder.rfind('/') + 1).c_str(),
-                to_string(format).c_str(), sum / layers);
+    EXPECT_GT(layers, 0);
+    const double error = sum / layers;
+    EXPECT_GE(error, limit.low);
+    errors[to_string(format)] = error;
+    std::printf("%-24s %-14s error %.6f\n", folder.substr(folder.rfind('/') + 1).c_str(),
+                to_string(format).c_str(), error);
+  }
+  return errors;
+}
+
+// A format that rounds a little better or worse is another one: what is stated has to follow.
+void expect_stated(const std::map<std::string, double>& errors, double Limits::*stated) {
+  EXPECT_EQ(errors.size(), format_limits().size());
+  for (const auto& [format, error] : errors) {
+    const double wanted = format_limits().at(format).*stated;
+    EXPECT_NEAR(error, wanted, 0.04 * wanted) << format;
   }
 }
 
-TEST(PackedLayer, TinyMoeInEveryFormat) { check_recorded(tiny_moe, "activations.safetensors"); }
+TEST(PackedLayer, TinyMoeInEveryFormat) {
+  expect_stated(check_recorded(tiny_moe, "activations.safetensors", known_formats()),
+                &Limits::tiny_moe);
+}
 
 class PackedGolden : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Families, PackedGolden,
-                         testing::Values("deepseek_v3", "gpt_oss", "llama4", "mixtral", "qwen2_moe",
-                                         "qwen3_next", "longcat_flash", "nemotron_h"),
+INSTANTIATE_TEST_SUITE_P(Families, PackedGolden, testing::ValuesIn(golden_families()),
                          [](const auto& p) { return p.param; });
 TEST_P(PackedGolden, InEveryFormat) {
-  const std::string folder = golden(GetParam());
-  if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder;
-  check_recorded(folder, "golden.safetensors");
+  const std::string& name = GetParam();
+  if (name.ends_with("_mxfp4")) GTEST_SKIP() << "packed already";
+  // Other layouts and real sizes of families that are there: not once more in all.
+  const bool again = name.ends_with("_merged") || name.ends_with("_real");
+  const std::vector<FormatSpec> some = {{Format::fp8_block}, {Format::nvfp4}};
+  const auto errors =
+      check_recorded(golden(name), "golden.safetensors", again ? some : known_formats());
+  if (name == "deepseek_v3") expect_stated(errors, &Limits::deepseek_v3);
 }
 
 TEST(PackedLayer, QuantisedCheckpointsAreWhatTheyUnpackTo) {

@@ -327,6 +327,11 @@ TEST(BadBench, ValidTokensOfACpu) {
                  "--valid is about the layer of a GPU");
 }
 
+TEST(BadBench, StagesThatTheGridHasNot) {
+  expect_failure(shunt({"bench", "indexed", "--grid", "--device", "cuda"}), 1, "shunt bench",
+                 "--grid has no rows of indexed");
+}
+
 TEST(BadBench, Models) {
   expect_failure(shunt({"bench", "--model", "no-such-model"}), 1, "shunt bench", "--list-models");
   expect_failure(shunt({"bench", "--model", "mixtral-8x7b", "--top-k", "9"}), 1, "shunt bench",

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "process.hpp"
-#include "shunt/checkpoint.hpp"
 #include "shunt/safetensors.hpp"
 
 namespace shunt::test {
@@ -37,49 +36,6 @@ TEST(ConvertCommand, PrintsTheErrorOfEachLayerAndExpert) {
   }
   EXPECT_EQ(json["bits_per_weight"], 4.5);
   EXPECT_LT(double(json["bytes_after"]), double(json["bytes_before"]) / 2);
-}
-
-// In memory of one expert, however many a layer has: 6 MB each in f32, of 100 MB in bf16.
-TEST(ConvertCommand, TakesTheMemoryOfOneExpert) {
-  constexpr std::int64_t hidden = 512, inner = 1024, experts = 32;
-  const Folder folder;
-  const std::string in = folder.path("in");
-  fs::create_directory(in);
-  write_text(in + "/config.json", Json{{"model_type", "mixtral"},
-                                       {"hidden_size", hidden},
-                                       {"intermediate_size", inner},
-                                       {"num_local_experts", experts},
-                                       {"num_experts_per_tok", 2},
-                                       {"num_hidden_layers", 1},
-                                       {"hidden_act", "silu"}}
-                                      .dump());
-  // All matrices are the same numbers.
-  std::vector<std::uint16_t> numbers(hidden * inner);
-  std::uint32_t random = 1;
-  for (std::uint16_t& number : numbers) {
-    random = random * 1664525 + 1013904223;
-    // bf16 of 2^-7 to 2^-5, of both signs.
-    number = static_cast<std::uint16_t>(0x3C00 + (random >> 16 & 0x80FF));
-  }
-  const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
-    return view(numbers.data(), DType::bf16, {rows, columns});
-  };
-  const std::string module = "model.layers.0.block_sparse_moe.";
-  std::vector<std::pair<std::string, Tensor>> tensors = {
-      {module + "gate.weight", matrix(experts, hidden)}};
-  for (int e = 0; e < experts; ++e) {
-    const std::string expert = module + "experts." + std::to_string(e) + ".";
-    tensors.emplace_back(expert + "w1.weight", matrix(inner, hidden));
-    tensors.emplace_back(expert + "w3.weight", matrix(inner, hidden));
-    tensors.emplace_back(expert + "w2.weight", matrix(hidden, inner));
-  }
-  write_safetensors(in + "/model.safetensors", tensors, {});
-  for (const char* format : {"nvfp4", "fp8_block"}) {
-    const std::vector<std::string> command = {"convert",   in, folder.path(format), "--to", format,
-                                              "--threads", "2"};
-    const Outcome outcome = shunt(command, {.environment = {}, .data_limit = 64 << 20});
-    EXPECT_EQ(outcome.code, 0) << format << ": " << outcome.err;
-  }
 }
 
 // Which experts are pruned in another way than asked for is not passed over in silence.

@@ -156,11 +156,49 @@ TEST(Bench, EveryStageOfASmallShape) {
   check_form(json);
   std::set<std::string> ops;
   for (const auto& row : json["rows"]) ops.insert(row["op"]);
-  EXPECT_EQ(ops,
-            (std::set<std::string>{"route", "gate", "order", "shuffle", "gather", "grouped_gemm",
-                                   "activate", "combine", "layer", "combine_shuffling",
-                                   "split_shuffling", "scatter_add", "chain"}));
-  EXPECT_EQ(json["rows"].size(), 28u);  // grouped_gemm: gate_up and down
+  EXPECT_EQ(
+      ops, (std::set<std::string>{"route", "gate", "order", "shuffle", "gather", "grouped_gemm",
+                                  "indexed_gemm", "activate", "combine", "layer",
+                                  "combine_shuffling", "split_shuffling", "scatter_add", "chain"}));
+  EXPECT_EQ(json["rows"].size(), 32u);  // grouped_gemm, indexed_gemm: gate_up and down
+}
+
+// A token's row meets the matrices of gate and up that its ids name, then each pair's row one of
+// down: these matrices, rows, results and ids cross memory.
+void expect_indexed(const std::string& device) {
+  for (const std::string format : {"", "sparse_nvfp4"}) {
+    std::vector<std::string> words = {
+        "bench",          "indexed", "--experts", "12",       "--top-k",   "3",
+        "--hidden",       "96",      "--tokens",  "5",        "--routing", "one-hot",
+        "--intermediate", "64",      "--wait",    "0",        "--seconds", "0.01",
+        "--rotate-bytes", "1M",      "--json",    "--device", device};
+    if (!format.empty()) words.insert(words.end(), {"--format", format});
+    const Outcome outcome = shunt(words);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = parsed(outcome.out);
+    check_form(json);
+    const double weight = format.empty() ? 2 : 3.5 / 8;
+    ASSERT_EQ(json["rows"].size(), 2u);
+    const std::string tokens = device == "cpu" ? "T5 one-hot" : "T5",
+                      end = device == "cpu" || format.empty() ? "" : " " + format;
+    const Json &gate_up = json["rows"][0], &down = json["rows"][1];
+    EXPECT_EQ(gate_up["op"], "indexed_gemm");
+    EXPECT_EQ(gate_up["case"], tokens + " G12 R15 N128 K96" + end);
+    EXPECT_EQ(gate_up["device"], device);
+    EXPECT_NEAR(gate_up["bytes"], weight * 3 * 128 * 96 + 2 * (5 * 96 + 15 * 128) + 4 * 15, 1e-3);
+    EXPECT_NEAR(gate_up["flops"], 2 * 15 * 128 * 96, 1e-3);
+    EXPECT_EQ(down["case"], tokens + " G12 R15 N96 K64" + end);
+    EXPECT_NEAR(down["bytes"], weight * 3 * 96 * 64 + 2 * (15 * 64 + 15 * 96) + 4 * 15, 1e-3);
+  }
+}
+
+TEST(Bench, IndexedProducts) { expect_indexed("cpu"); }
+
+TEST(BenchOnAGpu, IndexedProducts) {
+  if (const Outcome gpu = shunt({"info", "--device", "cuda"}); gpu.code != 0) {
+    GTEST_SKIP() << gpu.err;
+  }
+  expect_indexed("cuda");
 }
 
 // Slots of zero-compute experts have no rows.

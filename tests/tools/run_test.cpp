@@ -1,12 +1,11 @@
 // shunt run: what it computes and writes, which is what others check Shunt by. On either engine.
+// run_goldens_test.cpp has it compare every recording.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <future>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -228,32 +227,6 @@ TEST(Run, ChecksTheModelThatShipsWithTheProject) {
   }
   for (const char* word : {"layer 3", "route", "down", "combine", "floor", "share", "ok"}) {
     EXPECT_TRUE(contains(outcome.out, word)) << word;
-  }
-}
-
-// On a GPU several at a time: a process takes longer to open the GPU than to compute.
-TEST(Run, ChecksEveryGoldenCheckpoint) {
-  std::vector<std::filesystem::path> models;
-  for (const auto& entry : std::filesystem::directory_iterator(golden(""))) {
-    if (std::filesystem::exists(entry.path() / "golden.safetensors")) {
-      models.push_back(entry.path());
-    }
-  }
-  EXPECT_GE(models.size(), 9u);
-  std::vector<Outcome> outcomes(models.size());
-  std::atomic<std::size_t> next{0};
-  std::vector<std::future<void>> workers;
-  for (int i = 0; i < (on_gpu() ? 8 : 1); ++i) {
-    workers.push_back(std::async(std::launch::async, [&] {
-      for (std::size_t m = next++; m < models.size(); m = next++) {
-        outcomes[m] = run({"--model", models[m].string(), "--no-timing"});
-      }
-    }));
-  }
-  for (auto& worker : workers) worker.get();
-  for (std::size_t m = 0; m < models.size(); ++m) {
-    EXPECT_EQ(outcomes[m].code, 0) << models[m].filename() << "\n"
-                                   << outcomes[m].out << outcomes[m].err;
   }
 }
 

@@ -30,6 +30,7 @@ constexpr Stage stages[] = {
     {"shuffle", bench_shuffle},
     {"gather", bench_gather},
     {"gemm", bench_gemm},
+    {"indexed", bench_indexed},
     {"activate", bench_activate},
     {"combine", bench_combine},
     {"layer", bench_layer},
@@ -39,9 +40,9 @@ constexpr Stage stages[] = {
     {"chain", bench_chain},
 };
 constexpr const char* gpu_stages[] = {
-    "route",       "gate",     "order",   "shuffle",           "gather",
-    "gemm",        "activate", "combine", "combine_shuffling", "split_shuffling",
-    "scatter_add", "chain",    "layer"};
+    "route",   "gate",     "order",   "shuffle",           "gather",          "gemm",
+    "indexed", "activate", "combine", "combine_shuffling", "split_shuffling", "scatter_add",
+    "chain",   "layer"};
 
 // `wrapped`: in lines of a help text.
 std::string stage_names(bool wrapped = false) {
@@ -150,6 +151,7 @@ int run_gpu(const BenchOptions& options) {
   }
   for (auto& shape : wanted.shapes) {
     if (shape.stage == "activate") shape.rows = options.rows;
+    if (shape.stage == "indexed") shape.format = format_of(options);
     if (shape.stage != "gemm" && shape.stage != "layer") continue;
     shape.format = format_of(options);
     shape.shared_format = shared_format_of(options);
@@ -165,8 +167,9 @@ int run_gpu(const BenchOptions& options) {
     }
   }
   if (wanted.shapes.empty()) {
-    throw Error(Status::unsupported, fmt::format("bench: the CUDA engine has no {}; it has {}",
-                                                 options.stage, fmt::join(gpu_stages, ", ")));
+    throw Error(Status::unsupported,
+                fmt::format("bench: --grid has no rows of {}: without it a model's shape is timed",
+                            options.stage));
   }
   wanted.skip_unsupported = options.stage == "all";
   if (!options.rotate.empty()) {
@@ -261,8 +264,8 @@ void print_row(const Row& row) {
   // "1.21 GFLOP" -> "1.21 G": the heading says what they are.
   std::string ops = row.flops > 0 ? operations(row.flops) : "-";
   if (const auto unit = ops.find("FLOP"); unit != std::string::npos) ops.resize(unit);
-  const std::string name =
-      row.op == "grouped_gemm" ? row.label : fmt::format("{} {}", row.op, row.label);
+  const std::string op = row.op == "indexed_gemm" ? "indexed" : row.op;
+  const std::string name = op == "grouped_gemm" ? row.label : fmt::format("{} {}", op, row.label);
   fmt::print("{:<38} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {}\n", name, duration(row.us),
              duration(row.us_min), duration(row.us_max), size(row.bytes), ops,
              duration(row.floor_us), paint(style, fmt::format("{:>6}", percent(row.share))));
@@ -286,7 +289,7 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
                         .layer = std::make_shared<const LayerSpec>(plan.spec)});
       continue;
     }
-    if (stage == "gemm") {
+    if (stage == "gemm" || stage == "indexed") {
       const ExpertSpec& e = plan.spec.experts;
       RouteSpec route = plan.spec.route;
       route.experts -= plan.spec.zero_experts;
@@ -302,7 +305,8 @@ std::vector<bench::StageShape> stage_shapes(const BenchPlan& plan, const std::st
                         .tokens = tokens,
                         .hidden = e.intermediate,
                         .dtype = plan.dtype,
-                        .columns = e.hidden});
+                        .columns = e.hidden,
+                        .row_a_pair = true});
       continue;
     }
     shapes.push_back({stage, plan.spec.route, tokens,
@@ -376,7 +380,8 @@ void add_bench(CLI::App& app, Action& action) {
       *command, [options](DType dtype) { options->dtype = dtype; },
       "of weights and rows (default: bf16)");
   command
-      ->add_option("--format", options->format, "gemm, layer: of the experts, nvfp4, int4:64, ..")
+      ->add_option("--format", options->format,
+                   "gemm, indexed, layer: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
   command
       ->add_option("--shared-format", options->shared_format,
@@ -472,7 +477,8 @@ void add_bench(CLI::App& app, Action& action) {
       "  shunt bench layer --model qwen3-30b-a3b --tokens 1,2048 --dtype bf16\n"
       "  shunt bench gate --device cuda --experts 256 --top-k 8 --rule biased-sigmoid --groups "
       "8,4\n"
-      "  shunt bench gemm --experts 16 --top-k 2 --hidden 1024 --intermediate 2048 --routing zipf");
+      "  shunt bench gemm --experts 16 --top-k 2 --hidden 1024 --intermediate 2048 --routing zipf\n"
+      "  shunt bench indexed --model qwen3-30b-a3b --tokens 1,8 --format sparse_nvfp4");
   command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
 }
 

@@ -24,7 +24,7 @@ struct BenchPlan {
   std::int64_t rotate_bytes = 0;
   double seconds = 1;
   int tile = 0;                // order: of the padded form
-  FormatSpec format{};         // gemm, layer: of the experts
+  FormatSpec format{};         // gemm, indexed, layer: of the experts
   FormatSpec shared_format{};  // layer: of the shared one
 };
 
@@ -42,6 +42,7 @@ void bench_order(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_shuffle(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_gather(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_indexed(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_activate(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_combine(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_combine_shuffling(const BenchPlan& plan, const Context& context, Emit& emit);

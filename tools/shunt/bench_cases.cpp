@@ -303,6 +303,7 @@ StageCase make_case(const Context& context, const bench::StageShape& shape, Spre
   if (shape.stage == "activate") return activate_case(context, shape, rotate_bytes);
   if (shape.stage == "layer") return layer_case(context, shape, spread, rotate_bytes);
   if (shape.stage == "gemm") return gemm_case(context, shape, spread, rotate_bytes);
+  if (shape.stage == "indexed") return indexed_case(context, shape, spread, rotate_bytes);
   if (shape.stage == "chain") return chain_case(context, shape, spread, rotate_bytes);
   if (shape.ranks > 0) return ranks_case(context, shape, spread, rotate_bytes);
   return routing_case(context, shape, spread, rotate_bytes);

@@ -41,6 +41,9 @@ StageCase layer_case(const Context& context, const bench::StageShape& shape, Spr
 // The part of it that makes grouped GEMMs.
 StageCase gemm_case(const Context& context, const bench::StageShape& shape, Spread spread,
                     std::int64_t rotate_bytes);
+// The part of it that makes indexed GEMMs.
+StageCase indexed_case(const Context& context, const bench::StageShape& shape, Spread spread,
+                       std::int64_t rotate_bytes);
 
 // The operations of an expert-parallel group: combine_shuffling, split_shuffling, scatter_add.
 StageCase ranks_case(const Context& context, const bench::StageShape& shape, Spread spread,

@@ -360,7 +360,7 @@ void add_run(CLI::App& app, Action& action) {
   add_device_options(*command, options->device);
   add_dtype_option(
       *command, [given = options.get()](DType dtype) { given->given_dtype = dtype; },
-      "of expert weights and rows (default: f32; bf16 where a GPU has packed experts)");
+      "of weights and rows (default: f32; a GPU's packed experts: bf16)");
   command
       ->add_option("--format", options->format,
                    "packs the experts first: nvfp4, int4:64, .. (default: as they are)")
