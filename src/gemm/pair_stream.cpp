@@ -57,7 +57,8 @@ bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int m
 }
 
 double one_pass_us(double bytes, const GpuFigures& gpu) {
-  constexpr double launch_us = 1.3, memory_share = 0.95;  // of what memory's clock says
+  // Start, ids, the wait for rows and the end: of a layer of one token (docs/notes/cuda-layer.md).
+  constexpr double launch_us = 2.6, memory_share = 0.95;  // of what memory's clock says
   return launch_us + bytes / (gpu.read_gbps * memory_share * 1e3);
 }
 

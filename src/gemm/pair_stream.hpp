@@ -101,7 +101,8 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
 // Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
 // in shared memory: `rows` of a group's weights in tiles of 16, all of `steps` along k.
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors);
-// What such a product takes by itself, in microseconds, to read so many bytes of weights.
+// What such a product of a layer is predicted to take, in microseconds, for so many bytes of
+// weights.
 double one_pass_us(double bytes, const GpuFigures& gpu);
 // Groups that so many pairs of different tokens hit where routing is uniform.
 double groups_hit(int groups, int pairs, int tokens);
