@@ -186,7 +186,7 @@ PackedPlans fragment_candidates(const PackedSizes& sizes, const GpuFigures& gpu)
     if (split > 1 && (sizes.whole_k || model.steps < std::int64_t{2} * split)) continue;
     for (const int tokens : {8, 24}) plans.add(model.few(tokens, split));
   }
-  // Where the scales of int4 and dense3 join the sums depends on the kernel.
+  // Where scales join the sums may depend on the kernel.
   if (!sizes.whole_k || sizes.same_sums) {
     for (const int tokens : {64, 128}) plans.add(model.middle(tokens));
     if (sizes.bits < 8) plans.add(model.middle(160));

@@ -95,13 +95,26 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
 
 }  // namespace
 
+namespace {
+
+// Where all kernels multiply the same operands and scale nothing but whole sums, as PackedGemm.*
+// and BatchInvariant.* have seen of these. int4, dense3 and fp8_block scale sums on the way.
+bool has_same_sums(const FragmentLayout& layout) {
+  const Codes codes = layout.codes();
+  return codes == Codes::sparse ||
+         (layout.dtype == DType::bf16 &&
+          (codes == Codes::nvfp4 || codes == Codes::mxfp4 || codes == Codes::int8));
+}
+
+}  // namespace
+
 PackedSizes sizes_of(const FragmentLayout& layout, int groups, std::int64_t rows) {
   return {.groups = groups,
           .rows = rows,
           .group_rows = layout.rows(),
           .k = layout.k,
           .bits = bits_per_weight(layout.format),
-          .same_sums = layout.codes() != Codes::int4 && layout.codes() != Codes::dense3,
+          .same_sums = has_same_sums(layout),
           .sparse = layout.codes() == Codes::sparse,
           .looked_up = layout.codes() == Codes::dense3};
 }

@@ -139,7 +139,7 @@ TEST(BatchInvariant, ExplainSaysWhatItCosts) {
   EXPECT_EQ(plain.explain(1).find("batch-invariant"), std::string::npos);
   const std::string words = same.explain(1);
   EXPECT_NE(words.find("batch-invariant"), std::string::npos) << words;
-  if (!test::on_gpu()) return;
+  if (!test::on_hopper()) return;
   // One token's weights are read in one pass otherwise.
   const std::string before = "products about ";
   const std::size_t at = words.find(before);
