@@ -105,6 +105,14 @@ inline double plain_weight(const PackedMatrix& m, std::int64_t n, std::int64_t k
   }
 }
 
+// Those of a checkpoint's matrices, int4 in groups of several sizes and with zero points.
+inline std::vector<FormatSpec> every_format() {
+  std::vector<FormatSpec> list = known_formats();
+  for (const int group : {16, 64, 128}) list.push_back({Format::int4, group});
+  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
+  return list;
+}
+
 // Memory of a packed matrix and of the values it is made from.
 struct Packed {
   std::vector<float> matrix;

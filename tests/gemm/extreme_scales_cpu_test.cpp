@@ -19,18 +19,10 @@
 namespace shunt::test {
 namespace {
 
-std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list = known_formats();
-  list.push_back({Format::int4, 16});
-  list.push_back({Format::int4, 128});
-  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
-  return list;
-}
-
 class PackedCpuScales : public testing::TestWithParam<std::tuple<cpu_engine::Isa, FormatSpec>> {};
 INSTANTIATE_TEST_SUITE_P(All, PackedCpuScales,
                          testing::Combine(testing::ValuesIn(all_isas()),
-                                          testing::ValuesIn(formats())),
+                                          testing::ValuesIn(every_format())),
                          [](const auto& p) {
                            std::string name = isa_name(std::get<0>(p.param)) + "_" +
                                               to_string(std::get<1>(p.param));
@@ -105,7 +97,7 @@ TEST(PackedCpuRefusals, ScalesThatAreNotFinite) {
     }
     return "(none)";
   };
-  for (const FormatSpec& spec : formats()) {
+  for (const FormatSpec& spec : every_format()) {
     const Packed first = Packed::of(spec, normal_values(n * k, 1), n, k);
     const Packed p = Packed::of(spec, normal_values(n * k, 2), n, k);
     sound = first.packed;

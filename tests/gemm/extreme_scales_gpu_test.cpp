@@ -25,14 +25,6 @@ using cuda_engine::PackedPlan;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list = known_formats();
-  list.push_back({Format::int4, 16});
-  list.push_back({Format::int4, 128});
-  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
-  return list;
-}
-
 // What rows of a matrix give, and by how much that may be off; `loss` as a part of each weight.
 struct Expected {
   std::vector<double> want, bound;
@@ -66,7 +58,7 @@ TEST(PackedGemm, ScalesOfEveryKind) {
   const std::int64_t n = 136, k = 200;
   const std::vector<std::int32_t> offsets = {0, 3, 3, 43};
   const std::int64_t rows = offsets.back();
-  for (const FormatSpec& spec : formats()) {
+  for (const FormatSpec& spec : every_format()) {
     const Packed packed = Packed::of(spec, normal_values(n * k, 11), n, k);
     for (const DType dtype : {DType::bf16, DType::f16}) {
       for (const ExtremeScales& extreme : extreme_scales(spec, dtype)) {
@@ -197,7 +189,7 @@ TEST(PackedGemm, RefusesScalesThatAreNotFinite) {
   SHUNT_ON_GPU_ONLY();
   const Context context = cuda();
   const std::int64_t n = 136, k = 200;
-  for (const FormatSpec& spec : formats()) {
+  for (const FormatSpec& spec : every_format()) {
     const Packed sound = Packed::of(spec, normal_values(n * k, 1), n, k);
     const Packed p = Packed::of(spec, normal_values(n * k, 2), n, k);
     const auto message = [&](const PackedMatrix& m) -> std::string {

@@ -28,13 +28,6 @@ using cpu_engine::ActivationRule;
 using cuda_engine::PackedPlan;
 using test::Array;
 
-std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list = known_formats();
-  for (const int group : {16, 64, 128}) list.push_back({Format::int4, group});
-  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
-  return list;
-}
-
 struct Problem {
   FormatSpec format{};
   DType dtype = DType::bf16;
@@ -280,7 +273,7 @@ const ActivationRule swiglu{.kind = ActivationRule::silu};
 TEST(PackedGemm, EveryFormatRaggedGroupsAndTails) {
   SHUNT_ON_GPU_ONLY();
   const std::vector<std::int32_t> ragged = {0, 1, 130, 0, 33, 7, 0, 0, 200, 9};
-  for (const FormatSpec& format : formats()) {
+  for (const FormatSpec& format : every_format()) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{128, 128},
                                  {72, 104},
@@ -427,7 +420,7 @@ TEST(PackedGemm, RowsInReverse) {
   const Context context = cuda();
   const std::int64_t n = 136, k = 256;
   std::vector<std::pair<FormatSpec, RowFormat>> cases;
-  for (const FormatSpec& format : formats()) cases.emplace_back(format, RowFormat::as_dtype);
+  for (const FormatSpec& format : every_format()) cases.emplace_back(format, RowFormat::as_dtype);
   cases.emplace_back(FormatSpec{Format::fp8_block}, RowFormat::fp8_block);
   cases.emplace_back(FormatSpec{Format::fp8_channel}, RowFormat::fp8_token);
   for (const auto& [format, rows] : cases) {
@@ -488,7 +481,7 @@ TEST(PackedGemm, PreparedWeightsComeBackAndAreMultiplied) {
   SHUNT_ON_GPU_ONLY();
   const Context context = cuda();
   const std::int64_t n = 136, k = 264, rows = 5;
-  for (const FormatSpec& format : formats()) {
+  for (const FormatSpec& format : every_format()) {
     SCOPED_TRACE(to_string(format));
     const Packed matrix = Packed::of(format, normal_values(n * k, 4), n, k);
     const Buffer memory = context.allocate(prepared_bytes(context, DType::bf16, format, 1, n, k));

@@ -17,14 +17,6 @@
 namespace shunt::test {
 namespace {
 
-std::vector<FormatSpec> formats() {
-  std::vector<FormatSpec> list = known_formats();
-  list.push_back({Format::int4, 16});
-  list.push_back({Format::int4, 128});
-  list.push_back({.format = Format::int4, .group = 32, .zeros = true});
-  return list;
-}
-
 struct Weights {
   std::vector<Packed> held;
   std::vector<PackedMatrix> matrices;
@@ -47,13 +39,15 @@ class PackedCpu : public testing::TestWithParam<std::tuple<cpu_engine::Isa, Form
     return fixed_moves(std::get<0>(GetParam()), spec(), dtype, row);
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    All, PackedCpu, testing::Combine(testing::ValuesIn(all_isas()), testing::ValuesIn(formats())),
-    [](const auto& p) {
-      std::string name = isa_name(std::get<0>(p.param)) + "_" + to_string(std::get<1>(p.param));
-      std::replace(name.begin(), name.end(), ':', '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(All, PackedCpu,
+                         testing::Combine(testing::ValuesIn(all_isas()),
+                                          testing::ValuesIn(every_format())),
+                         [](const auto& p) {
+                           std::string name = isa_name(std::get<0>(p.param)) + "_" +
+                                              to_string(std::get<1>(p.param));
+                           std::replace(name.begin(), name.end(), ':', '_');
+                           return name;
+                         });
 
 struct Size {
   std::int64_t n, k;
@@ -324,7 +318,7 @@ TEST(PackedCpuKernels, ShiftsHaveTheBitsOfProducts) {
   }
   std::vector<const void*> row;
   for (std::int64_t r = 0; r < rows; ++r) row.push_back(numbers.data() + r * (k + 16));
-  for (const FormatSpec& spec : formats()) {
+  for (const FormatSpec& spec : every_format()) {
     if (!cpu_engine::packed_dots(cpu_engine::Isa::avx512_bf16, spec.format)) continue;
     const Packed packed = Packed::of(spec, normal_values(n * k, 3), n, k);
     const cpu_engine::PackedPanels panels{prepared_format({packed.packed}), n, k};
