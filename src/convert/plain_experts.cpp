@@ -57,7 +57,7 @@ void PlainExperts::write_gaps() {
     const bool plain =
         tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
     if (!tensor || !plain) continue;  // of packed experts everything is written
-    const auto copy = [&, &name = name](std::int64_t begin, std::int64_t end) {
+    const auto copy = [&](std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
       std::vector<std::uint8_t> bytes(static_cast<std::size_t>(end - begin) * width);
       for (std::int64_t i = begin; i < end; ++i) {
