@@ -92,14 +92,18 @@ class Torch:
         return torch._grouped_mm(self.case.x, w.transpose(1, 2), offs=self.case.ends)
 
 
-class TorchScaled(Torch):
-    """torch._scaled_grouped_mm: a scale a row, and one a column of the output."""
+class ByRows:
+    """Before a way in bf16: rows and weights in fp8, a scale a row, and one a column of the output."""
     kinds = ('fp8', 'fp8_row', 'fp8_fast')
 
     def __init__(self, case):
         super().__init__(case)
         self.x = rounded(case.x, None)
         self.weights = {w: rounded(w, None) for w in case.weights}
+
+
+class TorchScaled(ByRows, Torch):
+    """torch._scaled_grouped_mm."""
 
     def call(self, w):
         matrix, scales = self.weights[w]
@@ -174,14 +178,8 @@ class Fbgemm:
         return self.ops.bf16bf16bf16_grouped_stacked(self.case.x, w, self.sizes)
 
 
-class FbgemmScaled(Fbgemm):
-    """A scale a row and a column; its sums always stay in the tensor cores."""
-    kinds = ('fp8', 'fp8_row', 'fp8_fast')
-
-    def __init__(self, case):
-        super().__init__(case)
-        self.x = rounded(case.x, None)
-        self.weights = {w: rounded(w, None) for w in case.weights}
+class FbgemmScaled(ByRows, Fbgemm):
+    """Its sums always stay in the tensor cores."""
 
     def call(self, w):
         matrix, scales = self.weights[w]
@@ -200,17 +198,9 @@ class FbgemmTriton:
         return self.module.grouped_gemm(self.case.x, w.flatten(0, 1), self.sizes)
 
 
-class FbgemmTritonScaled(FbgemmTriton):
-    """A scale a row and a column."""
-    kinds = ('fp8', 'fp8_row', 'fp8_fast')
-
-    def __init__(self, case):
-        super().__init__(case)
-        self.x = rounded(case.x, None)
-        self.weights = {w: tuple(part.flatten(0, 1) for part in rounded(w, None)) for w in case.weights}
-
+class FbgemmTritonScaled(ByRows, FbgemmTriton):
     def call(self, w):
-        matrix, scales = self.weights[w]
+        matrix, scales = (part.flatten(0, 1) for part in self.weights[w])
         return self.module.grouped_gemm_fp8_rowwise(self.x[0], matrix, self.sizes, self.x[1], scales, use_fast_accum=self.case.kind == 'fp8_fast')
 
 

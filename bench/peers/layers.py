@@ -192,7 +192,7 @@ class Dense:
 
 
 class DenseFp8(Dense):
-    """The same in fp8, by torch._scaled_mm: a scale a row and a column, rows rounded beforehand, sums left in the tensor cores, which is the fastest."""
+    """The same in fp8, by torch._scaled_mm: a scale a row and a column, rows rounded beforehand, sums left in the tensor cores."""
 
     def __init__(self, case, tokens, copies):
         super().__init__(case, tokens, copies)

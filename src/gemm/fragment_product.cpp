@@ -93,12 +93,9 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
   }
 }
 
-}  // namespace
-
-namespace {
-
-// Where all kernels multiply the same operands and scale nothing but whole sums, as PackedGemm.*
-// and BatchInvariant.* have seen of these. int4, dense3 and fp8_block scale sums on the way.
+// Where all kernels multiply the same operands and scale nothing but whole sums: those of which
+// tests on a GPU have seen it (docs/notes/cuda-layer.md, "Batch-invariant layers"). int4, dense3
+// and fp8_block scale sums on the way.
 bool has_same_sums(const FragmentLayout& layout) {
   const Codes codes = layout.codes();
   return codes == Codes::sparse ||

@@ -33,7 +33,7 @@ std::string layout_name(DeviceType device, DType dtype, const FormatSpec& format
   if (format != FormatSpec{}) {
     if (device == DeviceType::cpu) return "cpu.packed64";
     if (rows != RowFormat::as_dtype) return "cuda.packed128x128";
-    // Before they had a name of their own these lay as no engine reads them now.
+    // Files that call this layout by the plain name have its codes in other places.
     const bool e2m1 = format.format == Format::nvfp4 || format.format == Format::mxfp4 ||
                       format.format == Format::sparse_nvfp4;
     return dtype == DType::f16 && e2m1 ? "cuda.fragments128x128.e2m1_f16" : "cuda.fragments128x128";

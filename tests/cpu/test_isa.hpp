@@ -1,12 +1,17 @@
 // Every instruction set of this machine, for tests that run over all of them.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cpu/features.hpp"
 #include "shunt/context.hpp"
+#include "shunt/format.hpp"
 
 namespace shunt::test {
 
@@ -31,5 +36,11 @@ inline Context context_of(cpu_engine::Isa isa, int threads) {
 
 // For gtest's parameter names.
 inline std::string isa_name(const cpu_engine::Isa& isa) { return cpu_engine::to_string(isa); }
+inline std::string isa_and_format_name(
+    const testing::TestParamInfo<std::tuple<cpu_engine::Isa, FormatSpec>>& info) {
+  std::string name = isa_name(std::get<0>(info.param)) + "_" + to_string(std::get<1>(info.param));
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+}
 
 }  // namespace shunt::test

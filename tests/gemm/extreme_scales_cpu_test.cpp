@@ -23,12 +23,7 @@ class PackedCpuScales : public testing::TestWithParam<std::tuple<cpu_engine::Isa
 INSTANTIATE_TEST_SUITE_P(All, PackedCpuScales,
                          testing::Combine(testing::ValuesIn(all_isas()),
                                           testing::ValuesIn(every_format())),
-                         [](const auto& p) {
-                           std::string name = isa_name(std::get<0>(p.param)) + "_" +
-                                              to_string(std::get<1>(p.param));
-                           std::replace(name.begin(), name.end(), ':', '_');
-                           return name;
-                         });
+                         isa_and_format_name);
 
 // Groups, and blocks of 128, that k and n end within; one row, and as many as tiles take.
 TEST_P(PackedCpuScales, OfEveryKind) {

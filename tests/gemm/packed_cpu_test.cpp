@@ -42,12 +42,7 @@ class PackedCpu : public testing::TestWithParam<std::tuple<cpu_engine::Isa, Form
 INSTANTIATE_TEST_SUITE_P(All, PackedCpu,
                          testing::Combine(testing::ValuesIn(all_isas()),
                                           testing::ValuesIn(every_format())),
-                         [](const auto& p) {
-                           std::string name = isa_name(std::get<0>(p.param)) + "_" +
-                                              to_string(std::get<1>(p.param));
-                           std::replace(name.begin(), name.end(), ':', '_');
-                           return name;
-                         });
+                         isa_and_format_name);
 
 struct Size {
   std::int64_t n, k;
