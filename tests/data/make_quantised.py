@@ -3,35 +3,52 @@
 
   config.json           with the quantization_config that such checkpoints are published with
   model.safetensors     one layer of a small MoE in that dialect; the router is plain
-  expected.safetensors  gate.<e>, up.<e>, down.<e> in f32, decoded by compressed-tensors, by
-                        transformers (gpt-oss) or, where no package does it on a CPU, by torch here
+  expected.safetensors  gate.<e>, up.<e>, down.<e> in f32, decoded on the CPU by a package's own code:
+    compressed-tensors  its own dialects, and fp8_block* by its dequantiser of such checkpoints
+    transformers        mxfp4_gpt_oss, mxfp4_deepseek_v4, mxfp8
+    nvidia-modelopt     fp8_tensor, nvfp4_modelopt
+    gptqmodel           gptq, gptq_v2, awq
 
-  pip install torch transformers==5.17.0 compressed-tensors==0.20.0 safetensors
-  ./make_quantised.py --out quantised      makes them all
-  ./make_quantised.py --check quantised    decodes the committed ones again and compares: 0 equal, 1
-                                           not, 77 when a package is missing
+  pip install torch==2.15.0 safetensors==0.8.0 transformers==5.24.0 compressed-tensors==0.20.0
+  pip install nvidia-modelopt==0.47.0 gptqmodel==7.7.0
+  ./make_quantised.py --out quantised      makes them all, with all of the packages
+  ./make_quantised.py --check quantised    decodes the committed ones again, by the packages that are
+                                           there, and says which: 0 all equal, 1 not, 77 none decoded
 """
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import sys
 import zlib
+from importlib.metadata import version
 
 try:
     import torch
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from safetensors.torch import load_file, save_file
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 except ImportError as missing:
     print(f"make_quantised.py: {missing}", file=sys.stderr)
     sys.exit(77)
 
 EXPERTS = 2
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+DECODERS = {  # packages, and the module of each that asks most of others
+    "compressed-tensors": "compressed_tensors.entrypoints.convert.converters",
+    "transformers": "transformers.integrations.finegrained_fp8",
+    "nvidia-modelopt": "modelopt.torch.quantization.qtensor",
+    "gptqmodel": "gptqmodel.nn_modules.qlinear.torch",
+}
+
+
+@functools.cache
+def absent(package):
+    """Why a package cannot be used, if so."""
+    try:
+        importlib.import_module(DECODERS[package])
+    except Exception as error:  # beside other packages' versions it may fail in any way
+        return f"{package}: {type(error).__name__}: {error}"
+    return None
 
 
 def qwen3(hidden, intermediate, quantisation):
@@ -83,19 +100,27 @@ def pieces(k, group):
     return (k + group - 1) // group
 
 
-def spread(scales, n, k, rows, columns):
-    """Scales of blocks, one for every weight."""
-    return scales.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+def dequantised_by_transformers(weight, scale):
+    """It gives bf16, which holds any code times a power of two."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    made = Fp8Dequantize(None).convert({"x.weight": [weight], "x.weight_scale_inv": [scale]})
+    return made["x.weight"][0].float()
 
 
-def nibbles(packed):
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2).long()
+def dequantised_by_modelopt(kind, t, k, **scales):
+    from modelopt.torch.quantization import qtensor
+
+    made = getattr(qtensor, kind)((t["weight"].shape[0], k), torch.float32, t["weight"])
+    return made.dequantize(torch.float32, scale=t["weight_scale"], **scales)
 
 
 # ---- dialects: tensors of one matrix [n, k], and its weights from them ----------------------------
 
 
 class Fp8Block:
+    package = "compressed-tensors"
+
     def __init__(self, dtype, name="weight_scale_inv"):
         self.dtype, self.name = dtype, name
 
@@ -106,58 +131,78 @@ class Fp8Block:
         return {"weight": e4m3(name, n, k), self.name: s.to(self.dtype)}
 
     def decode(self, t):
-        n, k = t["weight"].shape
-        return t["weight"].float() * spread(t[self.name].float(), n, k, 128, 128)
+        from compressed_tensors.entrypoints.convert.converters import FP8BlockDequantizer
+
+        tensors = {"x.weight": t["weight"], "x.weight_scale_inv": t[self.name]}
+        return FP8BlockDequantizer(dtype=torch.float32).process(tensors)["x.weight"]
 
 
 class Mxfp8:
+    package = "transformers"
+
     def make(self, name, n, k):
         return {"weight": e4m3(name, n, k), "weight_scale_inv": codes(name + "s", 110, 130, n, k // 32).to(torch.uint8)}
 
     def decode(self, t):
-        n, k = t["weight"].shape
-        return t["weight"].float() * spread(torch.exp2(t["weight_scale_inv"].float() - 127), n, k, 1, 32)
+        return dequantised_by_transformers(t["weight"], t["weight_scale_inv"])
 
 
 class Fp8Tensor:
+    package = "nvidia-modelopt"
+
     def make(self, name, n, k):
         return {"weight": e4m3(name, n, k), "weight_scale": random(name + "s", 1)[0].abs() * 0.01 + 0.001,
                 "input_scale": torch.tensor(0.5)}
 
     def decode(self, t):
-        return t["weight"].float() * t["weight_scale"]
+        return dequantised_by_modelopt("FP8QTensor", t, t["weight"].shape[1])
 
 
 class Nvfp4ModelOpt:
+    package = "nvidia-modelopt"
+
     def make(self, name, n, k):
         return {"weight": codes(name, 0, 256, n, k // 2).to(torch.uint8),
                 "weight_scale": random(name + "s", n, k // 16).abs().mul(100).to(torch.float8_e4m3fn),
                 "weight_scale_2": random(name + "g", 1)[0].abs() * 1e-4 + 1e-5, "input_scale": torch.tensor(0.5)}
 
     def decode(self, t):
-        n = t["weight"].shape[0]
-        w = E2M1[nibbles(t["weight"])].double()
-        return (w * spread(t["weight_scale"].float(), n, w.shape[1], 1, 16).double() * t["weight_scale_2"].double()).float()
+        # It multiplies in the dtype of this [1]: f64 rounds once, f32 would round the scales' product
+        # too. Its zeros have no sign; those committed do, which is equal.
+        return dequantised_by_modelopt("NVFP4QTensor", t, 2 * t["weight"].shape[1], block_sizes={-1: 16},
+                                       double_scale=t["weight_scale_2"].double().reshape(1))
 
 
 class Mxfp4DeepSeek:
+    package = "transformers"
+
     def make(self, name, n, k):
         return {"weight": codes(name, 0, 256, n, k // 2).to(torch.uint8).view(torch.int8),
                 "scale": codes(name + "s", 110, 130, n, k // 32).to(torch.uint8).view(torch.float8_e8m0fnu)}
 
     def decode(self, t):
-        n = t["weight"].shape[0]
-        w = E2M1[nibbles(t["weight"].view(torch.uint8))]
-        return w * spread(t["scale"].float(), n, w.shape[1], 1, 32)
+        return dequantised_by_transformers(t["weight"], t["scale"])
 
 
 class Compressed:
     """What compressed-tensors makes, and its own decoder."""
 
+    package = "compressed-tensors"
+
     def __init__(self, form, **weights):
-        self.form = form
-        self.scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
-        self.weights = weights
+        self.form, self.weights = form, weights
+
+    @functools.cached_property
+    def scheme(self):
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+        return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**self.weights))
+
+    @functools.cached_property
+    def compressor(self):
+        from compressed_tensors.compressors import BaseCompressor
+
+        return BaseCompressor.get_value_from_registry(self.form)
 
     def make(self, name, n, k):
         w, args = random(name, n, k) * 0.05, self.scheme.weights
@@ -177,12 +222,15 @@ class Compressed:
                 state["weight_scale"] = ((high - low) / 15).bfloat16()
                 state["weight_zero_point"] = (torch.round(-low / state["weight_scale"].float()) - 8).clamp(-8, 7).to(torch.int8)
         state = {key: value.float() if key == "weight_scale" else value for key, value in state.items()}
-        made = BaseCompressor.get_value_from_registry(self.form).compress(state, self.scheme)
+        made = self.compressor.compress(state, self.scheme)
         if self.form != "nvfp4-pack-quantized":
             made["weight_scale"] = made["weight_scale"].bfloat16()
         return {key: torch.as_tensor(value).detach() for key, value in made.items()}
 
     def decode(self, t):
+        from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+        from compressed_tensors.quantization.lifecycle.forward import dequantize
+
         state = dict(t)
         if "weight_global_scale" in t:  # its decompress() would round to bf16
             codes = unpack_fp4_from_uint8(t["weight_packed"], t["weight_packed"].shape[0], 2 * t["weight_packed"].shape[1])
@@ -190,11 +238,12 @@ class Compressed:
                               global_scale=t["weight_global_scale"], dtype=torch.float32)
         if t["weight_scale"].dtype == torch.bfloat16:
             state["weight_scale"] = t["weight_scale"].float()
-        decoded = BaseCompressor.get_value_from_registry(self.form).decompress(state, self.scheme)
-        return decoded["weight"].detach().float()
+        return self.compressor.decompress(state, self.scheme)["weight"].detach().float()
 
 
 class Gptq:
+    package = "gptqmodel"
+
     def __init__(self, group, v2, shuffled):
         self.group, self.v2, self.shuffled = group, v2, shuffled
 
@@ -211,14 +260,19 @@ class Gptq:
                 "scales": (random(name + "s", groups, n).abs() * 0.01 + 0.001).half(), "g_idx": order.int()}
 
     def decode(self, t):
-        shifts = torch.arange(8) * 4
-        q = (t["qweight"].view(torch.uint32).long().unsqueeze(1) >> shifts.reshape(1, 8, 1) & 15).flatten(0, 1)
-        z = (t["qzeros"].view(torch.uint32).long().unsqueeze(-1) >> shifts & 15).flatten(1) + (0 if self.v2 else 1)
-        order = t["g_idx"].long()
-        return ((q - z[order]).float() * t["scales"].float()[order]).T.contiguous()
+        from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+        from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+        linear = TorchLinear(bits=4, group_size=self.group, sym=False, desc_act=self.shuffled,
+                             in_features=8 * t["qweight"].shape[0], out_features=t["qweight"].shape[1])
+        linear.float().load_state_dict(t)  # in f16 its products would be rounded
+        if not self.v2:
+            convert_gptq_v1_to_v2_format_module(linear, 4, torch.int32)
+        return linear.dequantize_weight().T
 
 
 class Awq:
+    package = "gptqmodel"
     ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
     def __init__(self, group):
@@ -228,18 +282,15 @@ class Awq:
         values = values.reshape(values.shape[0], -1, 8)[:, :, self.ORDER]
         return (values << (torch.arange(8) * 4)).sum(-1).to(torch.uint32).view(torch.int32)
 
-    def values(self, words):
-        apart = words.view(torch.uint32).long().unsqueeze(-1) >> (torch.arange(8) * 4) & 15
-        return apart[:, :, torch.argsort(torch.tensor(self.ORDER))].flatten(1)
-
     def make(self, name, n, k):
         groups = pieces(k, self.group)
         return {"qweight": self.words(codes(name, 0, 16, k, n)), "qzeros": self.words(codes(name + "z", 0, 16, groups, n)),
                 "scales": (random(name + "s", groups, n).abs() * 0.01 + 0.001).half()}
 
     def decode(self, t):
-        q, z = self.values(t["qweight"]), self.values(t["qzeros"]).repeat_interleave(self.group, 0)
-        return ((q - z[: q.shape[0]]).float() * t["scales"].float().repeat_interleave(self.group, 0)[: q.shape[0]]).T.contiguous()
+        from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+        return dequantize_gemm(t["qweight"], t["qzeros"], t["scales"].float(), 4, self.group).T
 
 
 def compressed_config(form, **weights):
@@ -330,6 +381,8 @@ def make_gpt_oss(h=64, i=32):
 
 
 def decode_gpt_oss(tensors):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     base = "model.layers.0.mlp.experts."
     up = convert_moe_packed_tensors(tensors[base + "gate_up_proj_blocks"], tensors[base + "gate_up_proj_scales"],
                                     dtype=torch.float32)
@@ -350,10 +403,15 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--check")
     args = parser.parse_args()
-    wrong = 0
+    missing = [reason for reason in map(absent, DECODERS) if reason]
+    if args.out and missing:
+        print("make_quantised.py:", "; ".join(missing), file=sys.stderr)
+        return 77
+    checked = wrong = 0
     for name in [*CASES, "mxfp4_gpt_oss"]:
         folder = os.path.join(args.out or args.check, name)
         config, dialect = CASES.get(name, (gpt_oss(64, 32), None))
+        package = dialect.package if dialect else "transformers"
         if args.out:
             os.makedirs(folder, exist_ok=True)
             tensors = make_case(name, config, dialect) if dialect else make_gpt_oss()
@@ -361,16 +419,20 @@ def main():
                 json.dump(config, file, indent=1)
                 file.write("\n")
             save_file(tensors, os.path.join(folder, "model.safetensors"))
+        elif absent(package):
+            print(f"{name}: not checked, {absent(package)}")
+            continue
         tensors = load_file(os.path.join(folder, "model.safetensors"))
         expected = decode_case(config, dialect, tensors) if dialect else decode_gpt_oss(tensors)
         if args.out:
             save_file(expected, os.path.join(folder, "expected.safetensors"))
             continue
         committed = load_file(os.path.join(folder, "expected.safetensors"))
-        if committed.keys() != expected.keys() or any(not torch.equal(committed[k], expected[k]) for k in expected):
-            print(f"{name}: decoded otherwise than {folder}/expected.safetensors says", file=sys.stderr)
-            wrong += 1
-    return 1 if wrong else 0
+        equal = committed.keys() == expected.keys() and all(torch.equal(committed[k], expected[k]) for k in expected)
+        print(f"{name}: {'as' if equal else 'OTHERWISE THAN'} {package} {version(package)} decodes it")
+        checked += 1
+        wrong += not equal
+    return 1 if wrong else 0 if checked or args.out else 77
 
 
 if __name__ == "__main__":
