@@ -1,5 +1,5 @@
-// Quantised checkpoints against what tests/data/make_quantised.py decodes: by compressed-tensors
-// or transformers, or by torch code of its own where no package does.
+// Quantised checkpoints against what packages decode: compressed-tensors, transformers, ModelOpt or
+// GPTQModel (tests/data/make_quantised.py).
 #include <cmath>
 #include <filesystem>
 
