@@ -400,7 +400,7 @@ constexpr std::uint8_t e5m3_of(std::uint8_t e4m3) {
   }
   return static_cast<std::uint8_t>((exponent + 3) << 3 | mantissa);
 }
-// What a sum of decoded weights is to be multiplied with, before the row's factor.
+// With the row's factor, what a sum of decoded weights is to be multiplied with.
 SHUNT_BOTH constexpr float unscale(Codes codes, bool bf16) {
   if (codes == Codes::nvfp4 || codes == Codes::sparse) return 128;
   if (codes == Codes::fp8 || codes == Codes::fp8_block) return bf16 ? 1 : 256;

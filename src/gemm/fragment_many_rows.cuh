@@ -366,10 +366,11 @@ __global__ void __launch_bounds__(S::threads, 1)
           reinterpret_cast<const float*>(args.tiles + at.group * args.group_bytes +
                                          args.factors_at + std::int64_t{column} * S::rows * 4) +
           row;
-      const float low = __ldg(factors), high = __ldg(factors + 8);
+      const float low = __fmul_rn(__ldg(factors), args.unscale);
+      const float high = __fmul_rn(__ldg(factors + 8), args.unscale);
 #pragma unroll
       for (int i = 0; i < S::tokens / 2; ++i) {
-        d[0][i] = __fmul_rn(__fmul_rn(d[0][i], args.unscale), i / 2 % 2 == 0 ? low : high);
+        d[0][i] = __fmul_rn(d[0][i], i / 2 % 2 == 0 ? low : high);
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;
       constexpr TileEnd end = usual ? TileEnd::plain : TileEnd::any;

@@ -432,7 +432,8 @@ __global__ void __launch_bounds__(S::threads, 1)
       for (int m = 0; m < S::blocks; ++m) {
 #pragma unroll
         for (int i = 0; i < S::tokens / 2; ++i) {
-          d[m][i] = __fmul_rn(__fmul_rn(d[m][i], args.unscale), i / 2 % 2 == 0 ? low[m] : high[m]);
+          const float factor = i / 2 % 2 == 0 ? low[m] : high[m];
+          d[m][i] = __fmul_rn(d[m][i], __fmul_rn(factor, args.unscale));
         }
       }
       using T = std::conditional_t<L::bf16, __nv_bfloat16, __half>;

@@ -93,14 +93,11 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
   }
 }
 
-// Where all kernels multiply the same operands and scale nothing but whole sums: those of which
-// tests on a GPU have seen it (docs/notes/cuda-layer.md, "Batch-invariant layers"). int4, dense3
-// and fp8_block scale sums on the way.
+// Where all kernels multiply the same operands and scale nothing but whole sums
+// (docs/notes/cuda-layer.md, "Batch-invariant layers").
 bool has_same_sums(const FragmentLayout& layout) {
   const Codes codes = layout.codes();
-  return codes == Codes::sparse ||
-         (layout.dtype == DType::bf16 &&
-          (codes == Codes::nvfp4 || codes == Codes::mxfp4 || codes == Codes::int8));
+  return codes != Codes::int4 && codes != Codes::dense3 && codes != Codes::fp8_block;
 }
 
 }  // namespace

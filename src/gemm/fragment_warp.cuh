@@ -47,8 +47,9 @@ template <class S, int blocks = 1>
 struct WarpSums {
   using L = typename S::L;
   static constexpr int eights = S::tokens / 8;
-  // Two blocks are two chains already.
-  static constexpr int sets = L::scaled_sums || blocks > 1 ? 1 : 2;
+  // Of products that wait for each other: two blocks are two already, and so are few fragments.
+  static constexpr int chains = blocks > 1 || (L::scaled_sums && L::scaled_fragments < 4) ? 1 : 2;
+  static constexpr int sets = L::scaled_sums ? 1 : chains;
   float sum[sets][blocks][eights][4];
   typename L::Book book;
 
@@ -89,7 +90,8 @@ struct WarpSums {
       ldmatrix_x4(b, S::words_at(tokens, eight, part));
     };
     constexpr int each = L::scaled_fragments;
-    float part[L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1][4];
+    float part[L::scaled_sums ? chains : 1][L::scaled_sums ? blocks : 1][L::scaled_sums ? some : 1]
+              [4];
 #pragma unroll
     for (int pair = 0; pair < L::pairs; ++pair) {
       std::uint32_t a[blocks][8], positions[blocks];
@@ -119,14 +121,16 @@ struct WarpSums {
 #pragma unroll
             for (int i = 0; i < blocks; ++i) {
               if constexpr (L::scaled_sums) {
-                float(&here)[4] = part[i][j];
-                if (fragment % each == 0) here[0] = here[1] = here[2] = here[3] = 0;
+                float(&here)[4] = part[f % chains][i][j];
+                if (fragment % each < chains) here[0] = here[1] = here[2] = here[3] = 0;
                 mma_of<L::bf16>(here, a[i] + 4 * f, b[2 * f], b[2 * f + 1]);
                 if (fragment % each == each - 1) {
                   float(&all)[4] = sum[0][i][j];
 #pragma unroll
-                  for (int e = 0; e < 4; ++e)
-                    all[e] = __fmaf_rn(here[e], mine[i].scale(fragment / each, e / 2), all[e]);
+                  for (int e = 0; e < 4; ++e) {
+                    const float both = chains == 1 ? here[e] : part[0][i][j][e] + here[e];
+                    all[e] = __fmaf_rn(both, mine[i].scale(fragment / each, e / 2), all[e]);
+                  }
                 }
               } else {
                 mma_of<L::bf16>(sum[f % sets][i][j], a[i] + 4 * f, b[2 * f], b[2 * f + 1]);

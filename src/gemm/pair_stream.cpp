@@ -30,9 +30,9 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
     }
     return plan;
   };
-  constexpr int longest_of_few = 16;
+  const int longest_of_few = sizes.waits || sizes.tokens == 1 ? 16 : limits.longest_of_early;
   const PairPlan few = fit(few_warps);
-  if (few.parts > 0 && steps <= limits.longest * few.parts) return few;
+  if (few.parts > 0 && steps <= std::min(limits.longest, longest_of_few) * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
   if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;

@@ -150,6 +150,21 @@ __device__ __forceinline__ void stage_as_they_are(const PairArgs& args, const St
   }
 }
 
+// The only row of a group by loads, which wait for no weights that the warp has ordered before.
+__device__ __forceinline__ void load_only_row(const PairArgs& args, const StreamedRows& rows,
+                                              unsigned char* to, int numbers, const Staging& by) {
+  if (rows.count == 0) return;
+  const char* const from = rows.source(args, 0);
+  const int inside = static_cast<int>(args.k) / 8;
+#pragma unroll 1
+  for (int piece = by.begin * (numbers / 8) + by.thread; piece < by.end * (numbers / 8);
+       piece += by.threads) {
+    uint4 word = {0, 0, 0, 0};
+    if (piece < inside) word = __ldcg(reinterpret_cast<const uint4*>(from + 16 * piece));
+    *reinterpret_cast<uint4*>(to + 16 * piece) = word;
+  }
+}
+
 // What becomes of a warp's sums where finish_in_registers() does not serve: 16 rows of weights from
 // `first` on, by `count` rows from `row` on.
 __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_t row, int count,
@@ -179,19 +194,22 @@ __device__ __noinline__ void finish_lane(const Finish& f, int group, std::int64_
 
 // How a product ends: by any rule; as most layers' do, 16 bits like the operands in registers,
 // without more, with a bias, or of rows that are weighed; or added up, one token's rows: then it is
-// a second product, early, of rows in place.
-enum class PairEnd { any, plain, biased, weighed, summed };
+// a second product, early, of rows in place. Alone: of one pair.
+enum class PairEnd { any, plain, biased, weighed, summed, alone };
+__host__ __device__ constexpr bool adds_up(PairEnd how) {
+  return how == PairEnd::summed || how == PairEnd::alone;
+}
 
 // P: the operands. bf16: of that type, else f16; rows: of weights, a warp's, 16 * blocks; depth:
 // steps that a warp has under way, slot_bytes each; book_bytes: of shared memory, for what
 // write_book() writes, where any; rounds: rows are rounded on their way, one that is older in two
-// parts (Ahead); stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
+// parts (Ahead); step_numbers: of a step along k, where `alone` is a form of its own (0: it is
+// not); stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
 template <class P, PairEnd how>
-__global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 256,
-                                  how == PairEnd::summed ? 1 : 3)
+__global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_up(how) ? 1 : 3)
     pair_stream(const __grid_constant__ PairArgs args) {
 #if defined(SHUNT_SM_90A)
-  constexpr bool summed = how == PairEnd::summed;
+  constexpr bool summed = adds_up(how), alone = how == PairEnd::alone;
   // A sum is always early; said only where registers ask for it, for nvfp4 and int4 lost 4 to 6 %
   // of a layer of one token by it.
   const bool early = (summed && P::rounds) || args.early;
@@ -294,11 +312,15 @@ __global__ void __launch_bounds__(how == PairEnd::summed ? most_pair_threads : 2
   if (early) {
     wait_for_predecessor();
     let_successor_start();
-    P::stage(args, rows, staged_at, staging);
+    if constexpr (alone) {
+      load_only_row(args, rows, staged_at, P::step_numbers, staging);
+    } else {
+      P::stage(args, rows, staged_at, staging);
+    }
   } else if (P::rounds && !staged) {
     P::stage(args, rows, staged_at, staging);
   }
-  if (early && !P::rounds) {
+  if (early && !P::rounds && !alone) {
     cp_async_commit();
     cp_async_wait<0>();
   } else {
@@ -434,7 +456,10 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   const int bytes = block_bytes<P>(summed, parts) + own_shared_bytes;
   if (bytes > most_bytes || blocks * bytes > gpu.shared_bytes) return false;
   *args.sum.heard = true;
-  launch_pair_stream<P, PairEnd::summed>(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
+  constexpr PairEnd of_one = P::step_numbers > 0 ? PairEnd::alone : PairEnd::summed;
+  const auto kernel =
+      args.pairs == 1 ? launch_pair_stream<P, of_one> : launch_pair_stream<P, PairEnd::summed>;
+  kernel(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));
   return true;
 }
 

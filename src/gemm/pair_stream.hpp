@@ -78,11 +78,12 @@ struct PairPlan {
   int parts = 0, sets = 1, warps = 0;  // parts 0: another kernel is faster
 };
 struct PairLimits {
-  int least;                 // of parts
-  int most;                  // of warps
-  int longest;               // steps of a warp, beyond which more warps are faster
-  int most_parts = 8;        // a power of two
-  int longest_of_more = 24;  // steps that one of 24 warps has at most
+  int least;                  // of parts
+  int most;                   // of warps
+  int longest;                // steps of a warp, beyond which more warps are faster
+  int most_parts = 8;         // a power of two
+  int longest_of_more = 24;   // steps that one of 24 warps has at most
+  int longest_of_early = 16;  // and one of 16, of some tokens' rows that wait for nothing else
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
 struct PairSizes {

@@ -17,6 +17,7 @@ class StreamFragments {
   using L = L_;
   static constexpr bool bf16 = L::bf16, rounds = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
+  static constexpr int step_numbers = eight_bits(L::codes) ? 0 : 128;
   static constexpr int book_bytes = L::Book::bytes;
   static constexpr int code_bytes = blocks * L::pairs * 32 * lane_bytes(L::codes);
   static constexpr int position_bytes = L::sparse ? 256 * blocks : 0;
@@ -123,22 +124,28 @@ struct OfLane {
   static constexpr int bytes = StreamFragments<L, 1, blocks>::slot_bytes;
 };
 
-// 9 KB of a warp under way, or 7. In 4 bits tiles of 32 rows of weights where those of 16 do not
-// fit, each with all of k: shared out as well they were slower than the kernels for few rows.
+// 9 KB of a warp under way, or 7. Tiles of 32 rows of weights where those of 16 do not fit, each
+// with all of k: shared out as well they were slower than the kernels for few rows.
 template <class L>
 bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   using One = OfLane<L, 1>;
+  using Two = OfLane<L, 2>;
   constexpr int deep = 9 * 1024 / One::bytes, shallow = 7 * 1024 / One::bytes;
   constexpr bool wide = eight_bits(L::codes);
-  const PairLimits limits{.least = 1, .most = 24, .longest = wide ? 16 : 10};
-  if (launch_pair_stream<One::template Stream, deep, shallow>(gpu, args, limits)) return true;
-  if constexpr (wide || L::codes == Codes::int4) {
-    return false;
-  } else {
-    using Two = OfLane<L, 2>;
-    return launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
-        gpu, args, {.least = 1, .most = 16, .longest = 16, .most_parts = 1});
-  }
+  const int longest_of_early = wide ? 16 : L::codes == Codes::int4 ? 10 : 12;
+  return launch_pair_stream<One::template Stream, deep, shallow>(
+             gpu, args,
+             {.least = 1,
+              .most = 24,
+              .longest = wide ? 16 : 10,
+              .longest_of_early = longest_of_early}) ||
+         launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
+             gpu, args,
+             {.least = 1,
+              .most = 16,
+              .longest = 16,
+              .most_parts = 1,
+              .longest_of_early = longest_of_early});
 }
 
 }  // namespace

@@ -107,6 +107,22 @@ TEST(PairPlan, LongPartsOfFirstProducts) {
   EXPECT_EQ(parts(whole_k), 0);
 }
 
+// A second product of some tokens may not have parts as long as a first one's: four tokens of
+// DeepSeek-V3's 32 experts, of which each warp would have all 16 steps.
+TEST(PairPlan, LongPartsOfSecondProducts) {
+  constexpr PairLimits limits{.least = 1, .most = 16, .longest = 10, .longest_of_early = 12};
+  PairSizes sizes{
+      .tiles = 448, .steps = 16, .groups_hit = groups_hit(32, 4, 4), .most_hit = 4, .tokens = 4};
+  const auto parts = [&] { return plan_pairs(sizes, limits, multiprocessors, shared_bytes).parts; };
+  EXPECT_EQ(parts(), 0);
+  sizes.steps = 12;
+  EXPECT_EQ(parts(), 1);
+  sizes.steps = 16, sizes.waits = true;
+  EXPECT_EQ(parts(), 1);
+  sizes.waits = false, sizes.tokens = 1;
+  EXPECT_EQ(parts(), 1);
+}
+
 // 24 warps of Qwen3-235B-A22B's first product have no room beside its row of 4096 in six blocks.
 TEST(PairPlan, BlocksThatFitSharedMemory) {
   constexpr PairLimits four_bits{.least = 1, .most = 24, .longest = 10};
