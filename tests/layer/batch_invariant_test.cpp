@@ -12,6 +12,9 @@
 #include "layer/random_layer.hpp"
 #include "layer/run_layer.hpp"
 #include "shunt/layer.hpp"
+#if SHUNT_CUDA_BUILT
+#include "gemm/h200.hpp"
+#endif
 
 namespace shunt {
 namespace {
@@ -54,13 +57,14 @@ std::vector<LayerSpec> specs() {
 std::vector<LayerOptions> options(const LayerSpec& spec) {
   std::vector<LayerOptions> all = {{.dtype = DType::bf16}, {.dtype = DType::f32}};
   if (spec.route.experts == 16) {
-    all.push_back({.dtype = DType::bf16, .format = {Format::mxfp4}});
-    all.push_back({.dtype = DType::f16, .format = {Format::fp8_block}});
-    if (test::on_gpu()) {  // where several kernels take each
-      all.push_back({.dtype = DType::bf16, .format = {Format::nvfp4}});
-      all.push_back({.dtype = DType::f16, .format = {Format::sparse_nvfp4}});
-      all.push_back({.dtype = DType::bf16, .format = {Format::int8}});
-      all.push_back({.dtype = DType::bf16, .format = {Format::fp8_block}});
+    if (!test::on_gpu()) {
+      all.push_back({.dtype = DType::bf16, .format = {Format::mxfp4}});
+      all.push_back({.dtype = DType::f16, .format = {Format::fp8_block}});
+    } else {  // where several kernels take each
+      for (const FormatSpec& format : known_formats()) {
+        all.push_back({.dtype = DType::bf16, .format = format});
+        if (spec.latent == 0) all.push_back({.dtype = DType::f16, .format = format});
+      }
       all.push_back({.dtype = DType::bf16, .format = {Format::int4, 128}});
     }
     if (test::on_hopper()) {
@@ -105,6 +109,36 @@ TEST(BatchInvariant, ATokensBitsDoNotDependOnTheOthers) {
     }
   }
 }
+
+#if SHUNT_CUDA_BUILT
+// Of the first of those specs, 700 tokens are a kernel's for many rows wherever they may be, and
+// what is compared with them a kernel's for few.
+TEST(BatchInvariant, TokensAreSoManyThatKernelsDiffer) {
+  using cuda_engine::PackedPlan;
+  const LayerSpec spec = specs().front();
+  const std::int64_t columns = 2 * spec.experts.intermediate;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const FormatSpec& format : known_formats()) {
+      const cuda_engine::FragmentLayout layout{resolved(format), dtype, columns, spec.hidden, true};
+      for (const bool gathered : {false, true}) {
+        SCOPED_TRACE(to_string(format) + ", " + to_string(dtype) + (gathered ? ", gathered" : ""));
+        const auto sizes = [&](std::int64_t tokens) {
+          cuda_engine::PackedSizes of =
+              cuda_engine::sizes_of(layout, spec.experts.experts, tokens * spec.route.top_k);
+          of.whole_k = true;
+          of.rows_in_place = gathered;
+          return of;
+        };
+        const auto kernel = [&](std::int64_t tokens) {
+          return cuda_engine::plan_fragments(sizes(tokens), cuda_engine::h200).kernel;
+        };
+        EXPECT_EQ(kernel(257), PackedPlan::few_rows);
+        EXPECT_EQ(kernel(700), sizes(700).same_sums ? PackedPlan::many_rows : PackedPlan::few_rows);
+      }
+    }
+  }
+}
+#endif  // SHUNT_CUDA_BUILT
 
 // Rows that begin at no multiple of 16 bytes, which no kernel of Hopper's copies: from one token to
 // so many that aligned ones, too, would be gathered first.
