@@ -77,9 +77,8 @@ bool gathering_pays(const Gpu& gpu, const RowLayout& layout, int groups, std::in
                     const PickedRows& picked);
 // Of a product of `rows` rows that lie in order and need no conversion.
 ProductSizes sizes_of(const RowLayout& layout, int groups, std::int64_t rows);
-// The kernel for it in words; its predicted time; and what ProductSizes::few_before is after it.
+// The kernel for it in words; and what ProductSizes::few_before is after it.
 std::string product_words(const Gpu& gpu, const ProductSizes& sizes);
-double product_us(const Gpu& gpu, const ProductSizes& sizes);
 int few_tile(const Gpu& gpu, const ProductSizes& sizes);
 
 // One group of prepared weights from its matrix, or its two; device memory, any strides. Enqueued.

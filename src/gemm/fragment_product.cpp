@@ -238,12 +238,4 @@ std::string product_words(const Gpu& gpu, const PackedSizes& sizes) {
   return fragment_words(plan_fragments(sizes, f)) + weighed(fragment_candidates(sizes, f));
 }
 
-double product_us(const Gpu& gpu, const PackedSizes& sizes) {
-  return plan_fragments(sizes, figures(gpu)).us;
-}
-
-int product_tile(const Gpu& gpu, const PackedSizes& sizes) {
-  return plan_fragments(sizes, figures(gpu)).tile_tokens;
-}
-
 }  // namespace shunt::cuda_engine

@@ -101,9 +101,6 @@ void multiply_fragments(const Gpu& gpu, const FragmentProduct& product, void* me
                         const FewChain& chain = {});
 bool takes_pairs(const Gpu& gpu, const FragmentProduct& product);
 std::string product_words(const Gpu& gpu, const PackedSizes& sizes);
-double product_us(const Gpu& gpu, const PackedSizes& sizes);
-// Rows of a tile, 0 where there is no plan.
-int product_tile(const Gpu& gpu, const PackedSizes& sizes);
 
 // Plans for many rows in tiles of so many rows at most take fragment_middle_rows.cuh.
 inline constexpr int most_middle_tokens = 160;

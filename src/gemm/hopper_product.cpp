@@ -193,10 +193,6 @@ std::string product_words(const Gpu& gpu, const ProductSizes& sizes) {
   return words + describe(plan) + weighed(candidates(sizes, figures(gpu)));
 }
 
-double product_us(const Gpu& gpu, const ProductSizes& sizes) {
-  return plan_product(sizes, figures(gpu)).us;
-}
-
 int few_tile(const Gpu& gpu, const ProductSizes& sizes) {
   const ProductPlan plan = plan_product(sizes, figures(gpu));
   return plan.kernel == ProductPlan::few_rows ? plan.tile_tokens : 0;

@@ -313,20 +313,16 @@ std::size_t mlp_workspace_bytes(const Context& context, const PreparedWeights& w
 double mlp_us(const Context& context, const PreparedWeights& weights, std::int64_t rows,
               bool whole_k) {
   if constexpr (cuda_engine::built) {
-    if (cuda_engine::on_gpu(context) && decoded(weights)) {
-      return cuda_engine::product_us(context.gpu(),
-                                     packed_sizes(weights, rows, {.whole_k = whole_k}));
+    if (!cuda_engine::on_gpu(context)) return 0;
+    const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
+    const MlpWay way{.whole_k = whole_k};
+    if (decoded(weights)) {
+      return cuda_engine::plan_fragments(packed_sizes(weights, rows, way), gpu).us;
     }
-    if (cuda_engine::on_gpu(context) && weights.format != FormatSpec{} &&
-        weights.rows != RowFormat::nvfp4) {
-      return cuda_engine::plan_packed(fp8_sizes(weights, rows, {.whole_k = whole_k}),
-                                      cuda_engine::figures(context.gpu()))
-          .us;
+    if (weights.format != FormatSpec{} && weights.rows != RowFormat::nvfp4) {
+      return cuda_engine::plan_packed(fp8_sizes(weights, rows, way), gpu).us;
     }
-    if (cuda_engine::on_gpu(context)) {
-      return cuda_engine::product_us(context.gpu(),
-                                     plain_sizes(weights, rows, {.whole_k = whole_k}));
-    }
+    return cuda_engine::plan_product(plain_sizes(weights, rows, way), gpu).us;
   }
   return 0;
 }
@@ -336,9 +332,10 @@ int mlp_tile(const Context& context, const PreparedWeights& weights, std::int64_
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && decoded(weights)) {
       const cuda_engine::PackedSizes sizes = packed_sizes(weights, rows, way);
-      return way.beside
-                 ? plan_fragments_beside(sizes, cuda_engine::figures(context.gpu())).tile_tokens
-                 : product_tile(context.gpu(), sizes);
+      const cuda_engine::GpuFigures gpu = cuda_engine::figures(context.gpu());
+      const cuda_engine::PackedPlan plan =
+          way.beside ? plan_fragments_beside(sizes, gpu) : plan_fragments(sizes, gpu);
+      return plan.tile_tokens;
     }
     if (way.beside) return 0;
     if (cuda_engine::on_gpu(context) && weights.format == FormatSpec{}) {

@@ -147,6 +147,24 @@ TEST(PairPlan, WhatIsOnePass) {
   EXPECT_FALSE(in_one_pass(16, 129, 1, 1));
 }
 
+// As a grid of 16 warps is cut, but where tiles are left over in sets of four.
+TEST(PairPlan, WhatIsOnePassIsCutSo) {
+  constexpr PairLimits warps{.least = 1, .most = 16, .longest = 16};
+  int one_pass = 0, others = 0;
+  for (int tiles = 4; tiles <= 1000; tiles += 4) {
+    for (const double hit : {1.0, 2.0, 3.7, 8.0, 15.5, 29.1, 64.0}) {
+      for (const int steps : {1, 3, 6, 16, 17, 32, 33, 56, 64, 65, 128, 129}) {
+        const bool expected = plan(tiles, steps, hit, warps).parts > 0;
+        EXPECT_EQ(in_one_pass(16 * tiles, steps, hit, multiprocessors), expected)
+            << tiles << " tiles, " << steps << " steps, " << hit;
+        ++(expected ? one_pass : others);
+      }
+    }
+  }
+  EXPECT_GT(one_pass, 1000);
+  EXPECT_GT(others, 1000);
+}
+
 TEST(PairPlan, GroupsThatPairsHit) {
   EXPECT_DOUBLE_EQ(groups_hit(128, 8, 1), 8);
   EXPECT_NEAR(groups_hit(128, 32, 4), 128 * (1 - std::pow(15.0 / 16, 4)), 1e-9);
