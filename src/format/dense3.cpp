@@ -24,11 +24,16 @@ float global_scale(float amax) { return scale_for(amax, e4m3_max); }
 typedef float Eight __attribute__((vector_size(32)));
 typedef std::int32_t EightInts __attribute__((vector_size(32)));
 
-// By the code before: the eight numbers that a code chooses from.
+// By the code before: the eight numbers that a code chooses from. Those that times `unit` are no
+// f32 are too far from everything.
 struct Sets {
   std::array<Eight, 8> of;
-  Sets() {
-    for (std::size_t w = 0; w < 64; ++w) of[w % 8][w / 8] = dense3_values[w];
+  explicit Sets(double unit = 0) {
+    for (std::size_t w = 0; w < 64; ++w) {
+      const float value = dense3_values[w];
+      const bool fits = std::fabs(static_cast<double>(value)) * unit <= f32_max;
+      of[w % 8][w / 8] = fits ? value : std::numeric_limits<float>::infinity();
+    }
   }
 };
 
@@ -91,7 +96,8 @@ void encode_group(const Sets& sets, const float* from, std::int64_t count, float
     for (std::int64_t i = 0; i < count; ++i) {
       y[static_cast<std::size_t>(i)] = static_cast<float>(static_cast<double>(from[i]) / unit);
     }
-    const Path path = best_path(sets, y.data(), count);
+    const bool all_fit = static_cast<double>(dense3_most) * unit <= f32_max;
+    const Path path = best_path(all_fit ? sets : Sets(unit), y.data(), count);
     const double error = static_cast<double>(path.error) * unit * unit;
     if (!(error < least)) return;
     least = error;

@@ -28,6 +28,7 @@ inline constexpr std::array<float, 64> dense3_values = [] {
   }
   return values;
 }();
+inline constexpr float dense3_most = 106 * dense3_unit;  // of their magnitudes
 
 // The window of weight i in a group's bytes, little endian: bits 3 (i - 1) to 3 i + 2.
 inline int dense3_window(const std::uint8_t* group, std::int64_t i) {

@@ -11,7 +11,8 @@ PackedMatrix tensors(const FormatSpec& spec, std::int64_t n, std::int64_t k) {
           .scales = without_data(DType::bf16, {n, groups_of(k, spec.group)})};
 }
 
-// The scale is rounded to bf16 first, up where it would be 0; codes are nearest under it.
+// The scale is rounded to bf16 first, up where it would be 0; codes are nearest under it, of those
+// that stand for an f32.
 void encode(const RowBlock& rows, const PackedMatrix& to) {
   const std::int64_t group = to.format.group;
   for (std::int64_t i = 0; i < rows.count; ++i) {
@@ -22,9 +23,10 @@ void encode(const RowBlock& rows, const PackedMatrix& to) {
     for_each_group(rows.k, group, [&](std::int64_t g, std::int64_t begin, std::int64_t count) {
       scales[g] = f32_to_bf16(scale_for(largest(from + begin, count), 7.5F));
       const auto scale = static_cast<double>(bf16_to_f32(scales[g]));
+      const double least = 8 * scale <= f32_max ? -8 : -7;
       for (std::int64_t k = begin; k < begin + count; ++k) {
         const double code = std::nearbyint(static_cast<double>(from[k]) / scale);
-        put_nibble(codes, k, static_cast<std::uint8_t>(std::clamp(code, -8.0, 7.0) + 8));
+        put_nibble(codes, k, static_cast<std::uint8_t>(std::clamp(code, least, 7.0) + 8));
       }
     });
   }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "core/shape.hpp"
@@ -37,6 +38,8 @@ bool is_known(Format format);
 extern const FormatRules fp8_tensor_rules, fp8_channel_rules, fp8_block_rules, mxfp8_rules,
     nvfp4_rules, mxfp4_rules, int8_rules, int4_rules, dense3_rules, sparse_nvfp4_rules;
 
+inline constexpr auto f32_max = static_cast<double>(std::numeric_limits<float>::max());
+
 // The largest magnitude of values[0 .. count).
 inline float largest(const float* values, std::int64_t count) {
   float most = 0;
@@ -44,10 +47,12 @@ inline float largest(const float* values, std::int64_t count) {
   return most;
 }
 
-// amax / most as a scale: never 0, so that a value can be divided by it.
+// amax / most as a scale: never 0, so that a value can be divided by it, nor rounded up so far that
+// `most` of it were no f32.
 inline float scale_for(float amax, float most) {
   if (amax == 0) return 1;
-  return std::max(amax / most, 0x1p-126F);
+  const float scale = std::max(amax / most, 0x1p-126F);
+  return std::isfinite(scale * most) ? scale : std::nextafterf(scale, 0);
 }
 
 // Calls fn(group, first k, count) for the groups of a row.

@@ -216,6 +216,59 @@ TEST_P(EveryFormat, ZerosTinyAndHugeValues) {
   }
 }
 
+// No scale is rounded up, and no code taken, so that a weight were infinite.
+TEST_P(EveryFormat, NumbersNearTheLargestF32) {
+  const FormatSpec spec = GetParam();
+  // Of the largest magnitude: half of the widest step between codes, beside how far the scale is
+  // rounded; or what saturates under a power of two.
+  const double bound = [&] {
+    switch (spec.format) {
+      case Format::fp8_tensor:
+      case Format::fp8_channel:
+      case Format::fp8_block:
+        return 16 / 448.0;
+      case Format::mxfp8:
+        return 1 - 448 / 512.0;
+      case Format::nvfp4:
+      case Format::sparse_nvfp4:  // of what it keeps
+        return 1 / 6.0 * (1 + 0x1p-4);
+      case Format::mxfp4:
+        return 1 - 6 / 8.0;
+      case Format::int8:
+        return 0.5 / 127;
+      case Format::int4:
+        return 1 - 7 / 7.5 * (1 - 0x1p-8);
+      default:
+        return 1.0;  // dense3's codes are chosen for a group: below
+    }
+  }();
+  constexpr float most = std::numeric_limits<float>::max();
+  std::vector<float> magnitudes = {most, std::nextafterf(most, 0), most / 2};
+  for (int i = 1; i < 40; ++i) magnitudes.push_back(most * (1 - 0.004F * static_cast<float>(i)));
+  constexpr std::int64_t k = 66;
+  for (const float amax : magnitudes) {
+    std::vector<float> values(2 * k);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      constexpr float parts[] = {1, -1, 0.5F, 1e-6F, 1, -0.5F, 0.9F};
+      values[i] = i < k ? amax * parts[i % std::size(parts)] : 1e-30F * parts[i % 3];
+    }
+    const std::vector<float> got = Packed::of(spec, values, 2, k).values();
+    double squares = 0, power = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(got[i])) << values[i] << " of " << amax;
+      const auto x = static_cast<double>(values[i]);
+      const double error = std::fabs(static_cast<double>(got[i]) - x);
+      squares += error * error;
+      power += x * x;
+      if (spec.format == Format::sparse_nvfp4 && got[i] == 0) continue;
+      EXPECT_LE(error, (bound + 1e-7) * static_cast<double>(amax)) << x << " of " << amax;
+    }
+    if (spec.format == Format::dense3) {
+      EXPECT_LE(squares, 0.0224 * power) << amax;
+    }
+  }
+}
+
 TEST_P(EveryFormat, TakesBf16AndStridesAndAnyThreads) {
   // Large enough for threads of its own.
   const std::int64_t n = 600, k = 1100;
