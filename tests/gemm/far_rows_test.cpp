@@ -126,6 +126,15 @@ class Made {
             .rows = kind.row_format};
   }
   Tensor offsets_there() { return mirror.in(view(offsets.data(), {groups + 1})); }
+  // In the terms of any of a GPU's kernels.
+  template <class Product>
+  void put_into(Product& product) {
+    product.groups = groups;
+    product.prepared = prepared.data;
+    product.offsets = offsets_there().as<const std::int32_t>();
+    product.rows = far_x.tensor();
+    product.out = far_out.tensor();
+  }
   // What no product gives, into every row.
   void clear() {
     Array sevens(kind.out, {rows, n});
@@ -363,11 +372,7 @@ TEST(GroupedGemmFarRows, ByEveryPlanOfAGpu) {
       Made made(context, {}, distance);
       cuda_engine::GroupedProduct product;
       product.layout = {DType::bf16, n, k, false};
-      product.groups = groups;
-      product.prepared = made.prepared.data;
-      product.offsets = made.offsets_there().as<const std::int32_t>();
-      product.rows = made.far_x.tensor();
-      product.out = made.far_out.tensor();
+      made.put_into(product);
       const auto sizes = cuda_engine::sizes_of(product);
       const auto plans = {cuda_engine::candidates(sizes, figures),
                           cuda_engine::portable_candidates(sizes, figures)};
@@ -384,11 +389,7 @@ TEST(GroupedGemmFarRows, ByEveryPlanOfAGpu) {
       Made made(context, {.format = format}, distance);
       cuda_engine::FragmentProduct product;
       product.layout = cuda_engine::fragments_of(made.prepared);
-      product.groups = groups;
-      product.prepared = made.prepared.data;
-      product.offsets = made.offsets_there().as<const std::int32_t>();
-      product.rows = made.far_x.tensor();
-      product.out = made.far_out.tensor();
+      made.put_into(product);
       for (const cuda_engine::PackedPlan& plan :
            every_fragment_plan(cuda_engine::sizes_of(product), figures)) {
         run(made, to_string(format) + ", " + cuda_engine::fragment_words(plan),
@@ -403,12 +404,8 @@ TEST(GroupedGemmFarRows, ByEveryPlanOfAGpu) {
         distance);
     cuda_engine::PackedProduct product;
     product.layout = {Format::fp8_block, n, k, false};
-    product.groups = groups;
-    product.prepared = made.prepared.data;
-    product.offsets = made.offsets_there().as<const std::int32_t>();
-    product.rows = made.far_x.tensor();
+    made.put_into(product);
     product.row_scales = made.row_scales;
-    product.out = made.far_out.tensor();
     for (const cuda_engine::PackedPlan& plan :
          cuda_engine::candidates(cuda_engine::sizes_of(product), figures)) {
       run(made, describe(plan),
