@@ -61,6 +61,12 @@ struct Checkpoint::Impl {
   std::vector<CheckpointLayer> layers;
   int first_moe = -1;
   std::string behind;  // a name of what is stored behind the last layer, if anything is
+
+  LayerWeights weights(int layer, bool fill) const {
+    const TensorNames& names = model.plan.names;
+    return read_weights(store, names, model.quantised, model.spec(layer),
+                        layer_name(prefix, names, layer), fill);
+  }
 };
 
 Checkpoint Checkpoint::open(const std::string& folder) {
@@ -141,12 +147,7 @@ std::string Checkpoint::summary() const {
 
 LayerSpec Checkpoint::spec(int layer) const { return opened(impl_).model.spec(layer); }
 
-LayerWeights Checkpoint::weights(int layer) const {
-  const Impl& self = opened(impl_);
-  const TensorNames& names = self.model.plan.names;
-  return read_weights(self.store, names, self.model.quantised, self.model.spec(layer),
-                      layer_name(self.prefix, names, layer));
-}
+LayerWeights Checkpoint::weights(int layer) const { return opened(impl_).weights(layer, true); }
 
 std::vector<std::string> Checkpoint::tensor_names() const { return opened(impl_).store.names(); }
 bool Checkpoint::contains(const std::string& name) const {
@@ -163,6 +164,9 @@ const TensorStore& CheckpointAccess::store(const Checkpoint& checkpoint) {
 std::string CheckpointAccess::layer_prefix(const Checkpoint& checkpoint, int layer) {
   return layer_name(opened(checkpoint.impl_).prefix, opened(checkpoint.impl_).model.plan.names,
                     layer);
+}
+LayerWeights CheckpointAccess::unfilled_weights(const Checkpoint& checkpoint, int layer) {
+  return opened(checkpoint.impl_).weights(layer, false);
 }
 
 }  // namespace shunt

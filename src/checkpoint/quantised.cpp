@@ -87,8 +87,9 @@ void* Repacking::take(std::size_t bytes) {
   return data + (64 - reinterpret_cast<std::uintptr_t>(data) % 64) % 64;
 }
 
-std::shared_ptr<const void> Repacking::finish() {
+std::shared_ptr<const void> Repacking::finish(bool fill) {
   const cpu_engine::FloatMode mode;
+  if (!fill) work_.clear();
   const auto one = [&](std::size_t i) { work_[i](); };
   if (work_.size() > 3 && cpu_engine::free_cores() > 1) {
     cpu_engine::Pool pool(cpu_engine::free_cores(), cpu_engine::Isa::scalar);

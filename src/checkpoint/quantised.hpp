@@ -66,8 +66,8 @@ class Repacking {
  public:
   void* take(std::size_t bytes);
   void later(std::function<void()> work) { work_.push_back(std::move(work)); }
-  // Does it. The memory; null when none was taken.
-  std::shared_ptr<const void> finish();
+  // Does it, or nothing of it. The memory; null when none was taken.
+  std::shared_ptr<const void> finish(bool fill = true);
 
  private:
   std::shared_ptr<std::vector<std::unique_ptr<std::byte[]>>> memory_;

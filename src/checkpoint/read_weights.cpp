@@ -377,7 +377,7 @@ class Reader {
 
 LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                           const QuantisedConfig& quantised, const LayerSpec& spec,
-                          const std::string& prefix) {
+                          const std::string& prefix, bool fill) {
   const cpu_engine::FloatMode mode;
   Repacking repacking;
   const QuantisedReader packed(store, quantised, repacking);
@@ -440,7 +440,7 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
   out.latent_norm = norm(spec.latent_norm, names.latent_norm, spec.latent);
   out.latent_input_norm = norm(spec.latent_input_norm, names.latent_input_norm, spec.latent);
   out.expert_norm = norm(spec.expert_norm, names.expert_norm, experts.hidden);
-  out.experts.memory = out.shared.memory = repacking.finish();
+  out.experts.memory = out.shared.memory = repacking.finish(fill);
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "checkpoint/access.hpp"
 #include "checkpoint/quantised_changed.hpp"
 
 namespace shunt::test {
@@ -93,6 +94,21 @@ TEST_P(Quantised, DecodesToTheExpectedNumbers) {
       }
     }
     EXPECT_TRUE(experts.up.empty());
+  }
+}
+
+// For who asks for formats and sizes alone.
+TEST_P(Quantised, FormatsAndSizesAreThereBeforeNumbers) {
+  const Checkpoint checkpoint = Checkpoint::open(quantised_folder + "/" + GetParam().name);
+  const ExpertWeights filled = checkpoint.weights(0).experts;
+  const ExpertWeights experts = CheckpointAccess::unfilled_weights(checkpoint, 0).experts;
+  for (const auto list :
+       {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
+    ASSERT_EQ((experts.*list).size(), (filled.*list).size());
+    for (std::size_t e = 0; e < (experts.*list).size(); ++e) {
+      EXPECT_EQ((experts.*list)[e].format, (filled.*list)[e].format);
+      EXPECT_EQ((experts.*list)[e].bytes(), (filled.*list)[e].bytes());
+    }
   }
 }
 

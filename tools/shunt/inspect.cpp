@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/access.hpp"
 #include "cost.hpp"
 #include "gpus.hpp"
 #include "machine.hpp"
@@ -52,7 +53,7 @@ double total(const ExpertWeights& experts) {
 }
 
 LayerBytes weigh(const Checkpoint& checkpoint, int layer, const LayerSpec& spec) {
-  const LayerWeights weights = checkpoint.weights(layer);
+  const LayerWeights weights = CheckpointAccess::unfilled_weights(checkpoint, layer);
   LayerBytes bytes;
   if (!weights.experts.down.empty()) bytes.format = to_string(weights.experts.down[0].dtype);
   if (!weights.experts.packed_up.empty()) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint/access.hpp"
 #include "core/convert.hpp"
 #include "options.hpp"
 #include "run.hpp"
@@ -300,14 +301,14 @@ int run_recorded(const RunOptions& options, const Checkpoint& checkpoint, const 
 DType dtype_without(const RunOptions& options, const Checkpoint& checkpoint,
                     const Context& context) {
   if (context.device().type != DeviceType::cuda) return DType::f32;
+  if (layer_options(options).format.format != Format::plain) return DType::bf16;
   const int layer = options.layer.value_or(checkpoint.first_moe_layer());
   const auto& layers = checkpoint.layers();
   const bool packed = std::any_of(layers.begin(), layers.end(), [&](const CheckpointLayer& entry) {
     return entry.index == layer && entry.moe &&
-           !checkpoint.weights(layer).experts.packed_up.empty();
+           !CheckpointAccess::unfilled_weights(checkpoint, layer).experts.packed_up.empty();
   });
-  const bool packs = layer_options(options).format.format != Format::plain;
-  return packs || packed ? DType::bf16 : DType::f32;
+  return packed ? DType::bf16 : DType::f32;
 }
 
 int run(RunOptions options) {
