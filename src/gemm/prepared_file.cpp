@@ -1,15 +1,14 @@
 // Prepared weights as files.
 #include "gemm/prepared_file.hpp"
 
-#include <vector>
-
 #include "core/check.hpp"
+#include "core/checksum.hpp"
 #include "core/json.hpp"
+#include "core/shown.hpp"
 #include "gemm/check_prepared.hpp"
 #include "gemm/fragment_layout.hpp"
 #include "gemm/k_order.hpp"
 #include "gemm/packed_panels.hpp"
-#include "shunt/safetensors.hpp"
 
 namespace shunt {
 
@@ -18,6 +17,7 @@ namespace {
 constexpr const char* kind_key = "shunt.prepared_weights";
 constexpr const char* words_key = "weights";
 constexpr const char* tensor_name = "prepared";
+constexpr const char* checksum_key = "checksum.";
 constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f16};
 
 DType dtype_named(const std::string& name) {
@@ -25,6 +25,10 @@ DType dtype_named(const std::string& name) {
     if (name == to_string(dtype)) return dtype;
   }
   fail(Status::invalid_argument, "dtype is '{}': must be f32, bf16 or f16", name);
+}
+
+std::string checksum_of(const Tensor& dense) {
+  return fmt::format("{:016x}", checksum(dense.data, static_cast<std::size_t>(dense.bytes())));
 }
 
 }  // namespace
@@ -125,6 +129,24 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
   return weights;
 }
 
+void write_with_checksums(const std::string& path,
+                          const std::vector<std::pair<std::string, Tensor>>& tensors,
+                          std::map<std::string, std::string> metadata) {
+  for (const auto& [name, tensor] : tensors) metadata[checksum_key + name] = checksum_of(tensor);
+  write_safetensors(path, tensors, metadata);
+}
+
+void check_checksums(const SafetensorsFile& file) {
+  for (const std::string& name : file.names()) {
+    const auto saved = file.metadata().find(checksum_key + name);
+    if (saved == file.metadata().end()) continue;
+    const std::string here = checksum_of(file.flat(name));
+    if (here == saved->second) continue;
+    fail(Status::bad_file, "{}: the bytes of {} are damaged: their checksum is {}: must be {}",
+         file.path(), clean(name), here, clean(saved->second));
+  }
+}
+
 void save_prepared(const Context& context, const PreparedWeights& weights,
                    const std::string& path) {
   if (!weights && (weights.bytes > 0 || weights.groups == 0)) {
@@ -138,7 +160,7 @@ void save_prepared(const Context& context, const PreparedWeights& weights,
     context.copy(copy.data(), weights.data, weights.bytes);
     data = copy.data();
   }
-  write_safetensors(
+  write_with_checksums(
       path, {{tensor_name, view(data, DType::u8, {static_cast<std::int64_t>(weights.bytes)})}},
       {{kind_key, std::string(saved_version)}, {words_key, saved_words(weights)}});
 }
@@ -157,6 +179,7 @@ PreparedWeights load_prepared(const Context& context, const std::string& path, B
   }
   const Tensor bytes = file.get(tensor_name);
   PreparedWeights weights = read_saved_words(context, path, words->second, bytes);
+  check_checksums(file);
   Buffer there = context.allocate(weights.bytes);
   context.copy(there.data(), bytes.data, weights.bytes);
   memory = std::move(there);

@@ -1,10 +1,14 @@
 // What a file says of prepared weights beside their bytes, and whether an engine reads them.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "shunt/gemm.hpp"
+#include "shunt/safetensors.hpp"
 
 namespace shunt {
 
@@ -26,5 +30,13 @@ std::string saved_words(const PreparedWeights& weights);
 // a layout that the context's engine does not read. The result has no data yet.
 PreparedWeights read_saved_words(const Context& context, const std::string& where,
                                  const std::string& words, const Tensor& bytes);
+
+// As write_safetensors(), with a checksum of each tensor in the metadata ("checksum.experts.down").
+void write_with_checksums(const std::string& path,
+                          const std::vector<std::pair<std::string, Tensor>>& tensors,
+                          std::map<std::string, std::string> metadata);
+// Throws Error{bad_file} naming the first tensor whose bytes have another. Those without, of files
+// from before there were any, pass.
+void check_checksums(const SafetensorsFile& file);
 
 }  // namespace shunt

@@ -64,7 +64,7 @@ class Writer {
     add(name + ".down_bias", experts.down_bias);
   }
   void say(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
-  void write(const std::string& path) const { write_safetensors(path, tensors_, metadata_); }
+  void write(const std::string& path) const { write_with_checksums(path, tensors_, metadata_); }
 
  private:
   const void* on_host(const void* data, std::size_t bytes) {
@@ -92,6 +92,7 @@ class Reader {
     }
     return found->second;
   }
+  void check_bytes() const { check_checksums(file_); }
   bool says(const char* key) const { return file_.metadata().contains(key); }
   Tensor tensor(const std::string& name) {
     read_.insert(name);
@@ -254,6 +255,7 @@ Layer Layer::load_prepared(const std::string& path, const Context& context) {
     fail(Status::unsupported, "{}: {} is '{}': this build reads version {}", path, kind_key,
          version, saved_version);
   }
+  reader.check_bytes();
   auto layer = std::make_unique<Impl>();
   layer->context = context;
   LayerWeights weights;

@@ -200,6 +200,12 @@ TEST(SavedWeights, OtherFilesAreRefusedByName) {
   cut.shape[0] -= 1;
   has(refusal(good.metadata(), cut, status), "must be u8");
   EXPECT_EQ(status, Status::bad_file);
+  std::vector<char> changed(bytes.as<char>(), bytes.as<char>() + bytes.bytes());
+  changed[5000] = static_cast<char>(changed[5000] ^ 1);
+  Tensor damaged = bytes;
+  damaged.data = changed.data();
+  has(refusal(good.metadata(), damaged, status), "the bytes of prepared are damaged");
+  EXPECT_EQ(status, Status::bad_file);
   EXPECT_NE(error_of([&] { load_prepared(context, folder / "none", memory); }, &status), "");
   EXPECT_EQ(status, Status::io);
   EXPECT_NE(error_of([&] { save_prepared(context, {.bytes = 8}, path); }, &status), "");
