@@ -43,6 +43,8 @@ inline std::uint8_t mx_scale(float amax, int element_exponent) {
   return static_cast<std::uint8_t>(code < 0 ? 0 : code > 254 ? 254 : code);
 }
 
+inline bool e4m3_is_nan(std::uint8_t code) { return (code & 0x7f) == 0x7f; }
+
 // f32 toward zero with the last bit set when that lost anything: what is rounded to 22 bits or less
 // from it is rounded as from the double.
 inline float to_odd_f32(double value) {

@@ -213,7 +213,7 @@ class TileWriter {
     }
     if (mx(codes_) && k < from.matrix->k && power(row, k) < 1) return 0;
     if (eight_bits(codes_) && codes_ != Codes::int8) {
-      finite_ = finite_ && (code & 0x7f) != 0x7f;
+      finite_ = finite_ && !e4m3_is_nan(code);
     }
     return code;
   }
@@ -279,7 +279,7 @@ class TileWriter {
       for (int i = 0; i < 8; ++i) {
         const std::int64_t k = first_ + 16 * i;
         const std::uint8_t scale = inside(k) ? row.scale_byte(k) : 0;
-        finite_ = finite_ && (scale & 0x7f) != 0x7f;
+        finite_ = finite_ && !e4m3_is_nan(scale);
         scales[scales_at(block, q, 8) + 8 * upper + i] = static_cast<char>(
             (scale & 0x7f) == 0 ? least_e5m3 : e5m3_of(static_cast<std::uint8_t>(scale & 0x7f)));
       }

@@ -22,7 +22,6 @@ bool is_fp8(Format f) {
 bool one_scale(Format f) {
   return f == Format::fp8_tensor || f == Format::fp8_channel || f == Format::int8;
 }
-bool e4m3_nan(std::uint8_t code) { return (code & 0x7f) == 0x7f; }
 
 // What a step holds: k, bytes of a column's word, and bytes of a step.
 struct Step {
@@ -111,7 +110,7 @@ class Column {
       default: {
         const std::uint8_t code = bytes[row_ * groups + g];
         const bool power = format_ == Format::mxfp4 || format_ == Format::mxfp8;
-        finite_ = finite_ && !(power ? code == 255 : e4m3_nan(code));
+        finite_ = finite_ && !(power ? code == 255 : e4m3_is_nan(code));
         at[column_] = static_cast<char>(code);
       }
     }
@@ -136,7 +135,7 @@ class Column {
   void codes(const char* from, std::int64_t size, std::int64_t k, char* at) {
     if (is_fp8(format_)) {
       for (std::int64_t i = 0; i < size; ++i) {
-        finite_ = finite_ && !e4m3_nan(static_cast<std::uint8_t>(from[i]));
+        finite_ = finite_ && !e4m3_is_nan(static_cast<std::uint8_t>(from[i]));
       }
       std::memcpy(at + 2 * column_, from, static_cast<std::size_t>(size));
     } else if (format_ == Format::dense3) {

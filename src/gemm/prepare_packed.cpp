@@ -13,6 +13,7 @@
 #include "cpu/pool.hpp"
 #include "cuda/current.hpp"
 #include "cuda/runtime.hpp"
+#include "format/codes.hpp"
 #include "gemm/fp4_product.hpp"
 #include "gemm/fragment_prepare.hpp"
 #include "gemm/k_order.hpp"
@@ -114,12 +115,11 @@ void check_scale_types(const std::string& gate, const std::string& up, const Pac
 
 // Whether every weight is, of formats that are multiplied by rows in fewer bits.
 [[maybe_unused]] bool is_finite(const PackedMatrix& m) {
-  const auto nan_of = [](std::uint8_t e4m3) { return (e4m3 & 0x7f) == 0x7f; };
   if (m.values.dtype == DType::f8_e4m3) {
     bool finite = true;
     for (std::int64_t row = 0; row < m.n; ++row) {
       const auto* const codes = m.values.as<const std::uint8_t>() + row * m.values.strides[0];
-      for (std::int64_t k = 0; k < m.k; ++k) finite &= !nan_of(codes[k]);
+      for (std::int64_t k = 0; k < m.k; ++k) finite &= !e4m3_is_nan(codes[k]);
     }
     if (!finite) return false;
   }
