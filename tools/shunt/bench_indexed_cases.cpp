@@ -75,9 +75,7 @@ void IndexedMatrices::pack_all(const Context& context, std::int64_t copies) {
   std::vector<PackedMatrix> all;
   for (int g = 0; g < spec_.groups; ++g) all.push_back(packed[at(g) % packed.size()].matrix());
   for (std::int64_t i = 0; i < copies; ++i) {
-    memory_.push_back(context.allocate(
-        prepared_bytes(context, spec_.dtype, spec_.format, spec_.groups, spec_.n, spec_.k)));
-    prepared_.push_back(prepare_packed(context, spec_.dtype, all, memory_.back()));
+    prepare_one_more(context, spec_.dtype, all, RowFormat::as_dtype, memory_, prepared_);
   }
 }
 

@@ -23,4 +23,22 @@ BenchMatrix::BenchMatrix(const Context& host, const FormatSpec& format, const Te
   }
 }
 
+void prepare_one_more(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
+                      RowFormat rows, std::vector<Buffer>& memory,
+                      std::vector<PreparedWeights>& prepared) {
+  if (prepared.empty()) {
+    const PackedMatrix& one = all.front();
+    memory.push_back(
+        context.allocate(prepared_bytes(context, dtype, prepared_format(all),
+                                        static_cast<int>(all.size()), one.n, one.k, false, rows)));
+    prepared.push_back(prepare_packed(context, dtype, all, memory.back(), rows));
+    return;
+  }
+  PreparedWeights more = prepared.front();
+  memory.push_back(context.allocate(more.bytes));
+  more.data = memory.back().data();
+  context.copy(more.data, prepared.front().data, more.bytes);
+  prepared.push_back(more);
+}
+
 }  // namespace shunt::tool

@@ -6,6 +6,7 @@
 
 #include "shunt/context.hpp"
 #include "shunt/format.hpp"
+#include "shunt/gemm.hpp"
 
 namespace shunt::tool {
 
@@ -23,5 +24,11 @@ class BenchMatrix {
   std::vector<std::uint8_t> zeros_;
   PackedMatrix matrix_;
 };
+
+// One more of the same prepared weights at the end of both, in memory of its own: laid out where
+// there are none, else copied, which takes a fraction of that time.
+void prepare_one_more(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
+                      RowFormat rows, std::vector<Buffer>& memory,
+                      std::vector<PreparedWeights>& prepared);
 
 }  // namespace shunt::tool

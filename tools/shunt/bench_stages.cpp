@@ -274,12 +274,12 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
     std::optional<BenchMatrix> one_matrix;
     if (packed) one_matrix.emplace(context, plan.format, pool.take(shape.n, shape.k));
     for (std::int64_t i = 0; i < copies; ++i) {
-      memory.push_back(context.allocate(one));
       if (packed) {
         const std::vector<PackedMatrix> all(at(groups), one_matrix->matrix());
-        prepared.push_back(prepare_packed(context, plan.dtype, all, memory.back()));
+        prepare_one_more(context, plan.dtype, all, RowFormat::as_dtype, memory, prepared);
         continue;
       }
+      memory.push_back(context.allocate(one));
       std::vector<Tensor> matrices;
       matrices.reserve(at(groups));
       for (int g = 0; g < groups; ++g) matrices.push_back(pool.take(shape.n, shape.k));
