@@ -46,7 +46,7 @@ class SharedExperts {
     ExpertWeights& e = weights.experts;
     e = {};
     for (std::int64_t i = 0; i < spec_.experts.experts; ++i) {
-      e.packed_gate.push_back(part(both_, 2 * i, spec_.experts.intermediate));
+      if (gated()) e.packed_gate.push_back(part(both_, 2 * i, spec_.experts.intermediate));
       e.packed_up.push_back(part(both_, 2 * i + 1, spec_.experts.intermediate));
       e.packed_down.push_back(part(down_, i, spec_.experts.hidden));
     }
@@ -56,7 +56,9 @@ class SharedExperts {
     ExpertWeights& e = weights.experts;
     e = {};
     for (std::int64_t i = 0; i < spec_.experts.experts; ++i) {
-      e.gate.push_back(part(both_, both_numbers_, 2 * i, spec_.experts.intermediate));
+      if (gated()) {
+        e.gate.push_back(part(both_, both_numbers_, 2 * i, spec_.experts.intermediate));
+      }
       e.up.push_back(part(both_, both_numbers_, 2 * i + 1, spec_.experts.intermediate));
       e.down.push_back(part(down_, down_numbers_, i, spec_.experts.hidden));
     }
@@ -64,6 +66,7 @@ class SharedExperts {
   }
 
  private:
+  bool gated() const { return spec_.experts.activation.gated; }
   PackedMatrix part(const DrawnPacked& of, std::int64_t nth, std::int64_t rows) const {
     return of.matrix().rows(nth * apart_, nth * apart_ + rows);
   }
