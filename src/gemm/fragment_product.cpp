@@ -93,11 +93,18 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
   }
 }
 
-// Where all kernels multiply the same operands and scale nothing but whole sums
-// (docs/notes/cuda-layer.md, "Batch-invariant layers").
+// Where all kernels multiply the same operands, scale nothing but whole sums and end alike: SiLU
+// and SiTU of pairs are exact in kernels for many rows where bulk stores cannot reach the results
+// (map_results()), and fast in those for few (docs/notes/cuda-layer.md, "Batch-invariant layers").
 bool has_same_sums(const FragmentLayout& layout) {
   const Codes codes = layout.codes();
-  return codes != Codes::int4 && codes != Codes::dense3 && codes != Codes::fp8_block;
+  return codes != Codes::int4 && codes != Codes::dense3 && codes != Codes::fp8_block &&
+         (!layout.paired || layout.out_columns() % 8 == 0);
+}
+bool ends_alike(const FragmentProduct& p) {
+  return !p.layout.paired || p.out.dtype == DType::f32 ||
+         (p.out.dtype == p.layout.dtype && p.out.strides[0] % 8 == 0 &&
+          reinterpret_cast<std::uintptr_t>(p.out.data) % 16 == 0);
 }
 
 }  // namespace
@@ -115,6 +122,7 @@ PackedSizes sizes_of(const FragmentLayout& layout, int groups, std::int64_t rows
 
 PackedSizes sizes_of(const FragmentProduct& p) {
   PackedSizes sizes = sizes_of(p.layout, p.groups, p.out.shape[0]);
+  sizes.same_sums = sizes.same_sums && ends_alike(p);
   sizes.expected = expected_rows(p);
   sizes.whole_k = p.whole_k;
   sizes.tile_before = p.tile_before;
