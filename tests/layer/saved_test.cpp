@@ -189,61 +189,67 @@ TEST(SavedLayer, OtherFilesAreRefusedByName) {
             other + ": LayerSpec.zero_experts is 4: must be 0 to 3, below route.experts");
 }
 
+// A random layer as it was saved, and where it may be written with something changed.
+struct SavedTensors {
+  TemporaryFolder folder;
+  std::string other = folder / "other.safetensors";
+  SafetensorsFile good;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+
+  SavedTensors(const LayerSpec& spec, unsigned seed, const Context& context) {
+    const RandomLayer random(spec, seed);
+    const std::string path = folder / "layer.safetensors";
+    Layer(spec, random.weights, context).save_prepared(path);
+    good = SafetensorsFile::open(path);
+    for (const std::string& name : good.names()) tensors.emplace_back(name, good.get(name));
+  }
+};
+
 // One bit of any tensor.
 TEST(SavedLayer, DamagedBytesAreRefusedByName) {
   LayerSpec spec = small_layer({.experts = 4, .top_k = 2, .router_bias = true}, 64, 64);
   spec.shared = {.intermediate = 24};
-  RandomLayer random(spec, 48);
   const Context context = test::engine();
-  const TemporaryFolder folder;
-  const std::string path = folder / "layer.safetensors", other = folder / "other.safetensors";
-  Layer(spec, random.weights, context).save_prepared(path);
-  const SafetensorsFile good = SafetensorsFile::open(path);
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const std::string& name : good.names()) tensors.emplace_back(name, good.get(name));
-  EXPECT_GE(tensors.size(), 6U);
-  for (auto& [name, tensor] : tensors) {
+  SavedTensors saved(spec, 48, context);
+  EXPECT_GE(saved.tensors.size(), 6U);
+  for (auto& [name, tensor] : saved.tensors) {
     const Tensor whole = tensor;
     const auto size = static_cast<std::size_t>(whole.bytes());
     for (const std::size_t at : {std::size_t{0}, size / 2, size - 1}) {
       std::vector<char> bytes(whole.as<char>(), whole.as<char>() + size);
       bytes[at] = static_cast<char>(bytes[at] ^ 0x10);
       tensor.data = bytes.data();
-      write_safetensors(other, tensors, good.metadata());
+      write_safetensors(saved.other, saved.tensors, saved.good.metadata());
       tensor = whole;
       Status status = Status::ok;
-      const std::string message = error_of([&] { Layer::load_prepared(other, context); }, &status);
-      EXPECT_EQ(message.rfind(other + ": the bytes of " + name + " are damaged", 0), 0U) << message;
+      const std::string message =
+          error_of([&] { Layer::load_prepared(saved.other, context); }, &status);
+      EXPECT_EQ(message.rfind(saved.other + ": the bytes of " + name + " are damaged", 0), 0U)
+          << message;
       EXPECT_EQ(status, Status::bad_file);
     }
   }
   // Without checksums, as files were before, nothing is noticed.
-  auto metadata = good.metadata();
+  auto metadata = saved.good.metadata();
   EXPECT_EQ(std::erase_if(metadata,
                           [](const auto& said) { return said.first.rfind("checksum.", 0) == 0; }),
-            tensors.size());
-  write_safetensors(other, tensors, metadata);
-  EXPECT_NO_THROW(Layer::load_prepared(other, context));
+            saved.tensors.size());
+  write_safetensors(saved.other, saved.tensors, metadata);
+  EXPECT_NO_THROW(Layer::load_prepared(saved.other, context));
 }
 
 TEST(SavedLayer, RefusesTensorsThatTheSpecDoesNotUse) {
   LayerSpec spec = small_layer({.experts = 4, .top_k = 2}, 64, 64);
   spec.shared = {.intermediate = 24};
-  RandomLayer random(spec, 47);
   const Context context = test::engine();
-  const TemporaryFolder folder;
-  const std::string path = folder / "layer.safetensors", other = folder / "other.safetensors";
-  Layer(spec, random.weights, context).save_prepared(path);
-  const SafetensorsFile good = SafetensorsFile::open(path);
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const std::string& name : good.names()) tensors.emplace_back(name, good.get(name));
-  auto metadata = good.metadata();
+  const SavedTensors saved(spec, 47, context);
+  auto metadata = saved.good.metadata();
   spec.shared = {};
   metadata["spec"] = to_json(spec);
-  write_safetensors(other, tensors, metadata);
+  write_safetensors(saved.other, saved.tensors, metadata);
   Status status = Status::ok;
-  EXPECT_EQ(error_of([&] { Layer::load_prepared(other, context); }, &status),
-            other + ": shared.down is given, but the layer's spec does not use it");
+  EXPECT_EQ(error_of([&] { Layer::load_prepared(saved.other, context); }, &status),
+            saved.other + ": shared.down is given, but the layer's spec does not use it");
   EXPECT_EQ(status, Status::bad_file);
 }
 
