@@ -138,6 +138,14 @@ TEST(BatchInvariant, TokensAreSoManyThatKernelsDiffer) {
     }
   }
 }
+// Kernels for many rows activate pairs otherwise where no bulk store reaches their results.
+TEST(BatchInvariant, PairsOfOddSizesStayWithFewRows) {
+  for (const std::int64_t intermediate : {100, 104}) {
+    const cuda_engine::FragmentLayout layout{resolved({Format::nvfp4}), DType::bf16,
+                                             2 * intermediate, 256, true};
+    EXPECT_EQ(cuda_engine::sizes_of(layout, 4, 64).same_sums, intermediate == 104);
+  }
+}
 #endif  // SHUNT_CUDA_BUILT
 
 // Rows that begin at no multiple of 16 bytes, which no kernel of Hopper's copies: from one token to
