@@ -1,6 +1,7 @@
 #include "gemm/fragment_prepare.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -31,25 +32,44 @@ struct Row {
   std::uint8_t byte(const Tensor& tensor, std::int64_t columns, std::int64_t at) const {
     return tensor.as<const std::uint8_t>()[row * columns + at];
   }
-  // The code at place k; of sparse ones the k-th kept. Past the end zeros.
-  std::uint8_t code(std::int64_t k) const {
+  // The codes at places `first` to `first` + count, of sparse ones of those kept: past the end what
+  // counts as zero. Returns how many are not past it.
+  int codes(std::int64_t first, int count, std::uint8_t* to) const {
     const PackedMatrix& m = *matrix;
-    const bool sparse = m.format.format == Format::sparse_nvfp4;
-    if (k >= (sparse ? cut(m.k, 4) * 2 : m.k)) {
-      if (m.format.format == Format::int4) return zero(k);
-      return m.format.format == Format::int8 ? 128 : 0;
+    const Format format = m.format.format;
+    const bool sparse = format == Format::sparse_nvfp4;
+    const std::int64_t all = sparse ? cut(m.k, 4) * 2 : m.k;
+    const auto inside = static_cast<int>(std::clamp<std::int64_t>(all - first, 0, count));
+    const auto* const values = m.values.as<const std::uint8_t>();
+    if (format == Format::int8) {
+      const std::uint8_t* const from = values + row * m.k + first;
+      for (int i = 0; i < inside; ++i) to[i] = from[i] ^ 0x80;
+    } else if (m.values.dtype == DType::f8_e4m3) {
+      std::copy_n(values + row * m.k + first, inside, to);
+    } else if (format == Format::dense3) {
+      // `first` begins a group, of 8 codes every 3 bytes.
+      const std::uint8_t* const from =
+          values + (row * cut(m.k, dense3_group) + first / dense3_group) * dense3_group_bytes;
+      for (int i = 0; i < inside; ++i) {
+        const std::uint8_t* const three = from + i / 8 * 3;
+        const int bits = three[0] | three[1] << 8 | three[2] << 16;
+        to[i] = static_cast<std::uint8_t>(bits >> (i % 8 * 3) & 7);
+      }
+    } else if (order != nullptr) {
+      const std::uint8_t* const from = values + row * cut(m.k, 2);
+      for (int i = 0; i < inside; ++i) {
+        const std::int64_t k = order[first + i];
+        to[i] = from[k / 2] >> (k % 2 * 4) & 15;
+      }
+    } else {  // `first` is even
+      const std::uint8_t* const from = values + row * cut(m.k, sparse ? 4 : 2) + first / 2;
+      for (int i = 0; i < inside / 2; ++i) to[2 * i] = from[i] & 15, to[2 * i + 1] = from[i] >> 4;
+      if (inside % 2 != 0) to[inside - 1] = from[inside / 2] & 15;
     }
-    if (m.format.format == Format::int8) return byte(m.values, m.k, k) ^ 0x80;
-    if (m.values.dtype == DType::f8_e4m3) return byte(m.values, m.k, k);
-    if (m.format.format == Format::dense3) {
-      const std::int64_t groups = cut(m.k, dense3_group);
-      const std::uint8_t* const codes = m.values.as<const std::uint8_t>() +
-                                        (row * groups + k / dense3_group) * dense3_group_bytes;
-      return static_cast<std::uint8_t>(dense3_window(codes, k % dense3_group) >> 3);
+    for (int i = inside; i < count; ++i) {
+      to[i] = format == Format::int4 ? zero(first + i) : format == Format::int8 ? 128 : 0;
     }
-    const std::int64_t from = order != nullptr ? order[k] : k;
-    const std::uint8_t two = byte(m.values, sparse ? cut(m.k, 4) : cut(m.k, 2), from / 2);
-    return static_cast<std::uint8_t>(from % 2 == 0 ? two & 15 : two >> 4);
+    return inside;
   }
   // The four bits of the group of four at 4 `four`; past the end 0 and 1.
   std::uint32_t positions(std::int64_t four) const {
@@ -57,22 +77,13 @@ struct Row {
     const std::uint8_t two = byte(matrix->positions, cut(matrix->k, 8), four / 2);
     return four % 2 == 0 ? two & 15U : two >> 4U;
   }
-  std::int64_t group() const {
-    switch (matrix->format.format) {
-      case Format::nvfp4:
-      case Format::sparse_nvfp4:
-        return 16;
-      case Format::mxfp4:
-      case Format::mxfp8:
-      case Format::dense3:
-        return 32;
-      default:
-        return matrix->format.group;
-    }
-  }
+  // Of formats with a byte for each `group` of k.
+  template <int group>
   std::uint8_t scale_byte(std::int64_t k) const {
-    return byte(matrix->scales, cut(matrix->k, group()), k / group());
+    return byte(matrix->scales, cut(matrix->k, group), k / group);
   }
+  // k of a group, of int4.
+  std::int64_t group() const { return matrix->format.group; }
   // Of int4.
   std::int64_t scale_at(std::int64_t k) const {
     return row * cut(matrix->k, group()) + k / group();
@@ -121,9 +132,13 @@ RowScale row_scale(const Row& row) {
     case Format::mxfp4:
     case Format::mxfp8: {
       const bool wide = m.format.format == Format::mxfp8;
-      for (std::int64_t k = 0; k < m.k; ++k) {
-        if ((row.code(k) & (wide ? 0x7f : 7)) != 0)
-          result.largest = std::max<int>(result.largest, row.scale_byte(k));
+      for (std::int64_t k = 0; k < m.k; k += 32) {
+        std::array<std::uint8_t, 32> codes;
+        row.codes(k, 32, codes.data());
+        int any = 0;
+        for (const std::uint8_t code : codes) any |= code;
+        if ((any & (wide ? 0x7f : 7)) != 0)
+          result.largest = std::max<int>(result.largest, row.scale_byte<32>(k));
       }
       result.finite = result.largest < 255;
       result.factor = std::ldexp(1.0F, result.largest - (wide ? 134 : 128));
@@ -172,9 +187,10 @@ class TileWriter {
     first_ = step * FragmentLayout::tile_k;
     const TileParts parts = layout_.parts();
     const bool sparse = codes_ == Codes::sparse;
+    for (int row = 0; row < FragmentLayout::tile_rows; ++row) read_codes(row);
     for (int block = 0; block < 8; ++block) {
       for (int pair = 0; pair < (sparse ? 2 : 4); ++pair) {
-        for (int lane = 0; lane < 32; ++lane) write_pair(block, 2 * pair, lane, tile);
+        for (int lane = 0; lane < 32; ++lane) write_pair(block, pair, lane, tile);
       }
       if (sparse) {
         for (int word = 0; word < 64; ++word) {
@@ -199,51 +215,70 @@ class TileWriter {
   }
 
  private:
-  std::uint8_t code(int row, int column) {
+  // A row's codes of the step as they are stored: nvfp4's scales have no sign, and none is zero, in
+  // the tile; a block of mxfp4 or mxfp8 that is too small for a factor counts as zeros.
+  void read_codes(int row) {
+    std::uint8_t* const to = codes_of_[row];
     const Row& from = rows_[row];
     const bool sparse = codes_ == Codes::sparse;
-    if (from.matrix == nullptr) return codes_ == Codes::int4 ? 8 : codes_ == Codes::int8 ? 128 : 0;
-    std::uint8_t code = from.code((sparse ? first_ / 2 : first_) + column);
-    const std::int64_t k = first_ + (sparse ? column / 2 * 4 : column);
-    if (codes_ == Codes::nvfp4 || codes_ == Codes::sparse) {
-      // Scales have no sign, and none is zero, in the tile.
-      const std::uint8_t scale = k < from.matrix->k ? from.scale_byte(k) : 0;
-      if ((scale & 0x7f) == 0) return 0;
-      if ((scale & 0x80) != 0) code ^= 8;
+    const int count = sparse ? FragmentLayout::tile_k / 2 : FragmentLayout::tile_k;
+    if (from.matrix == nullptr) {
+      std::fill_n(to, count, codes_ == Codes::int4 ? 8 : codes_ == Codes::int8 ? 128 : 0);
+      return;
     }
-    if (mx(codes_) && k < from.matrix->k && power(row, k) < 1) return 0;
+    const int inside = from.codes(sparse ? first_ / 2 : first_, count, to);
+    const auto each_block = [&](int columns, std::int64_t k, const auto& change) {
+      for (int at = 0; at < inside; at += columns) {
+        const std::int64_t first = first_ + at / columns * k;
+        change(first, to + at, std::min(columns, inside - at));
+      }
+    };
+    if (codes_ == Codes::nvfp4 || sparse) {
+      each_block(sparse ? 8 : 16, 16, [&](std::int64_t k, std::uint8_t* of_block, int many) {
+        const std::uint8_t scale = from.scale_byte<16>(k);
+        const std::uint8_t kept = (scale & 0x7f) == 0 ? 0 : 0xff, sign = scale >> 4 & 8 & kept;
+        for (int i = 0; i < many; ++i) of_block[i] = (of_block[i] ^ sign) & kept;
+      });
+    } else if (mx(codes_)) {
+      each_block(32, 32, [&](std::int64_t k, std::uint8_t* of_block, int many) {
+        if (power(row, k) < 1) std::fill_n(of_block, many, std::uint8_t{0});
+      });
+    }
     if (eight_bits(codes_) && codes_ != Codes::int8) {
-      finite_ = finite_ && !e4m3_is_nan(code);
+      bool nan = false;
+      for (int i = 0; i < count; ++i) nan |= e4m3_is_nan(to[i]);
+      finite_ = finite_ && !nan;
     }
-    return code;
   }
   int power(int row, std::int64_t k) const {
-    return most_power(bf16) + rows_[row].scale_byte(k) - scales_[row].largest;
+    return most_power(bf16) + rows_[row].scale_byte<32>(k) - scales_[row].largest;
   }
 
-  void write_pair(int block, int fragment, int lane, char* tile) {
-    std::uint8_t codes[8][2];
-    for (int i = 0; i < 8; ++i) {
-      for (int half = 0; half < 2; ++half) {
-        const FragmentPlace at{block, fragment + i / 4, lane, i % 4, half};
-        codes[i][half] = code(shunt::cuda_engine::row_of(at), column_of(at));
+  void write_pair(int block, int pair, int lane, char* tile) {
+    // Of the lane's first code, and of the register's that is i of the pair's eight.
+    const std::uint8_t* const first = &codes_of_[16 * block + lane / 4][32 * pair + lane % 4 * 2];
+    const auto from = [&](int i) {
+      return first + i % 2 * 8 * FragmentLayout::tile_k + i / 4 * 16 + i % 4 / 2 * 8;
+    };
+    char* const to = tile + codes_at(codes_, block, pair, lane);
+    if (eight_bits(codes_)) {
+      char bytes[16];
+      for (int i = 0; i < 8; ++i) {
+        for (int half = 0; half < 2; ++half) {
+          bytes[wide_byte(i / 4, i % 4, half)] = static_cast<char>(from(i)[half]);
+        }
       }
+      std::memcpy(to, bytes, sizeof bytes);
+      return;
     }
-    char* const to = tile + codes_at(codes_, block, fragment / 2, lane);
+    std::uint8_t codes[8][2];
+    for (int i = 0; i < 8; ++i) codes[i][0] = from(i)[0], codes[i][1] = from(i)[1];
     if (codes_ == Codes::dense3) {
       std::uint32_t word = 0;
       std::uint16_t half = 0;
       encode_dense3(codes, word, half);
       put_word(to, word);
-      std::memcpy(tile + dense3_half_at(block, fragment / 2, lane), &half, sizeof half);
-      return;
-    }
-    if (eight_bits(codes_)) {
-      for (int i = 0; i < 8; ++i) {
-        for (int half = 0; half < 2; ++half) {
-          to[wide_byte(i / 4, i % 4, half)] = static_cast<char>(codes[i][half]);
-        }
-      }
+      std::memcpy(tile + dense3_half_at(block, pair, lane), &half, sizeof half);
       return;
     }
     std::uint32_t w0 = 0, w1 = 0;
@@ -278,7 +313,7 @@ class TileWriter {
     if (codes_ == Codes::nvfp4 || codes_ == Codes::sparse) {
       for (int i = 0; i < 8; ++i) {
         const std::int64_t k = first_ + 16 * i;
-        const std::uint8_t scale = inside(k) ? row.scale_byte(k) : 0;
+        const std::uint8_t scale = inside(k) ? row.scale_byte<16>(k) : 0;
         finite_ = finite_ && !e4m3_is_nan(scale);
         scales[scales_at(block, q, 8) + 8 * upper + i] = static_cast<char>(
             (scale & 0x7f) == 0 ? least_e5m3 : e5m3_of(static_cast<std::uint8_t>(scale & 0x7f)));
@@ -286,7 +321,7 @@ class TileWriter {
     } else if (codes_ == Codes::dense3) {
       for (int i = 0; i < 4; ++i) {
         const std::int64_t k = first_ + 32 * i;
-        const std::uint8_t scale = inside(k) ? row.scale_byte(k) : 0;
+        const std::uint8_t scale = inside(k) ? row.scale_byte<32>(k) : 0;
         finite_ = finite_ && scale < 0x7f;  // no sign either
         scales[scales_at(block, q, 4) + 4 * upper + i] =
             static_cast<char>(scale == 0 ? 0 : e5m3_of(scale));
@@ -294,7 +329,7 @@ class TileWriter {
     } else if (mx(codes_)) {
       for (int i = 0; i < 4; ++i) {
         const std::int64_t k = first_ + 32 * i;
-        if (inside(k)) finite_ = finite_ && row.scale_byte(k) < 255;
+        if (inside(k)) finite_ = finite_ && row.scale_byte<32>(k) < 255;
         scales[scales_at(block, q, 4) + 4 * upper + i] =
             static_cast<char>(inside(k) ? std::clamp(power(line, k), 1, most_power(bf16)) : 1);
       }
@@ -326,6 +361,7 @@ class TileWriter {
   const RowScale* scales_;
   std::int64_t first_ = 0;
   bool finite_ = true;
+  std::uint8_t codes_of_[FragmentLayout::tile_rows][FragmentLayout::tile_k];  // the step's
 };
 
 bool lay_out_rows(const FragmentLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
