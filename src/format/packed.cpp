@@ -10,7 +10,7 @@
 #include "core/check.hpp"
 #include "core/memory.hpp"
 #include "core/workspace.hpp"
-#include "cpu/pool.hpp"
+#include "cpu/free_threads.hpp"
 #include "format/rules.hpp"
 
 namespace shunt {
@@ -63,24 +63,13 @@ PackedMatrix tensors_of(const char* what, const FormatSpec& spec, std::int64_t n
   return matrix;
 }
 
-// fn(first row, end) in blocks of `block` rows, on threads of its own where the work is worth more
-// than starting them.
+// fn(first row, end) in blocks of `block` rows, on all free cores.
 template <class Fn>
 void for_row_blocks(std::int64_t rows, std::int64_t block, std::int64_t elements, Fn&& fn) {
-  const std::int64_t blocks = (rows + block - 1) / block;
-  const auto one = [&](std::size_t b) {
-    const std::int64_t first = static_cast<std::int64_t>(b) * block;
+  cpu_engine::on_free_cores((rows + block - 1) / block, elements, [&](std::int64_t b) {
+    const std::int64_t first = b * block;
     fn(first, std::min(first + block, rows));
-  };
-  constexpr std::int64_t worth_threads = std::int64_t{1} << 18;
-  const auto threads = static_cast<int>(
-      std::min<std::int64_t>({cpu_engine::free_cores(), blocks, elements / worth_threads}));
-  if (threads <= 1) {
-    for (std::int64_t b = 0; b < blocks; ++b) one(static_cast<std::size_t>(b));
-    return;
-  }
-  cpu_engine::Pool pool(threads, cpu_engine::Isa::scalar);
-  pool.run([&](cpu_engine::Team& team) { team.for_each(static_cast<std::size_t>(blocks), one); });
+  });
 }
 
 // Rows [first, end) of any float matrix as f32: to[end - first][k]. In tiles of 16 k, so that a

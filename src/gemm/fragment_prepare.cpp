@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/convert.hpp"
-#include "cpu/pool.hpp"
+#include "cpu/free_threads.hpp"
 #include "format/codes.hpp"
 #include "format/dense3.hpp"
 #include "gemm/cuda_engine.hpp"
@@ -245,9 +245,9 @@ class TileWriter {
       });
     }
     if (eight_bits(codes_) && codes_ != Codes::int8) {
-      bool nan = false;
-      for (int i = 0; i < count; ++i) nan |= e4m3_is_nan(to[i]);
-      finite_ = finite_ && !nan;
+      std::uint8_t most = 0;  // a NaN is the largest magnitude
+      for (int i = 0; i < count; ++i) most = std::max<std::uint8_t>(most, to[i] & 0x7f);
+      finite_ = finite_ && !e4m3_is_nan(most);
     }
   }
   int power(int row, std::int64_t k) const {
@@ -490,18 +490,9 @@ bool lay_out(const FragmentLayout& layout, const PackedMatrix& gate, const Packe
   }
   std::atomic<bool> finite{true};
   const std::int64_t tiles = layout.row_tiles();
-  const auto one = [&](std::size_t tile) {
-    if (!lay_out_rows(layout, gate, up, static_cast<std::int64_t>(tile), to)) finite = false;
-  };
-  constexpr std::int64_t worth_threads = std::int64_t{1} << 18;
-  const auto threads = static_cast<int>(std::min<std::int64_t>(
-      {cpu_engine::free_cores(), tiles, tiles * 128 * layout.k / worth_threads}));
-  if (threads <= 1) {
-    for (std::int64_t tile = 0; tile < tiles; ++tile) one(static_cast<std::size_t>(tile));
-  } else {
-    cpu_engine::Pool pool(threads, cpu_engine::Isa::scalar);
-    pool.run([&](cpu_engine::Team& team) { team.for_each(static_cast<std::size_t>(tiles), one); });
-  }
+  cpu_engine::on_free_cores(tiles, tiles * 128 * layout.k, [&](std::int64_t tile) {
+    if (!lay_out_rows(layout, gate, up, tile, to)) finite = false;
+  });
   return finite;
 }
 

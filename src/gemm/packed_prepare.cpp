@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/convert.hpp"
+#include "cpu/free_threads.hpp"
 #include "gemm/cuda_engine.hpp"
 
 namespace shunt::cuda_engine {
@@ -37,31 +38,38 @@ float scale_of(const PackedMatrix& m, std::int64_t row, std::int64_t block) {
 
 void lay_out(const PackedLayout& layout, const PackedMatrix& gate, const PackedMatrix* up,
              char* to) {
-  std::memset(to, 0, static_cast<std::size_t>(layout.group_bytes()));
+  std::memset(to + layout.scales_at(), 0,
+              static_cast<std::size_t>(layout.group_bytes() - layout.scales_at()));
   auto* const scales = reinterpret_cast<float*>(to + layout.scales_at());
-  for (std::int64_t at = 0; at < layout.rows(); ++at) {
-    const Source from = source_of(layout, gate, up, at);
-    if (from.matrix == nullptr) continue;
-    const char* const row =
-        from.matrix->values.as<const char>() + from.row * from.matrix->values.strides[0];
-    for (std::int64_t k = 0; k < layout.k; k += 16) {
-      const std::int64_t count = std::min<std::int64_t>(16, layout.k - k);
-      std::memcpy(to + layout.byte(at, k), row + k, static_cast<std::size_t>(count));
+  constexpr std::int64_t rows = PackedLayout::tile_rows;
+  const std::int64_t tiles_bytes = layout.steps() * PackedLayout::tile_bytes;  // of the same rows
+  const auto lay_out_rows = [&](std::int64_t tile) {
+    std::memset(to + tile * tiles_bytes, 0, static_cast<std::size_t>(tiles_bytes));
+    for (std::int64_t at = tile * rows; at < std::min(layout.rows(), (tile + 1) * rows); ++at) {
+      const Source from = source_of(layout, gate, up, at);
+      if (from.matrix == nullptr) continue;
+      const char* const row =
+          from.matrix->values.as<const char>() + from.row * from.matrix->values.strides[0];
+      const std::int64_t whole = layout.k / 16 * 16;
+      for (std::int64_t k = 0; k < whole; k += 16)
+        std::memcpy(to + layout.byte(at, k), row + k, 16);
+      if (whole < layout.k) {
+        std::memcpy(to + layout.byte(at, whole), row + whole,
+                    static_cast<std::size_t>(layout.k - whole));
+      }
+      if (!layout.block_scales()) scales[at] = scale_of(*from.matrix, from.row, 0);
     }
-    if (!layout.block_scales()) scales[at] = scale_of(*from.matrix, from.row, 0);
-  }
-  if (!layout.block_scales()) return;
-  for (std::int64_t tile = 0; tile < layout.row_tiles(); ++tile) {
+    if (!layout.block_scales()) return;
     for (const std::int64_t half : {0, 1}) {
       // The rows of either half of 16 lie in one block of 128 of their matrix.
-      const Source from = source_of(
-          layout, gate, up, tile * PackedLayout::tile_rows + (layout.paired ? 8 : 0) * half);
+      const Source from = source_of(layout, gate, up, tile * rows + (layout.paired ? 8 : 0) * half);
       if (from.matrix == nullptr) continue;
       for (std::int64_t step = 0; step < layout.steps(); ++step) {
         scales[(tile * layout.steps() + step) * 4 + half] = scale_of(*from.matrix, from.row, step);
       }
     }
-  }
+  };
+  cpu_engine::on_free_cores(layout.row_tiles(), layout.row_tiles() * rows * layout.k, lay_out_rows);
 }
 
 float weight_of(const PackedLayout& layout, const char* from, std::int64_t row, std::int64_t at) {
