@@ -72,18 +72,40 @@ void for_row_blocks(std::int64_t rows, std::int64_t block, std::int64_t elements
   });
 }
 
-// Rows [first, end) of any float matrix as f32: to[end - first][k]. In tiles of 16 k, so that a
-// transposed matrix is read by whole lines too.
-void read_rows(const Tensor& matrix, std::int64_t first, std::int64_t end, float* to) {
+// Rows [first, end) of any float matrix as f32: to[end - first][k].
+template <class Load>
+void read_rows(const Tensor& matrix, std::int64_t first, std::int64_t end, float* to,
+               const Load& load) {
   const std::int64_t k = matrix.shape[1];
+  if (matrix.strides[1] == 1) {
+    for (std::int64_t row = first; row < end; ++row) {
+      const std::int64_t from = row * matrix.strides[0];
+      for (std::int64_t i = 0; i < k; ++i) to[(row - first) * k + i] = load(from + i);
+    }
+    return;
+  }
+  // In tiles of 16 k, so that a transposed matrix is read by whole lines too.
   for (std::int64_t begin = 0; begin < k; begin += 16) {
     const std::int64_t last = std::min(begin + 16, k);
     for (std::int64_t row = first; row < end; ++row) {
       for (std::int64_t i = begin; i < last; ++i) {
-        to[(row - first) * k + i] =
-            load_f32(matrix.data, matrix.dtype, row * matrix.strides[0] + i * matrix.strides[1]);
+        to[(row - first) * k + i] = load(row * matrix.strides[0] + i * matrix.strides[1]);
       }
     }
+  }
+}
+void read_rows(const Tensor& matrix, std::int64_t first, std::int64_t end, float* to) {
+  const auto* const halves = matrix.as<const std::uint16_t>();
+  switch (matrix.dtype) {
+    case DType::f32:
+      return read_rows(matrix, first, end, to,
+                       [from = matrix.as<const float>()](std::int64_t i) { return from[i]; });
+    case DType::bf16:
+      return read_rows(matrix, first, end, to,
+                       [&](std::int64_t i) { return bf16_to_f32(halves[i]); });
+    default:
+      return read_rows(matrix, first, end, to,
+                       [&](std::int64_t i) { return load_f32(matrix.data, matrix.dtype, i); });
   }
 }
 

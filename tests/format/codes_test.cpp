@@ -71,6 +71,9 @@ TEST(Codes, E4m3RoundsOnce) {
     EXPECT_EQ(to_e4m3(-std::nextafter(tie, 1e9), 1), code + 129);
   }
   EXPECT_EQ(to_e4m3(1e30, 1), 0x7e);
+  EXPECT_EQ(to_e4m3(-1e300, 1e-300), 0xfe);
+  EXPECT_EQ(to_e4m3(-0.0, 1), 0x80);
+  EXPECT_EQ(to_e4m3(std::nan(""), 1), 0x7f);
 }
 
 TEST(Codes, ADoubleRoundsOnceToBf16AndF16) {
