@@ -67,7 +67,7 @@ class Context {
   Buffer allocate(std::size_t bytes) const;
   // Waits for everything enqueued. A CPU call has always finished when it returns.
   void synchronize() const;
-  // Copies between this device and the host, in the stream's order, and waits: for set-up.
+  // Copies on this device or from or to the host, in the stream's order, and waits: for set-up.
   void copy(void* to, const void* from, std::size_t bytes) const;
 
   cpu_engine::Pool& pool() const;       // for the CPU engine's own use

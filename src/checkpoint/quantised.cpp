@@ -9,7 +9,7 @@
 #include "core/check.hpp"
 #include "core/convert.hpp"
 #include "core/shape.hpp"
-#include "cpu/pool.hpp"
+#include "cpu/free_threads.hpp"
 #include "format/codes.hpp"
 
 namespace shunt {
@@ -83,21 +83,19 @@ void transpose(const Tensor& from, T* to) {
 void* Repacking::take(std::size_t bytes) {
   if (!memory_) memory_ = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
   memory_->push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
+  bytes_ += static_cast<std::int64_t>(bytes);
   std::byte* const data = memory_->back().get();
   return data + (64 - reinterpret_cast<std::uintptr_t>(data) % 64) % 64;
 }
 
 std::shared_ptr<const void> Repacking::finish(bool fill) {
   const cpu_engine::FloatMode mode;
-  if (!fill) work_.clear();
-  const auto one = [&](std::size_t i) { work_[i](); };
-  if (work_.size() > 3 && cpu_engine::free_cores() > 1) {
-    cpu_engine::Pool pool(cpu_engine::free_cores(), cpu_engine::Isa::scalar);
-    pool.run([&](cpu_engine::Team& team) { team.for_each(work_.size(), one); });
-  } else {
-    for (std::size_t i = 0; i < work_.size(); ++i) one(i);
+  if (fill) {
+    cpu_engine::on_free_cores(static_cast<std::int64_t>(work_.size()), bytes_,
+                              [&](std::int64_t i) { work_[static_cast<std::size_t>(i)](); });
   }
   work_.clear();
+  bytes_ = 0;
   return std::exchange(memory_, nullptr);
 }
 

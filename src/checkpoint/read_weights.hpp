@@ -15,6 +15,6 @@ namespace shunt {
 // Without `fill` memory that is taken for packed matrices holds nothing yet.
 LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
                           const QuantisedConfig& quantised, const LayerSpec& spec,
-                          const std::string& prefix, bool fill = true);
+                          const std::string& prefix, bool fill);
 
 }  // namespace shunt

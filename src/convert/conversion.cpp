@@ -292,7 +292,7 @@ void Conversion::write_module(ShardWriter& writer, const PackedModule& module) c
                                CheckpointAccess::model(checkpoint_).quantised, repacking);
   const std::string name = module.module + ".weight";
   const PackedMatrix matrix = reader.matrix(name, module.n, module.k);
-  const std::shared_ptr<const void> memory = repacking.finish();
+  const std::shared_ptr<const void> memory = repacking.finish(true);
   std::vector<std::uint8_t> bytes(
       static_cast<std::size_t>(module.n * module.k * bits(decoded()) / 8));
   const Tensor values = view(bytes.data(), decoded(), {module.n, module.k});

@@ -28,7 +28,12 @@ inline constexpr std::array<float, 64> dense3_values = [] {
   }
   return values;
 }();
-inline constexpr float dense3_most = 106 * dense3_unit;  // of their magnitudes
+inline constexpr float dense3_most = [] {  // of their magnitudes
+  float most = 0;
+  for (const float value : dense3_values)
+    most = value > most ? value : value < -most ? -value : most;
+  return most;
+}();
 
 // The window of weight i in a group's bytes, little endian: bits 3 (i - 1) to 3 i + 2.
 inline int dense3_window(const std::uint8_t* group, std::int64_t i) {

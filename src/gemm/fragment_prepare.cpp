@@ -255,10 +255,9 @@ class TileWriter {
   }
 
   void write_pair(int block, int pair, int lane, char* tile) {
-    // Of the lane's first code, and of the register's that is i of the pair's eight.
-    const std::uint8_t* const first = &codes_of_[16 * block + lane / 4][32 * pair + lane % 4 * 2];
-    const auto from = [&](int i) {
-      return first + i % 2 * 8 * FragmentLayout::tile_k + i / 4 * 16 + i % 4 / 2 * 8;
+    const auto from = [&](int i) {  // the two codes of register i of the pair's eight
+      const FragmentPlace at{block, 2 * pair + i / 4, lane, i % 4, 0};
+      return &codes_of_[shunt::cuda_engine::row_of(at)][column_of(at)];
     };
     char* const to = tile + codes_at(codes_, block, pair, lane);
     if (eight_bits(codes_)) {

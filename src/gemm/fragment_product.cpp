@@ -95,7 +95,8 @@ FewFragmentLaunch* few_launcher(const FragmentLayout& layout) {
 
 // Where all kernels multiply the same operands, scale nothing but whole sums and end alike: SiLU
 // and SiTU of pairs are exact in kernels for many rows where bulk stores cannot reach the results
-// (map_results()), and fast in those for few (docs/notes/cuda-layer.md, "Batch-invariant layers").
+// (map_results()), and fast in those for few; in f32 in none (docs/notes/cuda-layer.md,
+// "Batch-invariant layers").
 bool has_same_sums(const FragmentLayout& layout) {
   const Codes codes = layout.codes();
   return codes != Codes::int4 && codes != Codes::dense3 && codes != Codes::fp8_block &&

@@ -203,8 +203,8 @@ __host__ __device__ constexpr bool adds_up(PairEnd how) {
 // P: the operands. bf16: of that type, else f16; rows: of weights, a warp's, 16 * blocks; depth:
 // steps that a warp has under way, slot_bytes each; book_bytes: of shared memory, for what
 // write_book() writes, where any; rounds: rows are rounded on their way, one that is older in two
-// parts (Ahead); step_numbers: of a step along k, where `alone` is a form of its own (0: it is
-// not); stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
+// parts (Ahead); loads_only_row: `alone` is a form of its own, of step_numbers a step along k;
+// stage(), copy() and multiply(), and value(): the sums as mma.sync leaves them.
 template <class P, PairEnd how>
 __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_up(how) ? 1 : 3)
     pair_stream(const __grid_constant__ PairArgs args) {
@@ -456,7 +456,7 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   const int bytes = block_bytes<P>(summed, parts) + own_shared_bytes;
   if (bytes > most_bytes || blocks * bytes > gpu.shared_bytes) return false;
   *args.sum.heard = true;
-  constexpr PairEnd of_one = P::step_numbers > 0 ? PairEnd::alone : PairEnd::summed;
+  constexpr PairEnd of_one = P::loads_only_row ? PairEnd::alone : PairEnd::summed;
   const auto kernel =
       args.pairs == 1 ? launch_pair_stream<P, of_one> : launch_pair_stream<P, PairEnd::summed>;
   kernel(gpu, summed, parts, dim3(static_cast<unsigned>(tiles)));

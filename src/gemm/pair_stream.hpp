@@ -100,7 +100,8 @@ inline constexpr int own_shared_bytes = 1024;
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes);
 // Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
-// in shared memory: `rows` of a group's weights in tiles of 16, all of `steps` along k.
+// in shared memory and for shorter parts of some second products: `rows` of a group's weights in
+// tiles of 16, all of `steps` along k.
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors);
 // What such a product of a layer is predicted to take, in microseconds, for so many bytes of
 // weights.

@@ -13,7 +13,7 @@ class Stream16 {
  public:
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = 2048;
   static constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>, rounds = false;
-  static constexpr int step_numbers = 0;
+  static constexpr bool loads_only_row = false;
   static constexpr int book_bytes = 0;
   static constexpr int pitch(int steps) { return steps * 128 + 16; }
 

@@ -17,7 +17,7 @@ template <bool bf16_, int depth_>
 class StreamFp8 {
  public:
   static constexpr bool bf16 = bf16_, rounds = true;
-  static constexpr int step_numbers = 0;
+  static constexpr bool loads_only_row = false;
   static constexpr int blocks = 1, rows = 16, depth = depth_, slot_bytes = rows * 128 + 16;
   static constexpr int book_bytes = 0;
   // A row's numbers, 32 in the order of mma.sync's lanes: the q-th of four has 4 q .. and 16 + 4 q

@@ -17,7 +17,9 @@ class StreamFragments {
   using L = L_;
   static constexpr bool bf16 = L::bf16, rounds = false;
   static constexpr int tokens = 8, blocks = blocks_, rows = 16 * blocks, depth = depth_;
-  static constexpr int step_numbers = eight_bits(L::codes) ? 0 : 128;
+  // Codes of 8 bits lost by it (docs/notes/cuda-layer.md, "A warp brings its own rows").
+  static constexpr bool loads_only_row = !eight_bits(L::codes);
+  static constexpr int step_numbers = 128;  // along k
   static constexpr int book_bytes = L::Book::bytes;
   static constexpr int code_bytes = blocks * L::pairs * 32 * lane_bytes(L::codes);
   static constexpr int position_bytes = L::sparse ? 256 * blocks : 0;
@@ -62,7 +64,7 @@ class StreamFragments {
   }
   __device__ __forceinline__ static void stage(const PairArgs& args, const StreamedRows& of,
                                                unsigned char* shared, const Staging& by) {
-    stage_as_they_are(args, of, shared_address(shared), 128, by);
+    stage_as_they_are(args, of, shared_address(shared), step_numbers, by);
   }
   // The next step, to a slot: where the lane's first 16 bytes go.
   __device__ __forceinline__ void copy(std::uint32_t slot) {
@@ -132,6 +134,7 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   using Two = OfLane<L, 2>;
   constexpr int deep = 9 * 1024 / One::bytes, shallow = 7 * 1024 / One::bytes;
   constexpr bool wide = eight_bits(L::codes);
+  // Measured: docs/notes/cuda-layer.md, "Tiles of 32 rows in every format".
   const int longest_of_early = wide ? 16 : L::codes == Codes::int4 ? 10 : 12;
   return launch_pair_stream<One::template Stream, deep, shallow>(
              gpu, args,

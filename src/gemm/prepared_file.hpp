@@ -35,8 +35,8 @@ PreparedWeights read_saved_words(const Context& context, const std::string& wher
 void write_with_checksums(const std::string& path,
                           const std::vector<std::pair<std::string, Tensor>>& tensors,
                           std::map<std::string, std::string> metadata);
-// Throws Error{bad_file} naming the first tensor whose bytes have another. Those without, of files
-// from before there were any, pass.
+// Throws Error{bad_file} naming the first tensor whose bytes have another, or that has none where
+// others have. Files from before there were any pass.
 void check_checksums(const SafetensorsFile& file);
 
 }  // namespace shunt

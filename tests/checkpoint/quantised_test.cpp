@@ -104,11 +104,25 @@ TEST_P(Quantised, FormatsAndSizesAreThereBeforeNumbers) {
   const ExpertWeights experts = CheckpointAccess::unfilled_weights(checkpoint, 0).experts;
   for (const auto list :
        {&ExpertWeights::packed_gate, &ExpertWeights::packed_up, &ExpertWeights::packed_down}) {
+    ASSERT_FALSE((filled.*list).empty());
     ASSERT_EQ((experts.*list).size(), (filled.*list).size());
     for (std::size_t e = 0; e < (experts.*list).size(); ++e) {
       EXPECT_EQ((experts.*list)[e].format, (filled.*list)[e].format);
       EXPECT_EQ((experts.*list)[e].bytes(), (filled.*list)[e].bytes());
     }
+  }
+}
+
+TEST(Repacking, WorksOnlyWhereItIsAskedTo) {
+  for (const bool fill : {true, false}) {
+    Repacking repacking;
+    auto* const memory = static_cast<char*>(repacking.take(1));
+    *memory = 0;
+    repacking.later([&] { *memory = 1; });
+    const std::shared_ptr<const void> kept = repacking.finish(fill);
+    EXPECT_NE(kept, nullptr);
+    EXPECT_EQ(*memory, fill ? 1 : 0);
+    EXPECT_EQ(repacking.finish(fill), nullptr);
   }
 }
 

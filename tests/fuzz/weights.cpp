@@ -150,8 +150,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const shunt::LayerSpec spec = model.spec(0);
     const std::string prefix = fixture.file.names().front().substr(
         0, fixture.file.names().front().find("layers.0.") + std::strlen("layers.0."));
-    const shunt::LayerWeights weights = shunt::read_weights(
-        shunt::TensorStore::of("folder", tensors), model.plan.names, model.quantised, spec, prefix);
+    const shunt::LayerWeights weights =
+        shunt::read_weights(shunt::TensorStore::of("folder", tensors), model.plan.names,
+                            model.quantised, spec, prefix, true);
     read_all(weights.experts.packed_gate);
     read_all(weights.experts.packed_up);
     read_all(weights.experts.packed_down);

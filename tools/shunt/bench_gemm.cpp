@@ -126,9 +126,7 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   made.unpacked.resize(numbers.size());
   unpack(packed.matrix(), view(made.unpacked.data(), {spec.n, spec.k}));
   const std::vector<PackedMatrix> all(at(spec.groups), packed.matrix());
-  for (std::int64_t i = 0; i < n; ++i) {
-    prepare_one_more(context, spec.dtype, all, spec.rows, made.memory, made.prepared);
-  }
+  prepare_copies(context, spec.dtype, all, spec.rows, n, made.memory, made.prepared);
   if (spec.rows == RowFormat::as_dtype || spec.rows == RowFormat::nvfp4) return;
   // Each row begins elsewhere among a million that are drawn: drawing all takes longer than the
   // rest.

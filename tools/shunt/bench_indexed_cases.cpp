@@ -74,9 +74,7 @@ void IndexedMatrices::pack_all(const Context& context, std::int64_t copies) {
   }
   std::vector<PackedMatrix> all;
   for (int g = 0; g < spec_.groups; ++g) all.push_back(packed[at(g) % packed.size()].matrix());
-  for (std::int64_t i = 0; i < copies; ++i) {
-    prepare_one_more(context, spec_.dtype, all, RowFormat::as_dtype, memory_, prepared_);
-  }
+  prepare_copies(context, spec_.dtype, all, RowFormat::as_dtype, copies, memory_, prepared_);
 }
 
 void IndexedMatrices::prepare_all(const Context& context, std::int64_t copies) {

@@ -23,22 +23,22 @@ BenchMatrix::BenchMatrix(const Context& host, const FormatSpec& format, const Te
   }
 }
 
-void prepare_one_more(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
-                      RowFormat rows, std::vector<Buffer>& memory,
-                      std::vector<PreparedWeights>& prepared) {
-  if (prepared.empty()) {
-    const PackedMatrix& one = all.front();
-    memory.push_back(
-        context.allocate(prepared_bytes(context, dtype, prepared_format(all),
-                                        static_cast<int>(all.size()), one.n, one.k, false, rows)));
-    prepared.push_back(prepare_packed(context, dtype, all, memory.back(), rows));
-    return;
+void prepare_copies(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
+                    RowFormat rows, std::int64_t copies, std::vector<Buffer>& memory,
+                    std::vector<PreparedWeights>& prepared) {
+  const PackedMatrix& one = all.front();
+  const std::size_t bytes = prepared_bytes(context, dtype, prepared_format(all),
+                                           static_cast<int>(all.size()), one.n, one.k, false, rows);
+  for (std::int64_t i = 0; i < copies; ++i) {
+    memory.push_back(context.allocate(bytes));
+    if (i == 0) {
+      prepared.push_back(prepare_packed(context, dtype, all, memory.back(), rows));
+      continue;
+    }
+    prepared.push_back(prepared.front());
+    prepared.back().data = memory.back().data();
+    context.copy(prepared.back().data, prepared.front().data, bytes);
   }
-  PreparedWeights more = prepared.front();
-  memory.push_back(context.allocate(more.bytes));
-  more.data = memory.back().data();
-  context.copy(more.data, prepared.front().data, more.bytes);
-  prepared.push_back(more);
 }
 
 }  // namespace shunt::tool

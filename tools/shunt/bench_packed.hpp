@@ -25,10 +25,10 @@ class BenchMatrix {
   PackedMatrix matrix_;
 };
 
-// One more of the same prepared weights at the end of both, in memory of its own: laid out where
-// there are none, else copied, which takes a fraction of that time.
-void prepare_one_more(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
-                      RowFormat rows, std::vector<Buffer>& memory,
-                      std::vector<PreparedWeights>& prepared);
+// So many of the same prepared weights, each in memory of its own: laid out once and copied, which
+// takes a fraction of that time.
+void prepare_copies(const Context& context, DType dtype, const std::vector<PackedMatrix>& all,
+                    RowFormat rows, std::int64_t copies, std::vector<Buffer>& memory,
+                    std::vector<PreparedWeights>& prepared);
 
 }  // namespace shunt::tool

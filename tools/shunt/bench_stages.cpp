@@ -272,13 +272,12 @@ void bench_gemm(const BenchPlan& plan, const Context& context, Emit& emit) {
     std::vector<PreparedWeights> prepared;
     // Packed once: that takes longer than measuring.
     std::optional<BenchMatrix> one_matrix;
-    if (packed) one_matrix.emplace(context, plan.format, pool.take(shape.n, shape.k));
-    for (std::int64_t i = 0; i < copies; ++i) {
-      if (packed) {
-        const std::vector<PackedMatrix> all(at(groups), one_matrix->matrix());
-        prepare_one_more(context, plan.dtype, all, RowFormat::as_dtype, memory, prepared);
-        continue;
-      }
+    if (packed) {
+      one_matrix.emplace(context, plan.format, pool.take(shape.n, shape.k));
+      const std::vector<PackedMatrix> all(at(groups), one_matrix->matrix());
+      prepare_copies(context, plan.dtype, all, RowFormat::as_dtype, copies, memory, prepared);
+    }
+    for (std::int64_t i = 0; i < (packed ? 0 : copies); ++i) {
       memory.push_back(context.allocate(one));
       std::vector<Tensor> matrices;
       matrices.reserve(at(groups));
