@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/excluded.hpp"
+#include "checkpoint/repacking.hpp"
 #include "checkpoint/tensor_store.hpp"
 #include "shunt/format.hpp"
 
@@ -59,21 +60,6 @@ struct QuantisedConfig {
 QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& object);
 // The text of ModelOpt's hf_quant_config.json.
 QuantisedConfig read_quantised_beside(const std::string& where, const std::string& text);
-
-// Memory for what a dialect does not store as a PackedMatrix wants it, and the work of filling it:
-// all at once, on all cores, when everything has been checked.
-class Repacking {
- public:
-  void* take(std::size_t bytes);
-  void later(std::function<void()> work) { work_.push_back(std::move(work)); }
-  // Does it, or nothing of it. The memory; null when none was taken.
-  std::shared_ptr<const void> finish(bool fill);
-
- private:
-  std::int64_t bytes_ = 0;  // taken
-  std::shared_ptr<std::vector<std::unique_ptr<std::byte[]>>> memory_;
-  std::vector<std::function<void()>> work_;
-};
 
 // The linear layers of one checkpoint.
 class QuantisedReader {

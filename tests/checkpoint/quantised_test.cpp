@@ -113,19 +113,6 @@ TEST_P(Quantised, FormatsAndSizesAreThereBeforeNumbers) {
   }
 }
 
-TEST(Repacking, WorksOnlyWhereItIsAskedTo) {
-  for (const bool fill : {true, false}) {
-    Repacking repacking;
-    auto* const memory = static_cast<char*>(repacking.take(1));
-    *memory = 0;
-    repacking.later([&] { *memory = 1; });
-    const std::shared_ptr<const void> kept = repacking.finish(fill);
-    EXPECT_NE(kept, nullptr);
-    EXPECT_EQ(*memory, fill ? 1 : 0);
-    EXPECT_EQ(repacking.finish(fill), nullptr);
-  }
-}
-
 // What experts of the fixture decode to must be what the changed checkpoint's decode to.
 void expect_same_values(const std::string& changed_folder, const char* name) {
   const Checkpoint here = Checkpoint::open(changed_folder);
