@@ -5,8 +5,10 @@
 # Of each stage some tests that run its kernels over ragged groups, tails and odd places: whole suites, whose references
 # run on the CPU beside a tool, would take too long to be run often. What a tool cannot follow is left out for it, and why:
 # - racecheck: arrivals by one lane for its warp (few rows in fp8), sums that blocks of a cluster put into each other's
-#   shared memory, and dense3's book, which does not end in minutes;
-# - synccheck: a named barrier at which warps wait in two places of the program, which PTX allows (few rows).
+#   shared memory; and what does not end in minutes: dense3's book (so PairSum), order and gather but for graphs and
+#   what is illegal;
+# - synccheck: a named barrier at which warps wait in two places of the program, which PTX allows (few rows, which
+#   PairSum's products are compared with).
 set -uo pipefail
 
 [[ $# -ge 1 && -d $1 && ${2:-memcheck} =~ ^(mem|race|init|sync)check$ ]] || { echo 'sanitize.sh FOLDER [memcheck|racecheck|initcheck|synccheck]' >&2 && exit 2; }
@@ -17,17 +19,18 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 # room|filter|the tools that it is for
 cases='
 gemm|HopperGemm.EveryEpilogue:HopperGemm.GatheredRows:HopperGemm.F16*|memcheck initcheck
-gemm|PairSum.*|memcheck initcheck synccheck
+gemm|PairSum.*|memcheck initcheck
 gemm|PackedGemm.EveryEpilogue:PackedGemm.F16Saturates:PackedGemm.ScalesOfEveryKind|memcheck
 gemm|Fp8Gemm.EveryEpilogue:Fp8Gemm.F16Saturates|memcheck
 gemm|WalkPlans.*:GroupedGemmOnGpu.*:IndexedGemmOnGpu.*:OrderedGemm.*|memcheck
 layer|GivenIds.*:SharedExpertBeside.*:LayerInF16.*|memcheck
 layer|OneRowAToken.*:FoldedShared.*|memcheck
 route|Router.*:RoutePolicy.*:RouteManyRows.*|memcheck
-order|OrderGpu.*:GatherOnGpu.*|memcheck racecheck
-combine|CombineOnGpu.*|memcheck
-activate|*ActivateOn*|memcheck racecheck
-shuffle|Shuffle*:ScatterAddOnGpu.*|memcheck racecheck
+order|OrderGpu.*:GatherOnGpu.*|memcheck
+order|OrderGpu.Z*:OrderGpu.Graph*:OrderGpu.Illegal*:GatherOnGpu.Graph*:GatherOnGpu.Illegal*|racecheck synccheck
+combine|CombineOnGpu.*|memcheck synccheck
+activate|*ActivateOn*|memcheck racecheck synccheck
+shuffle|Shuffle*:ScatterAddOnGpu.*|memcheck racecheck synccheck
 route_and_order|RouteAndOrder.*|memcheck
 '
 work=$(mktemp -d)
