@@ -50,6 +50,7 @@ struct FewChain {
   int pairs = 0;
   int tokens = 0;           // of the pairs
   bool rows_older = false;  // than the grid before this one: what the product reads rows from
+  bool beside = false;      // other products run beside it, on another stream
   std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
   NextWeights next;
   PairSum sum;      // of a product with ids and one token, whose pairs are of different groups

@@ -47,6 +47,14 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   return pays ? few : PairPlan{};
 }
 
+int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_bytes) {
+  const std::int64_t share = (blocks + multiprocessors - 1) / multiprocessors;
+  if (share < 2) return 0;
+  const std::int64_t room = shared_bytes + own_shared_bytes;
+  const std::int64_t least = room / (share + 1) + 1 - own_shared_bytes;  // one more does not fit
+  return static_cast<int>((std::max<std::int64_t>(least, 0) + 127) / 128 * 128);
+}
+
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors) {
   constexpr int warps = 16, most_parts = 8, longest = 16;
   const std::int64_t of_group = (rows + 15) / 16;

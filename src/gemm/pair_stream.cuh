@@ -14,11 +14,13 @@
 //      others have the same
 //   3. starts its weights. Where ids are older than the grid before this one, this comes first and
 //      only rows wait: the second product's weights are on their way while the first one's blocks
-//      end, as far as these leave room
+//      end, as far as these leave room. It starts when the first one has its ids or, where each of
+//      that one's warps has many steps, has ordered most of its weights
 //   4. multiplies, step after step
 //   5. adds its warps' sums in the order of k, finishes them as finish.cuh says
 // Where a product adds up one token's rows (pair_sum.cuh) a block has one tile of all groups hit, a
-// set of warps each, with a row of its own.
+// set of warps each, with a row of its own. Blocks of a second product ask for as much shared
+// memory as leaves no multiprocessor more than its share of them (share_bytes()).
 //
 // Bytes: weights of the groups hit once, rows once a block. Time predicted on an H200: 1.3 us +
 // bytes / 4.6 TB/s, and where a product before it is waited for 1.5 us behind that one's end.
@@ -64,6 +66,9 @@ constexpr int block_bytes(const PairArgs& args, int parts) {
          (args.sum.out != nullptr ? 4 * args.sets * P::rows : 0);
 }
 inline constexpr int most_pair_threads = 512;
+// Steps that the first warp of a block to get there has left to order when the next product may
+// start, where it waits for that.
+inline constexpr int next_left = 8;
 
 #if defined(SHUNT_SM_90A)
 
@@ -231,7 +236,7 @@ __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_u
   }
   if (!early) {
     wait_for_predecessor();
-    let_successor_start();
+    if (!args.next_waits) let_successor_start();
   }
   const auto none = static_cast<unsigned>(args.groups);
   unsigned id = none;
@@ -302,6 +307,9 @@ __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_u
     if (begin + i < end) operands.copy(copied_to + static_cast<std::uint32_t>(i * P::slot_bytes));
     cp_async_commit();
   }
+  // The step at which few enough are left to order for the next product's weights.
+  const int next_at = args.next_waits ? end - next_left - P::depth - 1 : end;
+  if (next_at < begin) let_successor_start();
   if constexpr (P::rounds) {
     if (staged) ahead.end(args);
   }
@@ -340,6 +348,7 @@ __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_u
     operands.multiply(ring + slot, ring_at + static_cast<std::uint32_t>(slot), at);
     __syncwarp();
     if (at + P::depth < end) operands.copy(static_cast<std::uint32_t>(slot) * one + copied_to);
+    if (at == next_at) let_successor_start();
     cp_async_commit();
     slot = slot + P::slot_bytes == P::depth * P::slot_bytes ? 0 : slot + P::slot_bytes;
   }
@@ -412,6 +421,13 @@ inline int most_groups_hit(const PairArgs& args) {
   return std::min(args.pairs, args.groups + more);
 }
 
+// Whether blocks of an early product are shared out, and of the one before it start them late. Only
+// dependent launches overlap; layers of one token and two with other products beside these lost by
+// it (docs/notes/cuda-layer.md, "Even shares of down's blocks").
+inline bool paces_blocks(const Gpu& gpu, const PairArgs& args) {
+  return gpu.dependent_launch && (!args.beside || args.tokens > 2);
+}
+
 // The launcher's of args, for rows in so many parts of k.
 template <class P>
 PairArgs cut(PairArgs args, int parts, int sets) {
@@ -430,10 +446,17 @@ PairArgs cut(PairArgs args, int parts, int sets) {
 template <class P, PairEnd how>
 void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 grid) {
   prefer_shared_memory(pair_stream<P, how>);
+  int bytes = block_bytes<P>(args, parts);
+  if (args.early && paces_blocks(gpu, args)) {
+    // As many as can be: what is left over would wait for a block to end.
+    const int groups = adds_up(how) ? 1 : std::min(args.pairs, args.groups);
+    bytes = std::max(
+        bytes, share_bytes(std::int64_t{groups} * grid.x, gpu.multiprocessors, gpu.shared_bytes));
+  }
   launch("grouped_gemm", gpu,
          {.grid = grid,
           .block = dim3(32, static_cast<unsigned>(parts), static_cast<unsigned>(args.sets)),
-          .shared = static_cast<std::size_t>(block_bytes<P>(args, parts))},
+          .shared = static_cast<std::size_t>(bytes)},
          pair_stream<P, how>, args);
 }
 
@@ -491,7 +514,10 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                         : biased  ? launch_pair_stream<Of, PairEnd::biased>
                         : weighed ? launch_pair_stream<Of, PairEnd::weighed>
                                   : launch_pair_stream<Of, PairEnd::plain>;
-    kernel(gpu, cut<Of>(args, plan.parts, plan.sets), plan.parts,
+    PairArgs of = cut<Of>(args, plan.parts, plan.sets);
+    of.next_waits = !args.early && paces_blocks(gpu, args) && plan.warps <= limits.most_late &&
+                    of.each >= 2 * Of::depth;
+    kernel(gpu, of, plan.parts,
            dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
                 static_cast<unsigned>(most_groups_hit(args))));
   };

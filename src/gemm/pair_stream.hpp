@@ -30,6 +30,7 @@ struct PairArgs {
   int slots = 0;
   bool early = false;       // weights and ids are older than the grid before this one
   bool rows_older = false;  // the source is
+  bool beside = false;      // as FewChain
   Finish finish;
   PairSum sum;
   // The launcher's: the first `more` of the warps that share out k have `each` + 1 steps; sets of
@@ -37,6 +38,7 @@ struct PairArgs {
   // up.
   int each = 1, more = 0, sets = 1, pitch = 0, ring_bytes = 0;
   unsigned slots_inverse = 0;
+  bool next_waits = false;  // a block lets the next product start when few steps are left to order
 };
 
 // From any of the kernels' arguments for the same product.
@@ -59,6 +61,7 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
           .slots = args.permutation != nullptr ? args.slots : 0,
           .early = args.early,
           .rows_older = chain.rows_older,
+          .beside = chain.beside,
           .finish = args.finish,
           .sum = chain.sum};
 }
@@ -84,6 +87,7 @@ struct PairLimits {
   int most_parts = 8;         // a power of two
   int longest_of_more = 24;   // steps that one of 24 warps has at most
   int longest_of_early = 16;  // and one of 16, of some tokens' rows that wait for nothing else
+  int most_late = 24;         // of warps, where the next product may start late (next_waits)
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
 struct PairSizes {
@@ -99,6 +103,10 @@ struct PairSizes {
 inline constexpr int own_shared_bytes = 1024;
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes);
+// What a block of an early product asks of shared memory at least, so that no multiprocessor holds
+// more than its share of so many blocks: they come one by one as those of the product before end,
+// and whichever has room first would take the most of them. 0 where a share is one block.
+int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_bytes);
 // Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
 // in shared memory and for shorter parts of some second products: `rows` of a group's weights in
 // tiles of 16, all of `steps` along k.

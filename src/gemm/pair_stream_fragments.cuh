@@ -136,19 +136,23 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   constexpr bool wide = eight_bits(L::codes);
   // Measured: docs/notes/cuda-layer.md, "Tiles of 32 rows in every format".
   const int longest_of_early = wide ? 16 : L::codes == Codes::int4 ? 10 : 12;
+  // Likewise, "Weights of down behind those of gate_up".
+  const int most_late = L::codes == Codes::dense3 ? 0 : L::codes == Codes::int4 ? 16 : 24;
   return launch_pair_stream<One::template Stream, deep, shallow>(
              gpu, args,
              {.least = 1,
               .most = 24,
               .longest = wide ? 16 : 10,
-              .longest_of_early = longest_of_early}) ||
+              .longest_of_early = longest_of_early,
+              .most_late = most_late}) ||
          launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
              gpu, args,
              {.least = 1,
               .most = 16,
               .longest = 16,
               .most_parts = 1,
-              .longest_of_early = longest_of_early});
+              .longest_of_early = longest_of_early,
+              .most_late = most_late});
 }
 
 }  // namespace

@@ -138,7 +138,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     cuda_engine::FewChain chain{.ids = ids.as<std::int32_t>(),
                                 .given = {.distinct = !may_repeat},
                                 .pairs = static_cast<int>(pairs),
-                                .tokens = static_cast<int>(tokens)};
+                                .tokens = static_cast<int>(tokens),
+                                .beside = beside};
     if (routed_before) {
       if (in.expert_map) {
         chain.given.map = in.expert_map.as<std::int32_t>();
@@ -185,6 +186,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       // As pairs, all of one group: rows behind the valid ones as well, which nobody reads.
       up.chain.ids = static_cast<const std::int32_t*>(group_0.data());
       up.chain.pairs = up.chain.tokens = static_cast<int>(tokens);
+      up.chain.beside = true;
       up.valid = nullptr;
     }
     MlpInput down = up;

@@ -136,6 +136,29 @@ TEST(PairPlan, BlocksThatFitSharedMemory) {
   EXPECT_EQ(cut().parts, 1);
 }
 
+// A multiprocessor has room for its share of blocks and for no more: four of the 448 of down of
+// DeepSeek-V3's one token.
+TEST(PairPlan, SharesOfBlocks) {
+  constexpr std::int64_t all = shared_bytes + own_shared_bytes;
+  const auto bytes = [](std::int64_t blocks) {
+    return share_bytes(blocks, multiprocessors, shared_bytes);
+  };
+  for (const int share : {2, 3, 4, 5, 8, 16}) {
+    for (const int blocks : {multiprocessors * (share - 1) + 1, multiprocessors * share}) {
+      EXPECT_EQ(bytes(blocks) % 128, 0);
+      EXPECT_LE(share * (bytes(blocks) + own_shared_bytes), all) << share;
+      EXPECT_GT((share + 1) * (bytes(blocks) + own_shared_bytes), all) << share;
+    }
+  }
+  EXPECT_EQ(bytes(448), 45696);
+  EXPECT_EQ(bytes(multiprocessors), 0);  // one each
+  EXPECT_EQ(bytes(4), 0);
+  // A share is never more than what a block may ask for.
+  for (const std::int64_t less : {std::int64_t{99} * 1024, shared_bytes}) {
+    EXPECT_LE(share_bytes(multiprocessors + 1, multiprocessors, less), less);
+  }
+}
+
 // gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.
 TEST(PairPlan, WhatIsOnePass) {
   EXPECT_TRUE(in_one_pass(1024, 32, 10, multiprocessors));
