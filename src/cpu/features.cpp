@@ -171,7 +171,8 @@ const char* to_string(Tuning tuning) { return tuning == Tuning::zen5 ? "zen5" : 
 Features tuned(Features f, Tuning tuning) {
   const bool zen5 = tuning == Tuning::zen5;
   f.tuning = tuning;
-  f.fetch_ahead = zen5 ? 8192 : Features{}.fetch_ahead;
+  // Measured on Zen 5 and on a Xeon with AMX (docs/notes/cpu-packed.md).
+  f.fetch_ahead = zen5 || f.amx_tile ? 8192 : Features{}.fetch_ahead;
   f.shifts_beside_dots = zen5;
   f.int8_by_words = zen5 && f.avx512_vnni;
   f.fewer_loads = zen5;

@@ -70,6 +70,8 @@ TEST(Features, TuningIsWhatFamiliesWereMeasuredToWant) {
   EXPECT_TRUE(zen5.int8_by_words && zen5.shifts_beside_dots && zen5.fewer_loads);
   EXPECT_GT(zen5.fetch_ahead, common.fetch_ahead);
   EXPECT_EQ(tuned(zen5, Tuning::common).fetch_ahead, common.fetch_ahead);
+  f.amx_tile = true;
+  EXPECT_EQ(tuned(f, Tuning::common).fetch_ahead, zen5.fetch_ahead);
   f.avx512_vnni = false;  // which words need
   EXPECT_FALSE(tuned(f, Tuning::zen5).int8_by_words);
 }
