@@ -98,4 +98,21 @@ inline void check_edits(const std::vector<Edit>& edits) {
   }
 }
 
+// What experts of the fixture decode to must be what the changed checkpoint's decode to.
+inline void expect_same_values(const std::string& changed_folder, const char* name) {
+  const Checkpoint here = Checkpoint::open(changed_folder);
+  const Checkpoint fixture = Checkpoint::open(quantised_folder + "/" + name);
+  const LayerWeights now_all = here.weights(0), then_all = fixture.weights(0);
+  const ExpertWeights &now = now_all.experts, &then = then_all.experts;
+  ASSERT_EQ(now.packed_down.size(), then.packed_down.size());
+  for (std::size_t e = 0; e < then.packed_down.size(); ++e) {
+    const PackedMatrix& a = now.packed_down[e];
+    const PackedMatrix& b = then.packed_down[e];
+    std::vector<float> got(static_cast<std::size_t>(a.n * a.k)), wanted(got.size());
+    unpack(a, view(got.data(), {a.n, a.k}));
+    unpack(b, view(wanted.data(), {b.n, b.k}));
+    EXPECT_EQ(got, wanted);
+  }
+}
+
 }  // namespace shunt::test
