@@ -55,6 +55,10 @@ int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_by
   return static_cast<int>((std::max<std::int64_t>(least, 0) + 127) / 128 * 128);
 }
 
+bool paces_blocks(const Gpu& gpu, const PairArgs& args) {
+  return gpu.dependent_launch && (!args.beside || args.tokens > 2);
+}
+
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors) {
   constexpr int warps = 16, most_parts = 8, longest = 16;
   const std::int64_t of_group = (rows + 15) / 16;

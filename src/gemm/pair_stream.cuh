@@ -421,13 +421,6 @@ inline int most_groups_hit(const PairArgs& args) {
   return std::min(args.pairs, args.groups + more);
 }
 
-// Whether blocks of an early product are shared out, and of the one before it start them late. Only
-// dependent launches overlap; layers of one token and two with other products beside these lost by
-// it (docs/notes/cuda-layer.md, "Even shares of down's blocks").
-inline bool paces_blocks(const Gpu& gpu, const PairArgs& args) {
-  return gpu.dependent_launch && (!args.beside || args.tokens > 2);
-}
-
 // The launcher's of args, for rows in so many parts of k.
 template <class P>
 PairArgs cut(PairArgs args, int parts, int sets) {
@@ -448,10 +441,8 @@ void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 gr
   prefer_shared_memory(pair_stream<P, how>);
   int bytes = block_bytes<P>(args, parts);
   if (args.early && paces_blocks(gpu, args)) {
-    // As many as can be: what is left over would wait for a block to end.
-    const int groups = adds_up(how) ? 1 : std::min(args.pairs, args.groups);
     bytes = std::max(
-        bytes, share_bytes(std::int64_t{groups} * grid.x, gpu.multiprocessors, gpu.shared_bytes));
+        bytes, share_bytes(std::int64_t{grid.x} * grid.y, gpu.multiprocessors, gpu.shared_bytes));
   }
   launch("grouped_gemm", gpu,
          {.grid = grid,

@@ -159,6 +159,21 @@ TEST(PairPlan, SharesOfBlocks) {
   }
 }
 
+TEST(PairPlan, WhatIsPaced) {
+  const auto paced = [](bool dependent, bool beside, int tokens) {
+    Gpu gpu;
+    gpu.dependent_launch = dependent;
+    PairArgs args;
+    args.beside = beside, args.tokens = tokens;
+    return paces_blocks(gpu, args);
+  };
+  for (const int tokens : {1, 2, 3, 8}) {
+    EXPECT_TRUE(paced(true, false, tokens));
+    EXPECT_EQ(paced(true, true, tokens), tokens > 2);
+    EXPECT_FALSE(paced(false, false, tokens));
+  }
+}
+
 // gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.
 TEST(PairPlan, WhatIsOnePass) {
   EXPECT_TRUE(in_one_pass(1024, 32, 10, multiprocessors));
