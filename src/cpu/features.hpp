@@ -47,8 +47,7 @@ struct Features {
   bool int8_by_words = false;
   // As many loads as products of vectors pass at a time: what saves loads and costs registers pays.
   bool fewer_loads = false;
-  // How many bytes before they are read packed weights are best fetched to the L1: more of them
-  // are on their way at a time where a core's share of the memory is fast.
+  // How many bytes before they are read packed weights are best fetched to the L1.
   std::size_t fetch_ahead = 2048;
 
   std::vector<std::string> flags() const;  // the names of those that are set

@@ -27,7 +27,7 @@ layer|GivenIds.*:SharedExpertBeside.*:LayerInF16.*|memcheck
 layer|OneRowAToken.*:FoldedShared.*|memcheck
 route|Router.*:RoutePolicy.*:RouteManyRows.*|memcheck
 order|OrderGpu.*:GatherOnGpu.*|memcheck
-order|OrderGpu.Z*:OrderGpu.Graph*:OrderGpu.Illegal*:GatherOnGpu.Graph*:GatherOnGpu.Illegal*|racecheck synccheck
+order|OrderGpu.ZeroesAnyBytes:OrderGpu.Graph*:OrderGpu.Illegal*:GatherOnGpu.Graph*:GatherOnGpu.Illegal*|racecheck synccheck
 combine|CombineOnGpu.*|memcheck synccheck
 activate|*ActivateOn*|memcheck racecheck synccheck
 shuffle|Shuffle*:ScatterAddOnGpu.*|memcheck racecheck synccheck
