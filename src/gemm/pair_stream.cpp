@@ -55,8 +55,14 @@ int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_by
   return static_cast<int>((std::max<std::int64_t>(least, 0) + 127) / 128 * 128);
 }
 
-bool paces_blocks(const Gpu& gpu, const PairArgs& args) {
+bool shares_blocks(const Gpu& gpu, const PairArgs& args) {
   return gpu.dependent_launch && (!args.beside || args.tokens > 2);
+}
+
+bool next_waits(const Gpu& gpu, const PairArgs& args, const PairPlan& plan,
+                const PairLimits& limits, int depth) {
+  return gpu.dependent_launch && !args.early && plan.warps <= limits.most_late &&
+         args.each >= 2 * depth;
 }
 
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors) {

@@ -440,7 +440,7 @@ template <class P, PairEnd how>
 void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 grid) {
   prefer_shared_memory(pair_stream<P, how>);
   int bytes = block_bytes<P>(args, parts);
-  if (args.early && paces_blocks(gpu, args)) {
+  if (args.early && shares_blocks(gpu, args)) {
     bytes = std::max(
         bytes, share_bytes(std::int64_t{grid.x} * grid.y, gpu.multiprocessors, gpu.shared_bytes));
   }
@@ -506,8 +506,7 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                         : weighed ? launch_pair_stream<Of, PairEnd::weighed>
                                   : launch_pair_stream<Of, PairEnd::plain>;
     PairArgs of = cut<Of>(args, plan.parts, plan.sets);
-    of.next_waits = !args.early && paces_blocks(gpu, args) && plan.warps <= limits.most_late &&
-                    of.each >= 2 * Of::depth;
+    of.next_waits = next_waits(gpu, of, plan, limits, Of::depth);
     kernel(gpu, of, plan.parts,
            dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
                 static_cast<unsigned>(most_groups_hit(args))));

@@ -108,10 +108,14 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
 // before end, and whichever has room first would take the most of them. 0 where a share is one
 // block.
 int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_bytes);
-// Whether an early product's blocks are so shared out, and the product before it may let them start
-// late (PairArgs::next_waits). Only dependent launches overlap; layers of one token and of two lost
-// by it where other products run beside (docs/notes/cuda-layer.md, "Even shares of down's blocks").
-bool paces_blocks(const Gpu& gpu, const PairArgs& args);
+// Whether an early product's blocks are so shared out. Only dependent launches overlap; layers of
+// one token and of two lost by it where other products run beside (docs/notes/cuda-layer.md, "Even
+// shares of down's blocks").
+bool shares_blocks(const Gpu& gpu, const PairArgs& args);
+// Whether a first product's blocks let the next one start late (PairArgs::next_waits): where each
+// warp, of args.each steps along k and `depth` of them under way, has as many left to order.
+bool next_waits(const Gpu& gpu, const PairArgs& args, const PairPlan& plan,
+                const PairLimits& limits, int depth);
 // Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
 // in shared memory and for shorter parts of some second products: `rows` of a group's weights in
 // tiles of 16, all of `steps` along k.

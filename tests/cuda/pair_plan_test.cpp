@@ -159,19 +159,37 @@ TEST(PairPlan, SharesOfBlocks) {
   }
 }
 
-TEST(PairPlan, WhatIsPaced) {
-  const auto paced = [](bool dependent, bool beside, int tokens) {
+TEST(PairPlan, WhatSharesBlocks) {
+  const auto shares = [](bool dependent, bool beside, int tokens) {
     Gpu gpu;
     gpu.dependent_launch = dependent;
     PairArgs args;
     args.beside = beside, args.tokens = tokens;
-    return paces_blocks(gpu, args);
+    return shares_blocks(gpu, args);
   };
   for (const int tokens : {1, 2, 3, 8}) {
-    EXPECT_TRUE(paced(true, false, tokens));
-    EXPECT_EQ(paced(true, true, tokens), tokens > 2);
-    EXPECT_FALSE(paced(false, false, tokens));
+    EXPECT_TRUE(shares(true, false, tokens));
+    EXPECT_EQ(shares(true, true, tokens), tokens > 2);
+    EXPECT_FALSE(shares(false, false, tokens));
   }
+}
+
+// Six of a warp's steps under way, and as many and more behind them.
+TEST(PairPlan, WhatLetsTheNextProductStartLate) {
+  constexpr int depth = 6;
+  const PairLimits limits{.least = 1, .most = 24, .longest = 16, .most_late = 16};
+  const auto late = [&](bool dependent, bool early, int warps, int steps) {
+    Gpu gpu;
+    gpu.dependent_launch = dependent;
+    PairArgs args;
+    args.early = early, args.each = steps;
+    return next_waits(gpu, args, {.parts = 1, .warps = warps}, limits, depth);
+  };
+  EXPECT_TRUE(late(true, false, 16, 12));
+  EXPECT_FALSE(late(true, false, 16, 11));
+  EXPECT_FALSE(late(true, false, 24, 12));
+  EXPECT_FALSE(late(true, true, 16, 12));
+  EXPECT_FALSE(late(false, false, 16, 12));
 }
 
 // gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.
