@@ -6,11 +6,14 @@
 // time into shared memory, 16 threads add them up, and the barriers mean: the products are there;
 // they are used up.
 //
-// Bytes: a row read once (rms_norm: twice, the second time from a cache) and written once. A row of
-// 4096 takes some 2 us, most of it the chains; many rows overlap and are bound by memory.
+// Bytes: a row read once and written once; of a norm, unless a block's registers hold all of it,
+// read twice, the second time from a cache. They hold 8192 columns where rows are few, and 2048
+// where they are many, whose blocks hide each other's chains and are bound by memory.
 #include <algorithm>
+#include <utility>
 
 #include "activate/activation.cuh"
+#include "cuda/carveout.hpp"
 #include "cuda/element.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/valid_rows.cuh"
@@ -98,21 +101,30 @@ struct Norm {
         weight(given) {}
 };
 
+// run(number, column) for the first columns of a thread's eights, numbers below `pieces`.
+template <int pieces, class Run>
+__device__ __forceinline__ void each_piece(std::int64_t first, std::int64_t width, const Run& run) {
+#pragma unroll
+  for (int p = 0; p < pieces; ++p) {
+    const std::int64_t column = first + p * piece + 8 * threadIdx.x;
+    if (column < width) run(p, column);
+  }
+}
+
 struct alignas(16) Shared {
   float products[piece];
   float sum;
 };
 
-// Every thread gets the sum of a row's products; term(column, x) makes eight of them.
-template <class Term>
+// Every thread gets the sum of a row's products; term(number, column, x) makes eight of them, of
+// so many pieces before any are added up.
+template <int pieces, class Term>
 __device__ float row_sum(Shared& shared, std::int64_t width, const Term& term) {
   const int thread = static_cast<int>(threadIdx.x);
   float sum = 0;
-  for (std::int64_t first = 0; first < width; first += piece) {
+  const auto add = [&](std::int64_t first, const float(&x)[8]) {
     const int count = static_cast<int>(width - first < piece ? width - first : piece);
     if (8 * thread < count) {
-      float x[8];
-      term(first + 8 * thread, x);
       auto* const to = reinterpret_cast<float4*>(shared.products + 8 * thread);
       to[0] = make_float4(x[0], x[1], x[2], x[3]);
       to[1] = make_float4(x[4], x[5], x[6], x[7]);
@@ -123,6 +135,14 @@ __device__ float row_sum(Shared& shared, std::int64_t width, const Term& term) {
       for (int i = thread; i < count; i += lanes) sum = __fadd_rn(sum, shared.products[i]);
     }
     __syncthreads();
+  };
+  for (std::int64_t first = 0; first < width; first += pieces * piece) {
+    float x[pieces][8];
+    each_piece<pieces>(first, width, [&](int p, std::int64_t column) { term(p, column, x[p]); });
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+      if (first + p * piece < width) add(first + p * piece, x[p]);
+    }
   }
   if (thread < lanes) {
     for (int half = lanes / 2; half > 0; half /= 2) {
@@ -138,56 +158,93 @@ __device__ float norm_factor(const Norm& norm, std::int64_t width, float squares
   const float mean = __fdiv_rn(squares, static_cast<float>(width));
   return __fdiv_rn(norm.multiplier, __fsqrt_rn(__fadd_rn(mean, norm.epsilon)));
 }
-// Eight squares of what is normalised, and eight results.
-__device__ __forceinline__ void squares_of(const Norm& norm, std::int64_t column,
-                                           std::int64_t width, float (&x)[8]) {
-  float weight[8];
-  if (norm.weight_first) norm.weight.load(0, column, width, weight);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
-    x[i] = __fmul_rn(x[i], x[i]);
-  }
-}
-__device__ __forceinline__ void normalise(const Norm& norm, std::int64_t column, std::int64_t width,
-                                          float factor, float (&x)[8]) {
-  float weight[8];
-  const bool weighed = norm.weight.data != nullptr;
-  if (weighed) norm.weight.load(0, column, width, weight);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
-    x[i] = __fmul_rn(x[i], factor);
-    if (weighed && !norm.weight_first) x[i] = __fmul_rn(x[i], weight[i]);
-  }
-}
 
+// What a thread has of a row that is normalised, and of the norm's weight. A row of up to so many
+// pieces is read once, and the weight before the launch before this one has ended.
+template <int pieces>
+class NormRow {
+ public:
+  __device__ __forceinline__ NormRow(const Norm& norm, std::int64_t width)
+      : norm_(norm), width_(width), held_(width <= pieces * piece) {
+    if (held_)
+      each_piece<pieces>(0, width, [&](int p, std::int64_t column) { load_weight(p, column); });
+  }
+  // squares of what load(column, x) gives, eight numbers of the row, for row_sum(). A longer row's
+  // are given to keep(column, x), from which load_again() gets them.
+  template <class Load, class Keep>
+  __device__ __forceinline__ float squares(Shared& shared, const Load& load, const Keep& keep) {
+    return row_sum<pieces>(shared, width_, [&](int p, std::int64_t column, float(&x)[8]) {
+      load(column, x);
+      if (!held_) {
+        keep(column, x);
+        load_weight(p, column);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        numbers_[p][i] = x[i];
+        if (norm_.weight_first) x[i] = __fmul_rn(x[i], weight_[p][i]);
+        x[i] = __fmul_rn(x[i], x[i]);
+      }
+    });
+  }
+  // put(column, x) of all results.
+  template <class Again, class Put>
+  __device__ __forceinline__ void normalise(float factor, const Again& load_again, const Put& put) {
+    for (std::int64_t first = 0; first < width_; first += pieces * piece) {
+      each_piece<pieces>(first, width_, [&](int p, std::int64_t column) {
+        if (!held_) {
+          load_again(column, numbers_[p]);
+          load_weight(p, column);
+        }
+        float x[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          x[i] = numbers_[p][i];
+          if (norm_.weight_first) x[i] = __fmul_rn(x[i], weight_[p][i]);
+          x[i] = __fmul_rn(x[i], factor);
+          if (weighed() && !norm_.weight_first) x[i] = __fmul_rn(x[i], weight_[p][i]);
+        }
+        put(column, x);
+      });
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool weighed() const { return norm_.weight.data != nullptr; }
+  __device__ __forceinline__ void load_weight(int p, std::int64_t column) {
+    if (weighed()) norm_.weight.load(0, column, width_, weight_[p]);
+  }
+
+  const Norm& norm_;
+  std::int64_t width_;
+  bool held_;
+  float weight_[pieces][8], numbers_[pieces][8];
+};
+
+template <int pieces>
 __global__ void __launch_bounds__(threads)
-    norm_rows(Norm norm, Rows x, std::int64_t rows, std::int64_t width, Rows out,
-              const std::int32_t* valid) {
+    norm_rows(const __grid_constant__ Norm norm, const __grid_constant__ Rows x, std::int64_t rows,
+              std::int64_t width, const __grid_constant__ Rows out, const std::int32_t* valid) {
   __shared__ Shared shared;
+  NormRow<pieces> row(norm, width);
   wait_for_predecessor();
   let_successor_start();
   rows = valid_rows(valid, rows);
   for (std::int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
-    const float squares = row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
+    const auto load = [&](std::int64_t column, float(&eight)[8]) {
       x.load(t, column, width, eight);
-      squares_of(norm, column, width, eight);
-    });
-    const float factor = norm_factor(norm, width, squares);
-    for (std::int64_t column = 8 * threadIdx.x; column < width; column += piece) {
-      float eight[8];
-      x.load(t, column, width, eight);
-      normalise(norm, column, width, factor, eight);
-      out.store(t, column, width, eight);
-    }
+    };
+    const float squares = row.squares(shared, load, [](std::int64_t, const float(&)[8]) {});
+    row.normalise(
+        norm_factor(norm, width, squares), load,
+        [&](std::int64_t column, const float(&eight)[8]) { out.store(t, column, width, eight); });
   }
 }
 
 // Row t of x times a vector, by the whole block.
 __device__ __forceinline__ float row_dot(Shared& shared, const Rows& x, std::int64_t t,
                                          const Rows& gate, std::int64_t width) {
-  return row_sum(shared, width, [&](std::int64_t column, float(&eight)[8]) {
+  return row_sum<1>(shared, width, [&](int, std::int64_t column, float(&eight)[8]) {
     float weight[8];
     x.load(t, column, width, eight);
     gate.load(0, column, width, weight);
@@ -221,13 +278,16 @@ struct FinishArgs {
   std::int64_t rows, width;
 };
 
-// Without a norm each number is read once; with one a thread comes back to the columns that it
-// wrote itself: no barrier but those of the sum.
+// A norm's thread comes back to the columns that it wrote itself: no barrier but those of the sum.
+// 0 pieces: there is none.
+template <int pieces>
 __global__ void __launch_bounds__(threads) finish(const __grid_constant__ FinishArgs args) {
   __shared__ Shared shared;
+  const std::int64_t width = args.width;
+  NormRow<pieces == 0 ? 1 : pieces> row(args.norm, pieces == 0 ? 0 : width);
   wait_for_predecessor();
   let_successor_start();
-  const std::int64_t valid = valid_rows(args.valid, args.rows), width = args.width;
+  const std::int64_t valid = valid_rows(args.valid, args.rows);
   for (std::int64_t t = blockIdx.x; t < args.rows; t += gridDim.x) {
     const auto each = [&](auto&& run) {
       for (std::int64_t column = 8 * threadIdx.x; column < width; column += piece) run(column);
@@ -266,26 +326,20 @@ __global__ void __launch_bounds__(threads) finish(const __grid_constant__ Finish
       }
       args.out.store(t, column, width, x);
     };
-    if (!args.norm.enabled) {
+    if constexpr (pieces > 0) {
+      const float squares = row.squares(shared, summed, [&](std::int64_t column, float(&x)[8]) {
+        args.wide.store(t, column, width, x);
+      });
+      row.normalise(
+          norm_factor(args.norm, width, squares),
+          [&](std::int64_t column, float(&x)[8]) { args.wide.load(t, column, width, x); }, put);
+    } else {
       each([&](std::int64_t column) {
         float x[8];
         summed(column, x);
         put(column, x);
       });
-      continue;
     }
-    const float squares = row_sum(shared, width, [&](std::int64_t column, float(&x)[8]) {
-      summed(column, x);
-      args.wide.store(t, column, width, x);
-      squares_of(args.norm, column, width, x);
-    });
-    const float factor = norm_factor(args.norm, width, squares);
-    each([&](std::int64_t column) {
-      float x[8];
-      args.wide.load(t, column, width, x);
-      normalise(args.norm, column, width, factor, x);
-      put(column, x);
-    });
   }
 }
 
@@ -454,20 +508,32 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t i = threadIdx.x % 32; i < width; i += 32) out[t * stride + i] = 0;
 }
 
+// As launch(), between products that want all of shared memory.
+template <class Kernel, class... Arguments>
+void start(const char* what, const Gpu& gpu, const Shape& shape, Kernel* kernel,
+           Arguments&&... arguments) {
+  prefer_shared_memory(kernel);
+  launch(what, gpu, shape, kernel, std::forward<Arguments>(arguments)...);
+}
+
+// Whether rows are so few that registers for all of one keep no other's block away.
+bool few_rows(const Gpu& gpu, std::int64_t rows) { return rows <= gpu.multiprocessors; }
+
 }  // namespace
 
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
               const Tensor& out, const Tensor& valid) {
   if (x.shape[0] == 0) return;
-  launch("rms_norm", gpu, shape_for(gpu, x.shape[0]), norm_rows, Norm(spec, weight), Rows(x),
-         x.shape[0], x.shape[1], Rows(out), valid.as<const std::int32_t>());
+  start("rms_norm", gpu, shape_for(gpu, x.shape[0]),
+        few_rows(gpu, x.shape[0]) ? norm_rows<4> : norm_rows<1>, Norm(spec, weight), Rows(x),
+        x.shape[0], x.shape[1], Rows(out), valid.as<const std::int32_t>());
 }
 
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid) {
   if (x.shape[0] == 0) return;
-  launch("gate_logits", gpu, shape_for(gpu, x.shape[0]), dot_rows, Rows(x), Rows(gate), x.shape[0],
-         x.shape[1], logits, valid.as<const std::int32_t>());
+  start("gate_logits", gpu, shape_for(gpu, x.shape[0]), dot_rows, Rows(x), Rows(gate), x.shape[0],
+        x.shape[1], logits, valid.as<const std::int32_t>());
 }
 
 void finish_rows(const Gpu& gpu, const Finish& f) {
@@ -483,7 +549,11 @@ void finish_rows(const Gpu& gpu, const Finish& f) {
                         .valid = f.valid.as<const std::int32_t>(),
                         .rows = f.out.shape[0],
                         .width = f.out.shape[1]};
-  launch("finish_rows", gpu, shape_for(gpu, args.rows), finish, args);
+  start("finish_rows", gpu, shape_for(gpu, args.rows),
+        !f.norm.enabled            ? finish<0>
+        : few_rows(gpu, args.rows) ? finish<4>
+                                   : finish<1>,
+        args);
 }
 
 void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
@@ -495,48 +565,47 @@ void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
       (reinterpret_cast<std::uintptr_t>(rows.data) | to.values.strides[0]) % 16 == 0) {
     const std::int64_t blocks = (rows.shape[0] + row_warps - 1) / row_warps;
     const std::int64_t most = std::int64_t{16} * gpu.multiprocessors;
-    launch("round_in_place", gpu,
-           {.grid = dim3(static_cast<unsigned>(std::min(blocks, most))),
-            .block = dim3(32 * row_warps)},
-           rows.dtype == DType::bf16 ? round_rows_by_warps<Form::bf16>
-                                     : round_rows_by_warps<Form::f16>,
-           static_cast<char*>(rows.data), kind, to.values.strides[0], static_cast<int>(columns),
-           Fp8Rows::pitch(columns), rows.shape[0], count_of_rows.as<const std::int32_t>());
+    start("round_in_place", gpu,
+          {.grid = dim3(static_cast<unsigned>(std::min(blocks, most))),
+           .block = dim3(32 * row_warps)},
+          rows.dtype == DType::bf16 ? round_rows_by_warps<Form::bf16>
+                                    : round_rows_by_warps<Form::f16>,
+          static_cast<char*>(rows.data), kind, to.values.strides[0], static_cast<int>(columns),
+          Fp8Rows::pitch(columns), rows.shape[0], count_of_rows.as<const std::int32_t>());
     return;
   }
-  const auto start = [&](auto* kernel, int count) {
+  const auto go = [&](auto* kernel, int count) {
     const std::int64_t most = std::int64_t{2048} / count * gpu.multiprocessors;
     const std::int64_t kept = kind == RowFormat::fp8_token ? count / 32 : to.scales.shape[1];
-    launch("round_in_place", gpu,
-           {.grid = dim3(static_cast<unsigned>(std::min(rows.shape[0], most))),
-            .block = dim3(static_cast<unsigned>(count)),
-            .shared = static_cast<std::size_t>(4 * kept)},
-           kernel, static_cast<char*>(rows.data), rows.dtype, kind, to.values.strides[0],
-           rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
-           count_of_rows.as<const std::int32_t>());
+    start("round_in_place", gpu,
+          {.grid = dim3(static_cast<unsigned>(std::min(rows.shape[0], most))),
+           .block = dim3(static_cast<unsigned>(count)),
+           .shared = static_cast<std::size_t>(4 * kept)},
+          kernel, static_cast<char*>(rows.data), rows.dtype, kind, to.values.strides[0],
+          rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
+          count_of_rows.as<const std::int32_t>());
   };
   // Eight numbers a thread: narrow rows are more at a time.
   constexpr int narrow = 128;
-  rows.shape[1] <= 8 * narrow ? start(round_rows<narrow>, narrow)
-                              : start(round_rows<threads>, threads);
+  rows.shape[1] <= 8 * narrow ? go(round_rows<narrow>, narrow) : go(round_rows<threads>, threads);
 }
 
 void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out) {
   const std::int64_t rows = out.shape[0], each = threads / 32;
   if (rows == 0) return;
-  launch("clear_unrouted", gpu,
-         {.grid = dim3(static_cast<unsigned>((rows + each - 1) / each)), .block = dim3(threads)},
-         clear_rows, inverse.as<const std::int32_t>(), valid.as<const std::int32_t>(), rows,
-         out.as<std::uint16_t>(), out.strides[0], out.shape[1]);
+  start("clear_unrouted", gpu,
+        {.grid = dim3(static_cast<unsigned>((rows + each - 1) / each)), .block = dim3(threads)},
+        clear_rows, inverse.as<const std::int32_t>(), valid.as<const std::int32_t>(), rows,
+        out.as<std::uint16_t>(), out.strides[0], out.shape[1]);
 }
 
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights) {
   const Tensor& to = to_ids ? to_ids : to_weights;
   if (to.elements() == 0) return;
-  launch("copy_columns", gpu, shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both,
-         ids, weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(), to.shape[1],
-         to.elements());
+  start("copy_columns", gpu, shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both,
+        ids, weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(), to.shape[1],
+        to.elements());
 }
 
 void fill_slot(const Gpu& gpu, const SharedSlot& s) {
@@ -548,13 +617,13 @@ void fill_slot(const Gpu& gpu, const SharedSlot& s) {
                   .scale = s.scale,
                   .valid = s.valid.as<const std::int32_t>()};
   if (s.gate) {
-    return launch("fill_slot", gpu, shape_for(gpu, slot.rows), fill_gated_slots, slot, Rows(s.x),
-                  Rows(s.gate), s.x.shape[1]);
+    return start("fill_slot", gpu, shape_for(gpu, slot.rows), fill_gated_slots, slot, Rows(s.x),
+                 Rows(s.gate), s.x.shape[1]);
   }
-  launch("fill_slot", gpu,
-         {.grid = dim3(static_cast<unsigned>((slot.rows + threads - 1) / threads)),
-          .block = dim3(threads)},
-         fill_slots, slot);
+  start("fill_slot", gpu,
+        {.grid = dim3(static_cast<unsigned>((slot.rows + threads - 1) / threads)),
+         .block = dim3(threads)},
+        fill_slots, slot);
 }
 
 }  // namespace shunt::cuda_engine

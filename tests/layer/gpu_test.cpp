@@ -184,6 +184,24 @@ TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
   EXPECT_EQ(from_device.ids, from_host.ids);
 }
 
+// Norms read a row once where all of it fits a block's registers, else twice.
+TEST(Layer, NormsOfLongRowsOnAGpu) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  for (const std::int64_t hidden : {2504, 8192, 8193, 17000}) {
+    SCOPED_TRACE(std::to_string(hidden) + " columns");
+    LayerSpec spec = testing::small_layer({.experts = 4, .top_k = 2}, hidden, 16);
+    spec.input_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
+    spec.output_norm = {.enabled = true, .weight = true, .weight_first = true};
+    RandomLayer random(spec, 29);
+    const Context gpu = cuda(), host = cpu({.threads = 2});
+    const LayerInputs in{.hidden = random.hidden_states(5)};
+    const Result ours = run(gpu, Layer(spec, random.weights, gpu, {.dtype = f32}), in);
+    const Result theirs = run(host, Layer(spec, random.weights, host, {.dtype = f32}), in);
+    EXPECT_EQ(ours.ids, theirs.ids);
+    EXPECT_LE(test::relative_error(ours.output, theirs.output), 1e-5);
+  }
+}
+
 // Few tokens have no order: the products' blocks make theirs from ids, the layer's, or of a token
 // or two the caller's, and a kernel of their own shares out k in another way. Stage by stage there
 // is an order, where batch-invariant layers give the same bits.
