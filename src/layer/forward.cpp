@@ -149,7 +149,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       chain.given.slots = slots;
     }
     to_gate_up.chain = to_down.chain = chain;
-    to_gate_up.chain.rows_older = !routed_before;  // routing lies in between
+    to_gate_up.chain.rows_older = !routed_before && !latent;  // routing lies in between
+    to_gate_up.early = latent;  // the ids, which the projection's launch has waited for
     to_gate_up.chain.inverse = s.inverse;
     if (scaled) to_gate_up.chain.weights = weights.as<float>();  // instead of row_scale
   }
@@ -325,19 +326,36 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           return StageCost{tokens * inner * (4 + bits(rows_dtype()) / 8), 0};
         });
   };
+  const auto project = [&](const PreparedWeights& by, const Tensor& rows, const Tensor& to) {
+    MlpInput projected{.rows = rows, .valid = valid_count, .whole_k = whole_k};
+    if (streams_latent(by, tokens)) {
+      // As the shared expert's: pairs, of which all but the rows is older than the launch before.
+      projected.chain = {.ids = static_cast<const std::int32_t*>(group_0.data()),
+                         .pairs = static_cast<int>(tokens),
+                         .tokens = static_cast<int>(tokens),
+                         .beside = beside};
+      projected.valid = nullptr;
+      projected.early = true;
+    }
+    mlp_gemm(context, by, projected, to, stage);
+  };
   if (latent) {
     const bool normed = spec.latent_input_norm.enabled;
     clock(
-        "latent_down",
-        [&] {
-          mlp_gemm(context, latent_down, {.rows = u, .valid = valid_count, .whole_k = whole_k},
-                   normed ? wide_latents : latents, stage);
-        },
+        "latent_down", [&] { project(latent_down, u, normed ? wide_latents : latents); },
         [&] { return latent_cost(spec, options.dtype, rows_dtype(), tokens, u.dtype); });
     if (normed) norm_latents("latent_input_norm", spec.latent_input_norm, w.latent_input_norm);
     u = latents;
   }
   to_gate_up.rows = u;
+  // Where the sum goes on (latent projection, bias, norm) it is wide until then.
+  const bool more = s.wide != nullptr;
+  const Tensor wide =
+      more ? at(s.wide, wide_dtype(spec, rows_dtype()), {tokens, spec.hidden}) : Tensor{};
+  // What the experts' rows become.
+  const Tensor& summed = !latent                    ? (more ? wide : y)
+                         : spec.latent_norm.enabled ? wide_latents
+                                                    : latents;
 
   const auto gate_up_takes = [&] {
     const Load now = load();
@@ -386,10 +404,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (placed) return mlp_gemm(context, experts.down, placed_down, y, stage);
         MlpInput rows = to_down;
         if (in_products && adds_up(spec, tokens) && expert_rows.dtype != f32) {
-          rows.chain.sum = {.out = y.data,
-                            .out_dtype = y.dtype,
-                            .residual = residual.data,
-                            .residual_dtype = residual.dtype,
+          const Tensor beside_it = latent ? Tensor{} : residual;
+          rows.chain.sum = {.out = summed.data,
+                            .out_dtype = summed.dtype,
+                            .residual = beside_it.data,
+                            .residual_dtype = beside_it.dtype,
                             .weights = combine_spec(spec).weighted ? weights.as<float>() : nullptr,
                             .valid = valid.as<std::int32_t>(),
                             .heard = &added_up};
@@ -419,17 +438,17 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                  packed_cost(shared.gate_up, 1) + packed_cost(shared.down, 1);
         });
   }
-  if constexpr (cuda_engine::built) {
-    fork.side = nullptr;
-    if (beside) side->join();
-  }
-  const Context& joined = beside ? side->joined() : context;
-
-  // Where the sum goes on (latent projection, bias, norm) it is wide until then. The shared expert
-  // joins where the sum is as wide as the layer.
-  const bool more = s.wide != nullptr;
-  const Tensor wide =
-      more ? at(s.wide, wide_dtype(spec, rows_dtype()), {tokens, spec.hidden}) : Tensor{};
+  // The shared expert joins at the combine; where down has added up, at what it is added by.
+  const auto with_shared_expert = [&]() -> const Context& {
+    if constexpr (cuda_engine::built) {
+      if (fork.side != nullptr) {
+        fork.side = nullptr;
+        side->join();
+        return side->joined();
+      }
+    }
+    return context;
+  };
   clock(
       "combine",
       [&] {
@@ -445,36 +464,30 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (!latent) parts.shared = shared_rows;
         if (with.shared_gate) parts.shared_gate = shared_logits;
         if (!more) parts.residual = residual;
-        const Tensor& sum = !latent                    ? (more ? wide : y)
-                            : spec.latent_norm.enabled ? wide_latents
-                                                       : latents;
-        combine(joined, with, parts, sum, true);  // the experts' products lie in between
+        // The experts' products lie in between.
+        combine(with_shared_expert(), with, parts, summed, true);
       },
       [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
   if (spec.latent_norm.enabled) norm_latents("latent_norm", spec.latent_norm, w.latent_norm);
   if (latent) {
     clock(
-        "latent_up",
-        [&] {
-          mlp_gemm(context, latent_up, {.rows = latents, .valid = valid_count, .whole_k = whole_k},
-                   wide, stage);
-        },
+        "latent_up", [&] { project(latent_up, latents, wide); },
         [&] { return latent_cost(spec, options.dtype, rows_dtype(), tokens, wide.dtype); });
   }
   if (more) {
     clock(
         "finish",
         [&] {
-          finish_rows(context, {.wide = wide,
-                                .shared = latent ? shared_rows : Tensor{},
-                                .shared_logits = latent ? s.shared_logits : nullptr,
-                                .shared_scale = spec.shared.scale,
-                                .bias = w.output_bias,
-                                .norm = spec.output_norm,
-                                .norm_weight = w.output_norm,
-                                .residual = residual,
-                                .out = y,
-                                .valid = valid});
+          finish_rows(with_shared_expert(), {.wide = wide,
+                                             .shared = latent ? shared_rows : Tensor{},
+                                             .shared_logits = latent ? s.shared_logits : nullptr,
+                                             .shared_scale = spec.shared.scale,
+                                             .bias = w.output_bias,
+                                             .norm = spec.output_norm,
+                                             .norm_weight = w.output_norm,
+                                             .residual = residual,
+                                             .out = y,
+                                             .valid = valid});
         },
         [&] {
           return StageCost{tokens * spec.hidden * (bits(wide.dtype) + bits(y.dtype)) / 8, 0};

@@ -27,7 +27,7 @@ struct Layer::Impl {
   std::vector<Buffer> latent_memory;
   PreparedWeights latent_down, latent_up;
   std::shared_ptr<SideStream> side;  // on a GPU, of a layer with a shared expert
-  Buffer group_0;                    // likewise: the groups of its rows, 0 each
+  Buffer group_0;  // likewise, or of one with latents: groups of rows of one matrix, 0 each
   // The same layer with the shared expert as one more group (folded.hpp), where it may be; it has
   // the matrices then.
   std::unique_ptr<Impl> with_shared;
@@ -69,6 +69,8 @@ struct Layer::Impl {
   // by themselves; and whether its own products read their weights in one pass.
   bool orders_beside(std::int64_t tokens) const;
   bool streams_shared(std::int64_t tokens, bool in_products) const;
+  // Whether a projection to or from the latents, in 16 bits, reads its weights in one pass.
+  bool streams_latent(const PreparedWeights& projection, std::int64_t tokens) const;
   std::size_t stage_bytes(std::int64_t tokens) const;
   // Of that, what a shared expert beside the others has to itself, behind the rest.
   std::size_t side_bytes(std::int64_t tokens) const;

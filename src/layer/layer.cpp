@@ -119,8 +119,9 @@ void Layer::Impl::check_prepared(const char* what) const {
 
 void Layer::Impl::set_up() {
   if constexpr (cuda_engine::built) {
-    if (on_gpu() && spec.shared.intermediate > 0) {
-      side = std::make_shared<SideStream>(context);
+    if (!on_gpu()) return;
+    if (spec.shared.intermediate > 0) side = std::make_shared<SideStream>(context);
+    if (spec.shared.intermediate > 0 || spec.latent > 0) {
       constexpr std::array<std::int32_t, cuda_engine::most_chained_tokens> zeros{};
       group_0 = context.allocate(sizeof(zeros));
       context.copy(group_0.data(), zeros.data(), sizeof(zeros));
@@ -163,6 +164,11 @@ bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products) const {
          (in_products || shared.gate_up.bytes + shared.down.bytes <= soon_gone) &&
          mlp_one_pass_us(context, shared.gate_up, tokens, tokens).has_value() &&
          mlp_one_pass_us(context, shared.down, tokens, tokens).has_value();
+}
+
+bool Layer::Impl::streams_latent(const PreparedWeights& projection, std::int64_t tokens) const {
+  return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
+         mlp_one_pass_us(context, projection, tokens, tokens).has_value();
 }
 
 std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
@@ -319,8 +325,9 @@ std::string Layer::explain(std::int64_t tokens) const {
   }
   if (spec.latent > 0) {
     const auto projection = [&](const char* way, const PreparedWeights& matrix, bool normed) {
-      return fmt::format("  latent   {} {}, {}{}; {}\n", way, spec.latent,
+      return fmt::format("  latent   {} {}, {}{}; {}{}\n", way, spec.latent,
                          to_string(layer.rows_dtype()), normed ? " after a norm" : "",
+                         layer.streams_latent(matrix, tokens) ? "its weights in one pass; " : "",
                          mlp_explain(layer.context, matrix, tokens, 1, {.whole_k = whole_k}));
     };
     text += projection("to", layer.latent_down, spec.latent_input_norm.enabled);

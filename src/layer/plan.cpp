@@ -88,13 +88,15 @@ bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t token
                                                     : 2;
   return device.type == DeviceType::cuda && tokens <= most &&
          tokens * spec.route.slots() <= cuda_engine::most_chained_pairs &&
-         !spec.input_norm.enabled && !spec.expert_norm.enabled && spec.latent == 0;
+         !spec.input_norm.enabled && !spec.expert_norm.enabled;
 }
 
 bool adds_up(const LayerSpec& spec, std::int64_t tokens) {
-  return tokens == 1 && spec.route.slots() <= cuda_engine::most_summed_pairs &&
-         spec.shared.intermediate == 0 && spec.latent == 0 && spec.zero_experts == 0 &&
-         !spec.output_bias && !spec.output_norm.enabled && !spec.expert_norm.enabled;
+  // What lies behind a projection from latents has its own turn.
+  const bool last = spec.latent > 0 || (spec.shared.intermediate == 0 && !spec.output_bias &&
+                                        !spec.output_norm.enabled);
+  return tokens == 1 && spec.route.slots() <= cuda_engine::most_summed_pairs && last &&
+         spec.zero_experts == 0 && !spec.expert_norm.enabled;
 }
 
 bool one_row_a_token(const LayerSpec& spec) {

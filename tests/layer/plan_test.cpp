@@ -47,6 +47,27 @@ TEST(LayerPlan, SoFewPairsAreOrderedByTheProductsThemselves) {
   EXPECT_TRUE(in_products(gpu, 4, IdsFrom::router, RowFormat::fp8_block));
   EXPECT_TRUE(in_products(gpu, 1, IdsFrom::elsewhere, RowFormat::fp8_block));
   EXPECT_FALSE(in_products(gpu, 2, IdsFrom::elsewhere, RowFormat::fp8_block));
+  spec.latent = spec.experts.hidden = 64;  // rows are a projection's, ids are older
+  EXPECT_TRUE(in_products(gpu, 4));
+  spec.expert_norm.enabled = true;  // of as many rows as an order says
+  EXPECT_FALSE(in_products(gpu, 4));
+}
+
+TEST(LayerPlan, OneTokensRowsAreAddedUpWhereNothingElseJoinsThem) {
+  LayerSpec spec;
+  spec.route = {.experts = 64, .top_k = 8};
+  EXPECT_TRUE(adds_up(spec, 1));
+  EXPECT_FALSE(adds_up(spec, 2));
+  spec.shared.intermediate = 32;
+  EXPECT_FALSE(adds_up(spec, 1));
+  spec.latent = spec.experts.hidden = 64;  // the shared expert joins behind their projection
+  spec.output_norm.enabled = spec.output_bias = true;
+  EXPECT_TRUE(adds_up(spec, 1));
+  spec.expert_norm.enabled = true;
+  EXPECT_FALSE(adds_up(spec, 1));
+  spec.expert_norm.enabled = false;
+  spec.route.top_k = 9;
+  EXPECT_FALSE(adds_up(spec, 1));
 }
 
 }  // namespace
