@@ -29,7 +29,7 @@ struct DeviceRows {
 // What fast_rows.cuh is compiled for, and what of it serves a rule.
 struct FastPlan {
   int lanes = 0;        // of a token; 0: the rule is not one of those
-  int best = 8;         // P: 8 or 16
+  int best = 8;         // P: 8 or 16; 24, with lanes 0: token_rows.cuh alone serves the rule
   int blocks = 1;       // of 32 experts: a power of two
   bool scored = false;  // scores and a bias are compared, not logits
   bool in_groups = false;

@@ -83,13 +83,18 @@ FastPlan fast_plan(const DeviceRoute& r, bool many, bool gate) {
   const bool biased = r.selection_bias.data != nullptr;
   const bool shares = biased && rule.weigh == Weigh::softmax_of_all;
   const bool rule_fits = r.quick && !r.hashed && rule.logit_scale == 1 && rule.soft_cap == 0 &&
-                         rule.shared_count == 0 && rule.top_k <= 16 && rule.experts <= 1024 &&
+                         rule.shared_count == 0 && rule.top_k <= 24 && rule.experts <= 1024 &&
                          r.dense.data == nullptr && r.logits_out.data == nullptr &&
                          (!biased || r.selection_bias.form == Form::f32) &&
                          (!shares || (gate && rule.scores_rank && rule.groups <= 1));
   if (!rule_fits) return {};
   FastPlan plan{.best = rule.top_k <= 8 ? 8 : 16, .scored = biased, .shares = shares};
   while (32 * plan.blocks < rule.experts) plan.blocks *= 2;
+  if (rule.top_k > 16) {
+    if (rule.groups > 1 || shares) return {};
+    plan.best = 24;
+    return plan;
+  }
   if (rule.groups > 1) {
     if (rule.group_limit > 0 || !biased || rule.groups != 8 || rule.group_size != 32) return {};
     plan.in_groups = true;

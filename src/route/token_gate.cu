@@ -1,6 +1,6 @@
 // Gate for few tokens, by token_rows.cuh: from logits [T, C] in memory to ids and weights, one
-// launch, a block for each token. Time: that of a launch that reads, and 500 to 1500 cycles: one
-// token of 32 experts 1.6 us, of DeepSeek-V3's 256 in groups 2.0.
+// launch, a block for each token: up to 8 slots, or 17 to 24. Time: that of a launch that reads,
+// and 500 to 1500 cycles: one token of 32 experts 1.6 us, of DeepSeek-V3's 256 in groups 2.0.
 #include "cuda/carveout.hpp"
 #include "cuda/launch.hpp"
 #include "route/cuda.hpp"
@@ -41,7 +41,7 @@ struct Launch {
 
   template <class S>
   void go() const {
-    if constexpr (S::ranked == Ranked::logit) {
+    if constexpr (S::ranked == Ranked::logit && S::best <= 8) {
       if (logits.dtype == DType::bf16 && is_softmax_of_top(r)) return go<S, true>();
     }
     if constexpr (S::in_groups) {
@@ -79,19 +79,22 @@ struct Launch {
 }  // namespace
 
 bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  // Up to here it is ahead of a token a warp, or several.
+  // Up to here it is ahead of a token a warp, or several. From 17 slots on that is gate.cu's.
   const bool plain = r.plain_best != 0 && logits.dtype != DType::f32;
   const bool usual = logits.dtype == DType::f32 && is_deepseek_v3(r);
   const std::int64_t limit = gpu.multiprocessors * std::int64_t{plain ? 1 : usual ? 2 : 4};
-  if (r.fast.lanes == 0 || r.rule.top_k > 8 || r.fast.blocks > 16 || r.tokens > limit) {
-    return false;
-  }
+  const int k = r.rule.top_k;
+  const bool served = r.fast.lanes > 0 ? k <= 8 : r.fast.best > 16;
+  if (!served || r.fast.blocks > 16 || r.tokens > limit) return false;
   const Launch launch{gpu, r, logits};
   if (r.fast.in_groups) {
     launch.go<TokenShape<8, 8, Ranked::score_in_groups>>();
+  } else if (k > 8) {
+    r.fast.scored ? launch.go<TokenShape<16, 24, Ranked::score>>()
+                  : launch.go<TokenShape<16, 24, Ranked::logit>>();
   } else if (r.fast.scored) {
     launch.with_warps<8, Ranked::score>();
-  } else if (r.rule.top_k <= 4) {
+  } else if (k <= 4) {
     launch.with_warps<4, Ranked::logit>();
   } else {
     launch.with_warps<8, Ranked::logit>();
