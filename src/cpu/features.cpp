@@ -173,6 +173,7 @@ Features tuned(Features f, Tuning tuning) {
   f.tuning = tuning;
   // Measured on Zen 5 and on a Xeon with AMX (docs/notes/cpu-packed.md).
   f.fetch_ahead = zen5 || f.amx_tile ? 8192 : Features{}.fetch_ahead;
+  f.fetch_near = f.amx_tile ? 832 : 0;
   f.shifts_beside_dots = zen5;
   f.int8_by_words = zen5 && f.avx512_vnni;
   f.fewer_loads = zen5;

@@ -165,6 +165,7 @@ class Run {
                  .k = static_cast<std::size_t>(panels.k),
                  .group = static_cast<std::size_t>(panels.group()),
                  .fetch_ahead = features().fetch_ahead,
+                 .fetch_near = features().fetch_near,
                  .scale = packed_scale(panels.format.format, header.halves != 0),
                  .zeros = panels.format.zeros,
                  .sums = s.sums};

@@ -81,7 +81,7 @@ struct FixedPart {
 // Two parts, and what rows they meet, fit the L1.
 constexpr std::size_t fixed_part_bytes = 8192;
 // One row reads a panel once, front to back, and lines come to the L1 from p.fetch_ahead before it;
-// or to the L2 from `far` before it, and to the L1 from `near`.
+// or to the L2 from `far` before it, and to the L1 from `near`, as where p.fetch_near is not 0.
 constexpr std::size_t fixed_row_near = 832, fixed_row_far = 8192;
 
 // Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
@@ -134,8 +134,11 @@ struct ByGroups {
     }
     const typename Kernel::Tables tables;
     const char* at = part.at;
-    constexpr bool far = rows == 1 && Kernel::by_l2;
-    const std::size_t row_ahead = far ? fixed_row_near : p.fetch_ahead;
+    const bool far = rows == 1 && (Kernel::by_l2 || p.fetch_near > 0);
+    const std::size_t row_ahead = Kernel::by_l2        ? fixed_row_near
+                                  : p.fetch_near > 0   ? p.fetch_near
+                                                       : p.fetch_ahead;
+    const std::size_t row_far = Kernel::by_l2 ? fixed_row_far : p.fetch_ahead;
     const std::size_t ahead = rows == 1 ? row_ahead : first == 0 ? part.ahead : 0;
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {
@@ -145,13 +148,13 @@ struct ByGroups {
       // the next one waits in the L2.
       constexpr int level = rows == 1 ? 3 : 2;
       if (column == 0) __builtin_prefetch(header + ahead, 0, level);
-      if (far && column == 0) __builtin_prefetch(header + fixed_row_far, 0, 2);
+      if (far && column == 0) __builtin_prefetch(header + row_far, 0, 2);
       constexpr int many = Kernel::at_once(rows, vectors);
       SHUNT_UNROLL for (int v = 0; v < vectors; v += many) {
         SHUNT_UNROLL for (int i = v; i < v + many; ++i) {
           const std::size_t c = column + lanes(i);
           Kernel::template fetch_codes<level>(at + ahead, c);
-          if constexpr (far) Kernel::template fetch_codes<2>(at + fixed_row_far, c);
+          if (far) Kernel::template fetch_codes<2>(at + row_far, c);
         }
         F32 integers[many][rows];
         if constexpr (many == 1) {

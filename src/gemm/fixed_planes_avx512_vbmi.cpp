@@ -107,6 +107,7 @@ struct Planes {
     const Codes codes;
     const char* at = part.at;
     const std::size_t ahead = rows == 1 ? p.fetch_ahead : first == 0 ? part.ahead : 0;
+    const std::size_t near = rows == 1 ? p.fetch_near : 0;
     const std::size_t header_size = header_bytes_of(p);
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += p.group) {
@@ -115,6 +116,7 @@ struct Planes {
       const char* const header = at;
       at += header_size;
       if (column == 0) fetch(header + ahead);
+      if (near > 0) fetch_near(header + near);
       const char* const zeros = zero_points(p, header);
       SHUNT_UNROLL for (int v = 0; v < vectors; v += many) {
         const std::size_t from = column + lanes(v);
@@ -130,6 +132,11 @@ struct Planes {
         std::size_t number = x;
         for (std::size_t left = words; left > 0; word += 256, number += 16, --left) {
           SHUNT_UNROLL for (int i = 0; i < many; ++i) fetch(word + ahead + std::ptrdiff_t{64} * i);
+          if (near > 0) {
+            SHUNT_UNROLL for (int i = 0; i < many; ++i) {
+              fetch_near(word + near + std::ptrdiff_t{64} * i);
+            }
+          }
           step(codes, word, tile.row, number, upper, lower);
         }
         SHUNT_UNROLL for (int i = 0; i < many; ++i) {
@@ -159,6 +166,7 @@ struct Planes {
   }
   // Towards the L2 alone, as packed_fixed.inl does.
   SHUNT_INLINE static void fetch(const char* at) { __builtin_prefetch(at, 0, 2); }
+  SHUNT_INLINE static void fetch_near(const char* at) { __builtin_prefetch(at, 0, 3); }
   SHUNT_INLINE static __m512i four(const char* at) {
     std::int32_t bytes;
     __builtin_memcpy(&bytes, at, sizeof bytes);

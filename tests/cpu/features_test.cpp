@@ -72,6 +72,9 @@ TEST(Features, TuningIsWhatFamiliesWereMeasuredToWant) {
   EXPECT_EQ(tuned(zen5, Tuning::common).fetch_ahead, common.fetch_ahead);
   f.amx_tile = true;
   EXPECT_EQ(tuned(f, Tuning::common).fetch_ahead, zen5.fetch_ahead);
+  EXPECT_EQ(zen5.fetch_near, 0U);
+  EXPECT_GT(tuned(f, Tuning::common).fetch_near, 0U);
+  EXPECT_LT(tuned(f, Tuning::common).fetch_near, tuned(f, Tuning::common).fetch_ahead);
   f.avx512_vnni = false;  // which words need
   EXPECT_FALSE(tuned(f, Tuning::zen5).int8_by_words);
 }
