@@ -49,7 +49,7 @@ struct Features {
   bool fewer_loads = false;
   // How many bytes before they are read packed weights are best fetched to the L1.
   std::size_t fetch_ahead = 2048;
-  // Not 0: of one row they come to the L2 by then, and to the L1 so many bytes before.
+  // Unless 0: one row's are fetched to the L2 alone then, and to the L1 so many bytes before.
   std::size_t fetch_near = 0;
 
   std::vector<std::string> flags() const;  // the names of those that are set

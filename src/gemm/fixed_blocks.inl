@@ -80,8 +80,9 @@ struct FixedPart {
 };
 // Two parts, and what rows they meet, fit the L1.
 constexpr std::size_t fixed_part_bytes = 8192;
-// One row reads a panel once, front to back, and lines come to the L1 from p.fetch_ahead before it;
-// or to the L2 from `far` before it, and to the L1 from `near`, as where p.fetch_near is not 0.
+// One row reads a panel once, front to back, and lines come to the L1 from p.fetch_ahead before it.
+// Where p.fetch_near is not 0 they come to the L2 then and to the L1 from there before it; of a
+// kernel by_l2 always, from these two.
 constexpr std::size_t fixed_row_near = 832, fixed_row_far = 8192;
 
 // Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;

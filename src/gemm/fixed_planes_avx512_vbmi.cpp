@@ -115,8 +115,10 @@ struct Planes {
       const std::size_t words = (end - begin + 7) / 8;
       const char* const header = at;
       at += header_size;
-      if (column == 0) fetch(header + ahead);
-      if (near > 0) fetch_near(header + near);
+      if (column == 0) {
+        fetch(header + ahead);
+        if (near > 0) fetch_near(header + near);
+      }
       const char* const zeros = zero_points(p, header);
       SHUNT_UNROLL for (int v = 0; v < vectors; v += many) {
         const std::size_t from = column + lanes(v);
@@ -164,7 +166,7 @@ struct Planes {
   SHUNT_INLINE static const FixedBlock* block_of(const char* row, std::size_t at) {
     return reinterpret_cast<const FixedBlock*>(row + at);
   }
-  // Towards the L2 alone, as packed_fixed.inl does.
+  // Towards the L2 alone, as packed_fixed.inl does; and from there.
   SHUNT_INLINE static void fetch(const char* at) { __builtin_prefetch(at, 0, 2); }
   SHUNT_INLINE static void fetch_near(const char* at) { __builtin_prefetch(at, 0, 3); }
   SHUNT_INLINE static __m512i four(const char* at) {

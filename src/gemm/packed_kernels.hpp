@@ -20,8 +20,8 @@ struct PackedProduct {
   std::size_t k = 0;
   std::size_t group = 0;        // of k that share a scale
   std::size_t fetch_ahead = 0;  // bytes from what is read of the panel to what is fetched meanwhile
-  std::size_t fetch_near =
-      0;           // not 0: of one row, to what is fetched to the L1, the rest to the L2
+  // Unless 0, of one row: that goes to the L2 alone, and what is so far from it to the L1.
+  std::size_t fetch_near = 0;
   int column = 0;  // the first of `columns`, 16, 32 or 64 of the panel's
   int columns = 64;
   const float* globals = nullptr;  // [4]: the global scale of each 16 columns

@@ -134,9 +134,11 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   using Two = OfLane<L, 2>;
   constexpr int deep = 9 * 1024 / One::bytes, shallow = 7 * 1024 / One::bytes;
   constexpr bool wide = eight_bits(L::codes);
-  // Of a second product beside others more warps are faster. Measured: docs/notes/cuda-layer.md,
-  // "Longer parts, with even shares and late starts".
-  const bool longer = args.early && (!args.beside || args.slots > 0);
+  // Of codes of four bits, but of a second product beside others. Measured:
+  // docs/notes/cuda-layer.md, "Longer parts, with even shares and late starts".
+  constexpr bool four = !wide && L::codes != Codes::dense3;
+  const bool first = args.slots > 0;
+  const bool longer = four && args.early && (first || !args.beside);
   // Likewise, "Tiles of 32 rows in every format".
   const int longest_of_early = wide ? 16 : L::codes == Codes::int4 ? 10 : 12;
   // Likewise, "Weights of down behind those of gate_up".
@@ -146,7 +148,7 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
              {.least = 1,
               .most = 24,
               .longest = wide || longer ? 16 : 10,
-              .longest_of_more = args.early ? 24 : 32,
+              .longest_of_more = four && !args.early ? 32 : 24,
               .longest_of_early = longest_of_early,
               .most_late = most_late}) ||
          launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(

@@ -404,11 +404,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (placed) return mlp_gemm(context, experts.down, placed_down, y, stage);
         MlpInput rows = to_down;
         if (in_products && adds_up(spec, tokens) && expert_rows.dtype != f32) {
-          const Tensor beside_it = latent ? Tensor{} : residual;
+          const Tensor joins = more ? Tensor{} : residual;
           rows.chain.sum = {.out = summed.data,
                             .out_dtype = summed.dtype,
-                            .residual = beside_it.data,
-                            .residual_dtype = beside_it.dtype,
+                            .residual = joins.data,
+                            .residual_dtype = joins.dtype,
                             .weights = combine_spec(spec).weighted ? weights.as<float>() : nullptr,
                             .valid = valid.as<std::int32_t>(),
                             .heard = &added_up};
@@ -439,11 +439,11 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         });
   }
   // The shared expert joins at the combine; where down has added up, at what it is added by.
-  const auto with_shared_expert = [&]() -> const Context& {
+  const auto join_shared_expert = [&]() -> const Context& {
     if constexpr (cuda_engine::built) {
       if (fork.side != nullptr) {
-        fork.side = nullptr;
         side->join();
+        fork.side = nullptr;
         return side->joined();
       }
     }
@@ -465,7 +465,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
         if (with.shared_gate) parts.shared_gate = shared_logits;
         if (!more) parts.residual = residual;
         // The experts' products lie in between.
-        combine(with_shared_expert(), with, parts, summed, true);
+        combine(join_shared_expert(), with, parts, summed, true);
       },
       [&] { return combine_cost(spec, rows_dtype(), tokens, load().rows, y.dtype); });
   if (spec.latent_norm.enabled) norm_latents("latent_norm", spec.latent_norm, w.latent_norm);
@@ -478,7 +478,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
     clock(
         "finish",
         [&] {
-          finish_rows(with_shared_expert(), {.wide = wide,
+          finish_rows(join_shared_expert(), {.wide = wide,
                                              .shared = latent ? shared_rows : Tensor{},
                                              .shared_logits = latent ? s.shared_logits : nullptr,
                                              .shared_scale = spec.shared.scale,

@@ -34,7 +34,7 @@ struct Layer::Impl {
   bool fills_shared = false;  // of such a one: routing knows nothing of the shared slot
   float shared_scale = 1;     // likewise: of that slot's weight
 
-  // Of the spec and options that were given: the side stream.
+  // Of the spec and options that were given: the side stream and group_0.
   void set_up();
   // Takes the experts' and the shared expert's matrices in one, and makes with_shared.
   void fold(PreparedExperts joint);

@@ -8,7 +8,8 @@
 //
 // Bytes: a row read once and written once; of a norm, unless a block's registers hold all of it,
 // read twice, the second time from a cache. They hold 8192 columns where rows are few, and 2048
-// where they are many, whose blocks hide each other's chains and are bound by memory.
+// where they are many, whose blocks hide each other's chains and are bound by memory. A row of 4096
+// takes some 2 us, most of it the chains.
 #include <algorithm>
 #include <utility>
 
@@ -278,8 +279,8 @@ struct FinishArgs {
   std::int64_t rows, width;
 };
 
-// A norm's thread comes back to the columns that it wrote itself: no barrier but those of the sum.
-// 0 pieces: there is none.
+// A thread reads again only columns that it wrote itself: no barrier but those of a norm's sum.
+// 0 pieces: no norm.
 template <int pieces>
 __global__ void __launch_bounds__(threads) finish(const __grid_constant__ FinishArgs args) {
   __shared__ Shared shared;
@@ -508,32 +509,34 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t i = threadIdx.x % 32; i < width; i += 32) out[t * stride + i] = 0;
 }
 
-// As launch(), between products that want all of shared memory.
+// As launch(), of kernels between products that want all of shared memory.
 template <class Kernel, class... Arguments>
-void start(const char* what, const Gpu& gpu, const Shape& shape, Kernel* kernel,
-           Arguments&&... arguments) {
+void launch_between_products(const char* what, const Gpu& gpu, const Shape& shape, Kernel* kernel,
+                             Arguments&&... arguments) {
   prefer_shared_memory(kernel);
   launch(what, gpu, shape, kernel, std::forward<Arguments>(arguments)...);
 }
 
 // Whether rows are so few that registers for all of one keep no other's block away.
-bool few_rows(const Gpu& gpu, std::int64_t rows) { return rows <= gpu.multiprocessors; }
+bool holds_rows(const Gpu& gpu, std::int64_t rows) { return rows <= gpu.multiprocessors; }
 
 }  // namespace
 
 void rms_norm(const Gpu& gpu, const NormSpec& spec, const Tensor& x, const Tensor& weight,
               const Tensor& out, const Tensor& valid) {
   if (x.shape[0] == 0) return;
-  start("rms_norm", gpu, shape_for(gpu, x.shape[0]),
-        few_rows(gpu, x.shape[0]) ? norm_rows<4> : norm_rows<1>, Norm(spec, weight), Rows(x),
-        x.shape[0], x.shape[1], Rows(out), valid.as<const std::int32_t>());
+  launch_between_products("rms_norm", gpu, shape_for(gpu, x.shape[0]),
+                          holds_rows(gpu, x.shape[0]) ? norm_rows<4> : norm_rows<1>,
+                          Norm(spec, weight), Rows(x), x.shape[0], x.shape[1], Rows(out),
+                          valid.as<const std::int32_t>());
 }
 
 void gate_logits(const Gpu& gpu, const Tensor& x, const Tensor& gate, float* logits,
                  const Tensor& valid) {
   if (x.shape[0] == 0) return;
-  start("gate_logits", gpu, shape_for(gpu, x.shape[0]), dot_rows, Rows(x), Rows(gate), x.shape[0],
-        x.shape[1], logits, valid.as<const std::int32_t>());
+  launch_between_products("gate_logits", gpu, shape_for(gpu, x.shape[0]), dot_rows, Rows(x),
+                          Rows(gate), x.shape[0], x.shape[1], logits,
+                          valid.as<const std::int32_t>());
 }
 
 void finish_rows(const Gpu& gpu, const Finish& f) {
@@ -549,11 +552,11 @@ void finish_rows(const Gpu& gpu, const Finish& f) {
                         .valid = f.valid.as<const std::int32_t>(),
                         .rows = f.out.shape[0],
                         .width = f.out.shape[1]};
-  start("finish_rows", gpu, shape_for(gpu, args.rows),
-        !f.norm.enabled            ? finish<0>
-        : few_rows(gpu, args.rows) ? finish<4>
-                                   : finish<1>,
-        args);
+  launch_between_products("finish_rows", gpu, shape_for(gpu, args.rows),
+                          !f.norm.enabled              ? finish<0>
+                          : holds_rows(gpu, args.rows) ? finish<4>
+                                                       : finish<1>,
+                          args);
 }
 
 void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
@@ -565,25 +568,26 @@ void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
       (reinterpret_cast<std::uintptr_t>(rows.data) | to.values.strides[0]) % 16 == 0) {
     const std::int64_t blocks = (rows.shape[0] + row_warps - 1) / row_warps;
     const std::int64_t most = std::int64_t{16} * gpu.multiprocessors;
-    start("round_in_place", gpu,
-          {.grid = dim3(static_cast<unsigned>(std::min(blocks, most))),
-           .block = dim3(32 * row_warps)},
-          rows.dtype == DType::bf16 ? round_rows_by_warps<Form::bf16>
-                                    : round_rows_by_warps<Form::f16>,
-          static_cast<char*>(rows.data), kind, to.values.strides[0], static_cast<int>(columns),
-          Fp8Rows::pitch(columns), rows.shape[0], count_of_rows.as<const std::int32_t>());
+    launch_between_products("round_in_place", gpu,
+                            {.grid = dim3(static_cast<unsigned>(std::min(blocks, most))),
+                             .block = dim3(32 * row_warps)},
+                            rows.dtype == DType::bf16 ? round_rows_by_warps<Form::bf16>
+                                                      : round_rows_by_warps<Form::f16>,
+                            static_cast<char*>(rows.data), kind, to.values.strides[0],
+                            static_cast<int>(columns), Fp8Rows::pitch(columns), rows.shape[0],
+                            count_of_rows.as<const std::int32_t>());
     return;
   }
   const auto go = [&](auto* kernel, int count) {
     const std::int64_t most = std::int64_t{2048} / count * gpu.multiprocessors;
     const std::int64_t kept = kind == RowFormat::fp8_token ? count / 32 : to.scales.shape[1];
-    start("round_in_place", gpu,
-          {.grid = dim3(static_cast<unsigned>(std::min(rows.shape[0], most))),
-           .block = dim3(static_cast<unsigned>(count)),
-           .shared = static_cast<std::size_t>(4 * kept)},
-          kernel, static_cast<char*>(rows.data), rows.dtype, kind, to.values.strides[0],
-          rows.shape[1], Fp8Rows::pitch(rows.shape[1]), rows.shape[0],
-          count_of_rows.as<const std::int32_t>());
+    launch_between_products("round_in_place", gpu,
+                            {.grid = dim3(static_cast<unsigned>(std::min(rows.shape[0], most))),
+                             .block = dim3(static_cast<unsigned>(count)),
+                             .shared = static_cast<std::size_t>(4 * kept)},
+                            kernel, static_cast<char*>(rows.data), rows.dtype, kind,
+                            to.values.strides[0], rows.shape[1], Fp8Rows::pitch(rows.shape[1]),
+                            rows.shape[0], count_of_rows.as<const std::int32_t>());
   };
   // Eight numbers a thread: narrow rows are more at a time.
   constexpr int narrow = 128;
@@ -593,19 +597,21 @@ void round_in_place(const Gpu& gpu, RowFormat kind, const Tensor& rows,
 void clear_unrouted(const Gpu& gpu, const Tensor& inverse, const Tensor& valid, const Tensor& out) {
   const std::int64_t rows = out.shape[0], each = threads / 32;
   if (rows == 0) return;
-  start("clear_unrouted", gpu,
-        {.grid = dim3(static_cast<unsigned>((rows + each - 1) / each)), .block = dim3(threads)},
-        clear_rows, inverse.as<const std::int32_t>(), valid.as<const std::int32_t>(), rows,
-        out.as<std::uint16_t>(), out.strides[0], out.shape[1]);
+  launch_between_products(
+      "clear_unrouted", gpu,
+      {.grid = dim3(static_cast<unsigned>((rows + each - 1) / each)), .block = dim3(threads)},
+      clear_rows, inverse.as<const std::int32_t>(), valid.as<const std::int32_t>(), rows,
+      out.as<std::uint16_t>(), out.strides[0], out.shape[1]);
 }
 
 void copy_columns(const Gpu& gpu, const std::int32_t* ids, const float* weights,
                   std::int64_t from_columns, const Tensor& to_ids, const Tensor& to_weights) {
   const Tensor& to = to_ids ? to_ids : to_weights;
   if (to.elements() == 0) return;
-  start("copy_columns", gpu, shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both,
-        ids, weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(), to.shape[1],
-        to.elements());
+  launch_between_products("copy_columns", gpu,
+                          shape_for(gpu, (to.elements() + threads - 1) / threads), copy_both, ids,
+                          weights, from_columns, to_ids.as<std::int32_t>(), to_weights.as<float>(),
+                          to.shape[1], to.elements());
 }
 
 void fill_slot(const Gpu& gpu, const SharedSlot& s) {
@@ -617,13 +623,13 @@ void fill_slot(const Gpu& gpu, const SharedSlot& s) {
                   .scale = s.scale,
                   .valid = s.valid.as<const std::int32_t>()};
   if (s.gate) {
-    return start("fill_slot", gpu, shape_for(gpu, slot.rows), fill_gated_slots, slot, Rows(s.x),
-                 Rows(s.gate), s.x.shape[1]);
+    return launch_between_products("fill_slot", gpu, shape_for(gpu, slot.rows), fill_gated_slots,
+                                   slot, Rows(s.x), Rows(s.gate), s.x.shape[1]);
   }
-  start("fill_slot", gpu,
-        {.grid = dim3(static_cast<unsigned>((slot.rows + threads - 1) / threads)),
-         .block = dim3(threads)},
-        fill_slots, slot);
+  launch_between_products("fill_slot", gpu,
+                          {.grid = dim3(static_cast<unsigned>((slot.rows + threads - 1) / threads)),
+                           .block = dim3(threads)},
+                          fill_slots, slot);
 }
 
 }  // namespace shunt::cuda_engine

@@ -110,7 +110,7 @@ bool orders_in_products(const LayerSpec& spec, Device device, std::int64_t token
                         RowFormat rows);
 
 // Whether, as far as the spec goes, the experts' second product may add up the rows of so few
-// tokens where it orders them: one token's, which nothing else joins, or latents.
+// tokens where it orders them: one token's, which nothing else joins, or whose sum is latents.
 bool adds_up(const LayerSpec& spec, std::int64_t tokens);
 
 // Whether, as far as the spec goes, an expert's row is its token's output, times a weight: on a GPU

@@ -34,6 +34,8 @@ struct FastPlan {
   bool scored = false;  // scores and a bias are compared, not logits
   bool in_groups = false;
   bool shares = false;  // the scores are of a softmax: fast_gate.cu's alone
+  // By some kernel.
+  bool served() const { return lanes > 0 || best > 16; }
 };
 
 struct DeviceRoute {

@@ -79,12 +79,12 @@ struct Launch {
 }  // namespace
 
 bool token_gate_cuda(const cuda_engine::Gpu& gpu, const DeviceRoute& r, const Tensor& logits) {
-  // Up to here it is ahead of a token a warp, or several. From 17 slots on that is gate.cu's.
+  // Up to here it is ahead of a token a warp, or several; from 17 slots on of gate.cu.
   const bool plain = r.plain_best != 0 && logits.dtype != DType::f32;
   const bool usual = logits.dtype == DType::f32 && is_deepseek_v3(r);
   const std::int64_t limit = gpu.multiprocessors * std::int64_t{plain ? 1 : usual ? 2 : 4};
   const int k = r.rule.top_k;
-  const bool served = r.fast.lanes > 0 ? k <= 8 : r.fast.best > 16;
+  const bool served = r.fast.served() && (k <= 8 || k > 16);
   if (!served || r.fast.blocks > 16 || r.tokens > limit) return false;
   const Launch launch{gpu, r, logits};
   if (r.fast.in_groups) {

@@ -7,7 +7,7 @@ namespace shunt {
 
 namespace {
 
-// Of rules that no fast gate serves, in one launch; more are ordered sooner by all of the GPU than
+// Of rules that no quick gate serves, in one launch; more are ordered sooner by all of the GPU than
 // by the cluster that routed them.
 constexpr std::int64_t most_gate_pairs = 512;
 
@@ -19,7 +19,7 @@ void route_and_order_cuda(const Context& context, const RouteCall& call, const O
   if (call.tokens > 0) {
     const routing::DeviceRoute r = routing::device_route(call);
     const std::int64_t pairs = call.tokens * r.rule.slots();
-    if (call.hidden == 0 && r.fast.lanes == 0 && pairs <= most_gate_pairs &&
+    if (call.hidden == 0 && !r.fast.served() && pairs <= most_gate_pairs &&
         routing::gate_order_cuda(gpu, r, call.in.logits, ordered)) {
       return;
     }

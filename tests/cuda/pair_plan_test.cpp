@@ -190,6 +190,12 @@ TEST(PairPlan, WhatLetsTheNextProductStartLate) {
   EXPECT_FALSE(late(true, false, 24, 12));
   EXPECT_FALSE(late(true, true, 16, 12));
   EXPECT_FALSE(late(false, false, 16, 12));
+  PairArgs beside;  // where shares are not asked for
+  beside.beside = true, beside.tokens = 1, beside.each = 12;
+  Gpu gpu;
+  gpu.dependent_launch = true;
+  EXPECT_FALSE(shares_blocks(gpu, beside));
+  EXPECT_TRUE(next_waits(gpu, beside, {.parts = 1, .warps = 16}, limits, depth));
 }
 
 // gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.

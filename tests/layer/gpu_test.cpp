@@ -187,14 +187,16 @@ TEST_P(LayerOnGpu, WeightsOfTheDeviceGiveTheSameBits) {
 // Norms read a row once where all of it fits a block's registers, else twice.
 TEST(Layer, NormsOfLongRowsOnAGpu) {
   if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
-  for (const std::int64_t hidden : {2504, 8192, 8193, 17000}) {
-    SCOPED_TRACE(std::to_string(hidden) + " columns");
+  for (const auto& [tokens, hidden] :
+       {std::pair{5, 2504}, {5, 8192}, {5, 8193}, {5, 17000}, {200, 2504}, {1100, 520}}) {
+    SCOPED_TRACE(std::to_string(tokens) + " rows of " + std::to_string(hidden));
     LayerSpec spec = testing::small_layer({.experts = 4, .top_k = 2}, hidden, 16);
     spec.input_norm = {.enabled = true, .epsilon = 1e-5f, .weight = true};
     spec.output_norm = {.enabled = true, .weight = true, .weight_first = true};
+    spec.output_bias = true;  // so that what is normed is not what lay there
     RandomLayer random(spec, 29);
     const Context gpu = cuda(), host = cpu({.threads = 2});
-    const LayerInputs in{.hidden = random.hidden_states(5)};
+    const LayerInputs in{.hidden = random.hidden_states(tokens)};
     const Result ours = run(gpu, Layer(spec, random.weights, gpu, {.dtype = f32}), in);
     const Result theirs = run(host, Layer(spec, random.weights, host, {.dtype = f32}), in);
     EXPECT_EQ(ours.ids, theirs.ids);
@@ -322,6 +324,21 @@ TEST(SharedExpertBeside, StreamsItsWeightsWhereTokensAreFew) {
   };
   EXPECT_TRUE(streams(1, {}));
   EXPECT_TRUE(streams(8, {}));
+  EXPECT_FALSE(streams(9, {}));
+  EXPECT_FALSE(streams(1, {.batch_invariant = true}));
+}
+
+TEST(LatentExperts, StreamTheirProjectionsWhereTokensAreFew) {
+  if (!test::on_hopper()) GTEST_SKIP() << "about a Hopper GPU";
+  LayerSpec spec = testing::small_layer({.experts = 16, .top_k = 4, .renormalize = true}, 512, 256);
+  spec.latent = spec.experts.hidden = 128;
+  RandomLayer random(spec, 30, DType::bf16);
+  const Context context = cuda();
+  const auto streams = [&](std::int64_t tokens, const LayerOptions& options) {
+    const std::string words = Layer(spec, random.weights, context, options).explain(tokens);
+    return words.find("its weights in one pass; ") != std::string::npos;
+  };
+  EXPECT_TRUE(streams(1, {}));
   EXPECT_FALSE(streams(9, {}));
   EXPECT_FALSE(streams(1, {.batch_invariant = true}));
 }
