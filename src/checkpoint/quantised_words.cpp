@@ -41,6 +41,16 @@ void transpose(const Tensor& from, T* to) {
 
 }  // namespace
 
+Tensor QuantisedReader::scales_by_groups(const std::string& scales, const std::string& values,
+                                         std::int64_t n) const {
+  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
+  const Tensor s = tensor(scales);
+  if (!plain(s.dtype) || s.rank != 2 || s.shape[1] != n) {
+    mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
+  }
+  return s;
+}
+
 Tensor QuantisedReader::transposed_scales(const Tensor& scales) const {
   void* const to = repacking_.take(static_cast<std::size_t>(scales.bytes()));
   repacking_.later([scales, to] {
@@ -67,11 +77,7 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
   if (k % 8 != 0 || n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k / 8, n})) {
     mismatch(values, fmt::format("i32 [{}, {}], both sizes multiples of 8", k / 8, n));
   }
-  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
-  const Tensor s = tensor(scales);
-  if (!plain(s.dtype) || s.rank != 2 || s.shape[1] != n) {
-    mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
-  }
+  const Tensor s = scales_by_groups(scales, values, n);
   const std::int64_t groups = s.shape[0];
   PackedMatrix m{.format = int4(base, scales, k, groups)};
   m.group_of = order(base + ".g_idx", k, m.format.group, groups);
@@ -109,11 +115,7 @@ PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::
   if (n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k, n / 8})) {
     mismatch(values, fmt::format("i32 [{}, {}], {} a multiple of 8", k, n / 8, n));
   }
-  if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
-  const Tensor s = tensor(scales);
-  if (!plain(s.dtype) || s.rank != 2 || s.shape[1] != n) {
-    mismatch(scales, fmt::format("f16, bf16 or f32 [groups, {}]", n));
-  }
+  const Tensor s = scales_by_groups(scales, values, n);
   const std::int64_t groups = s.shape[0];
   PackedMatrix m{.format = int4(base, scales, k, groups)};
   const std::int64_t row_bytes = groups_of(k, 2);
