@@ -110,7 +110,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const bool pieces = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 &&
                       x.strides[0] * bits(x.dtype) / 8 % 16 == 0;
   const bool gathered = gathers_first(tokens, x.dtype, pieces);
-  MlpInput to_gate_up{.rows = x,
+  // The experts' rows, and later their sums, as the products read them.
+  const Tensor latents = latent ? at(s.latent, rows_dtype(), {tokens, inner}) : Tensor{};
+  MlpInput to_gate_up{.rows = latent ? latents : x,
                       .offsets = s.offsets,
                       .whole_k = whole_k,
                       .fast_accumulation = options.fast_accumulation,
@@ -166,6 +168,13 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const bool all_routed = !routed_before && !valid && !spec.route.hashed;
   const bool at_once = !routed_before && !in_products && routes_and_orders_at_once(tokens);
   const auto* const valid_count = valid.as<const std::int32_t>();
+  // All tokens as pairs of one group: rows behind the valid ones as well, which nobody reads.
+  const auto as_pairs = [&](MlpInput& product) {
+    product.chain.ids = static_cast<const std::int32_t*>(group_0.data());
+    product.chain.pairs = product.chain.tokens = static_cast<int>(tokens);
+    product.chain.beside = beside;
+    product.valid = nullptr;
+  };
   Tensor shared_rows, shared_logits;
   const auto shared_expert = [&](const Context& on, Workspace memory) {
     const std::int64_t intermediate = spec.shared.intermediate;
@@ -182,14 +191,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                 .fast_accumulation = options.fast_accumulation,
                 .beside = beside,
                 .bias = shared.gate_up_bias.as<float>()};
-    const bool streams = beside && streams_shared(tokens, in_products);
-    if (streams) {
-      // As pairs, all of one group: rows behind the valid ones as well, which nobody reads.
-      up.chain.ids = static_cast<const std::int32_t*>(group_0.data());
-      up.chain.pairs = up.chain.tokens = static_cast<int>(tokens);
-      up.chain.beside = true;
-      up.valid = nullptr;
-    }
+    const bool in_one_pass = beside && streams_shared(tokens, in_products);
+    if (in_one_pass) as_pairs(up);
     MlpInput down = up;
     down.rows = shared_h;
     down.bias = shared.down_bias.as<float>();
@@ -198,7 +201,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
           mlp_tile(context, shared.gate_up, tokens, {.whole_k = whole_k, .beside = true});
     }
     // All but the rows is older than the launch before.
-    up.early = streams && shared_logits, down.early = streams;
+    up.early = in_one_pass && shared_logits, down.early = in_one_pass;
     if (shared_logits) gate_logits(on, x, w.shared_gate, s.shared_logits, valid);
     if (rounds != Rounding::on_the_way) {
       const Fp8Rows u(kind, s.shared, tokens, spec.hidden, context.device());
@@ -314,9 +317,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   }
   // Enqueued behind routing, so that routing's few blocks are there first.
   if (beside) shared_expert(side->side(), side_stage);
-  // Latents: the experts' rows, and later their sums, as the products read them. What a norm reads
-  // is in f32.
-  const Tensor latents = latent ? at(s.latent, rows_dtype(), {tokens, inner}) : Tensor{};
+  // What a norm reads is in f32.
   const Tensor wide_latents =
       s.wide_latents != nullptr ? at(s.wide_latents, f32, {tokens, inner}) : Tensor{};
   const auto norm_latents = [&](const char* name, const NormSpec& norm, const Tensor& weight) {
@@ -328,14 +329,9 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   };
   const auto project = [&](const PreparedWeights& by, const Tensor& rows, const Tensor& to) {
     MlpInput projected{.rows = rows, .valid = valid_count, .whole_k = whole_k};
-    if (streams_latent(by, tokens)) {
-      // As the shared expert's: pairs, of which all but the rows is older than the launch before.
-      projected.chain = {.ids = static_cast<const std::int32_t*>(group_0.data()),
-                         .pairs = static_cast<int>(tokens),
-                         .tokens = static_cast<int>(tokens),
-                         .beside = beside};
-      projected.valid = nullptr;
-      projected.early = true;
+    if (streams(by, tokens)) {
+      as_pairs(projected);
+      projected.early = true;  // all but the rows is older than the launch before
     }
     mlp_gemm(context, by, projected, to, stage);
   };

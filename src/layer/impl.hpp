@@ -69,8 +69,9 @@ struct Layer::Impl {
   // by themselves; and whether its own products read their weights in one pass.
   bool orders_beside(std::int64_t tokens) const;
   bool streams_shared(std::int64_t tokens, bool in_products) const;
-  // Whether a projection to or from the latents, in 16 bits, reads its weights in one pass.
-  bool streams_latent(const PreparedWeights& projection, std::int64_t tokens) const;
+  // Whether a product of all tokens by one matrix, the shared expert's or a projection to or from
+  // the latents, reads its weights in one pass.
+  bool streams(const PreparedWeights& matrix, std::int64_t tokens) const;
   std::size_t stage_bytes(std::int64_t tokens) const;
   // Of that, what a shared expert beside the others has to itself, behind the rest.
   std::size_t side_bytes(std::int64_t tokens) const;

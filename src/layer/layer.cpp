@@ -159,16 +159,14 @@ bool Layer::Impl::orders_beside(std::int64_t tokens) const {
 // unless they are soon gone.
 bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products) const {
   constexpr std::size_t soon_gone = std::size_t{8} << 20;
-  return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
-         shared_rounding(tokens) == Rounding::on_the_way &&
+  return shared_rounding(tokens) == Rounding::on_the_way &&
          (in_products || shared.gate_up.bytes + shared.down.bytes <= soon_gone) &&
-         mlp_one_pass_us(context, shared.gate_up, tokens, tokens).has_value() &&
-         mlp_one_pass_us(context, shared.down, tokens, tokens).has_value();
+         streams(shared.gate_up, tokens) && streams(shared.down, tokens);
 }
 
-bool Layer::Impl::streams_latent(const PreparedWeights& projection, std::int64_t tokens) const {
+bool Layer::Impl::streams(const PreparedWeights& matrix, std::int64_t tokens) const {
   return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
-         mlp_one_pass_us(context, projection, tokens, tokens).has_value();
+         mlp_one_pass_us(context, matrix, tokens, tokens).has_value();
 }
 
 std::size_t Layer::Impl::side_bytes(std::int64_t tokens) const {
@@ -327,7 +325,7 @@ std::string Layer::explain(std::int64_t tokens) const {
     const auto projection = [&](const char* way, const PreparedWeights& matrix, bool normed) {
       return fmt::format("  latent   {} {}, {}{}; {}{}\n", way, spec.latent,
                          to_string(layer.rows_dtype()), normed ? " after a norm" : "",
-                         layer.streams_latent(matrix, tokens) ? "its weights in one pass; " : "",
+                         layer.streams(matrix, tokens) ? "its weights in one pass; " : "",
                          mlp_explain(layer.context, matrix, tokens, 1, {.whole_k = whole_k}));
     };
     text += projection("to", layer.latent_down, spec.latent_input_norm.enabled);
