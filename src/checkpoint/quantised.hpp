@@ -131,8 +131,8 @@ class QuantisedReader {
                     DType dtype) const;
   bool fused_number(const Tensor& scales, const FusedPart& part, float& number) const;
   bool fused_blocks(const std::string& name, const FusedPart& part, PackedMatrix& m) const;
-  // GPTQ's and AWQ's scales [groups, n], of the words `values`; the other way round; their zeros i32
-  // [groups, n / 8].
+  // GPTQ's and AWQ's scales [groups, n], of the words `values`; the other way round; their zeros
+  // i32 [groups, n / 8].
   Tensor scales_by_groups(const std::string& scales, const std::string& values,
                           std::int64_t n) const;
   Tensor transposed_scales(const Tensor& scales) const;
