@@ -416,37 +416,25 @@ bool QuantisedReader::has_blocks(const std::string& name) const {
   return store_.contains(name + "_blocks");
 }
 
-PackedMatrix QuantisedReader::blocks(const std::string& name, std::int64_t expert,
-                                     std::int64_t experts, std::int64_t rows, std::int64_t first,
-                                     std::int64_t step, std::int64_t n, std::int64_t k) const {
+PackedMatrix QuantisedReader::blocks(const std::string& name, const FusedPart& part) const {
   const std::string values = name + "_blocks", scales = name + "_scales";
-  const std::int64_t groups = groups_of(k, 32);
+  const std::int64_t groups = groups_of(part.k, 32);
   const Tensor v = tensor(values);
-  if (k % 32 != 0 || v.dtype != DType::u8 || !has_shape(v, {experts, rows, groups, 16})) {
-    mismatch(values, fmt::format("u8 [{}, {}, {}, 16], 32 k to a block", experts, rows, groups));
+  if (part.k % 32 != 0 || v.dtype != DType::u8 ||
+      !has_shape(v, {part.experts, part.rows, groups, 16})) {
+    mismatch(values,
+             fmt::format("u8 [{}, {}, {}, 16], 32 k to a block", part.experts, part.rows, groups));
   }
   if (!store_.contains(scales)) mismatch(scales, "the scales of " + values);
   const Tensor s = tensor(scales);
-  if (!exponents(s.dtype) || !has_shape(s, {experts, rows, groups})) {
-    mismatch(scales, fmt::format("u8 [{}, {}, {}]", experts, rows, groups));
+  if (!exponents(s.dtype) || !has_shape(s, {part.experts, part.rows, groups})) {
+    mismatch(scales, fmt::format("u8 [{}, {}, {}]", part.experts, part.rows, groups));
   }
-  // Rows first, first + step, .. of `rows` rows of `bytes` bytes.
-  const auto take = [&](const Tensor& from, std::int64_t bytes, DType dtype) {
-    const char* const data = from.as<const char>() + (expert * rows + first) * bytes;
-    if (step == 1) return view(data, dtype, {n, bytes});
-    auto* const to = static_cast<char*>(repacking_.take(static_cast<std::size_t>(n * bytes)));
-    repacking_.later([data, to, n, bytes, step] {
-      for (std::int64_t row = 0; row < n; ++row) {
-        std::memcpy(to + row * bytes, data + row * step * bytes, static_cast<std::size_t>(bytes));
-      }
-    });
-    return view(to, dtype, {n, bytes});
-  };
   PackedMatrix m{.format = {Format::mxfp4},
-                 .n = n,
-                 .k = k,
-                 .values = take(v, groups * 16, DType::u8),
-                 .scales = take(s, groups, DType::f8_e8m0)};
+                 .n = part.n,
+                 .k = part.k,
+                 .values = fused_rows(v, part, groups * 16, DType::u8),
+                 .scales = fused_rows(s, part, groups, DType::f8_e8m0)};
   check_described(name, m);
   return m;
 }

@@ -76,18 +76,20 @@ class QuantisedReader {
   // or not what quantization_config says, Error{unsupported} for a form that is not read.
   PackedMatrix matrix(const std::string& name, std::int64_t n, std::int64_t k) const;
 
-  // gpt-oss: NAME_blocks [E, rows, k / 32, 16] and NAME_scales [E, rows, k / 32]. Expert e's rows
-  // first, first + step, ..: n of them.
-  bool has_blocks(const std::string& name) const;
-  // The same for experts in one tensor NAME, e4m3 or NVFP4: [E, rows, k], or [E, k, rows] where it
-  // is transposed; with NAME_scale_inv, NAME_weight_scale or NAME_scale.
+  // Of experts in one tensor.
   struct FusedPart {
     std::int64_t expert = 0, experts = 0;
-    std::int64_t rows = 0, first = 0, step = 1;  // of an expert; first, first + step, .. are read
+    // Of an expert; first, first + step, .. are read, n of them.
+    std::int64_t rows = 0, first = 0, step = 1;
     std::int64_t n = 0, k = 0;
     bool transposed = false;
     std::int64_t stored = 0;  // experts that the tensor has; fused() finds out
   };
+  // gpt-oss: NAME_blocks [E, rows, k / 32, 16] and NAME_scales [E, rows, k / 32].
+  bool has_blocks(const std::string& name) const;
+  PackedMatrix blocks(const std::string& name, const FusedPart& part) const;
+  // NAME, e4m3 or NVFP4: [E, rows, k], or [E, k, rows] where it is transposed; with NAME_scale_inv,
+  // NAME_weight_scale or NAME_scale.
   bool has_fused(const std::string& name) const;
   bool fused_fits(const std::string& name, std::int64_t rows, std::int64_t k,
                   bool transposed) const;
@@ -96,10 +98,6 @@ class QuantisedReader {
   // Throws Error{bad_file} where quantization_config says otherwise of a module's linear layer than
   // its tensors do: "model.layers.3.mlp.experts.7.gate_proj".
   void check_listed(const std::string& module, bool packed) const;
-
-  PackedMatrix blocks(const std::string& name, std::int64_t expert, std::int64_t experts,
-                      std::int64_t rows, std::int64_t first, std::int64_t step, std::int64_t n,
-                      std::int64_t k) const;
 
  private:
   struct Names;
@@ -127,6 +125,7 @@ class QuantisedReader {
                   std::int64_t groups) const;
   Tensor order(const std::string& name, std::int64_t k, int group, std::int64_t groups) const;
   PackedMatrix fused_matrix(const std::string& name, FusedPart part) const;
+  // The part's rows of `width` bytes.
   Tensor fused_rows(const Tensor& all, const FusedPart& part, std::int64_t width,
                     DType dtype) const;
   bool fused_number(const Tensor& scales, const FusedPart& part, float& number) const;

@@ -1,6 +1,7 @@
 // Experts in one tensor: e4m3 or NVFP4 of all of them, and what their scales' shapes say.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "checkpoint/quantised.hpp"
@@ -46,13 +47,19 @@ Tensor QuantisedReader::fused_rows(const Tensor& all, const FusedPart& part, std
   const std::int64_t n = part.n, first = part.first, step = part.step, rows = part.rows;
   if (!part.transposed && step == 1) return view(from + first * width, dtype, {n, width});
   auto* const to = static_cast<char*>(repacking_.take(static_cast<std::size_t>(n * width)));
-  const std::int64_t along = part.transposed ? rows : 1, across = part.transposed ? 1 : width;
-  repacking_.later([=] {
-    // In tiles, so that whole lines are read of either order.
+  repacking_.later([=, transposed = part.transposed] {
+    if (!transposed) {
+      for (std::int64_t row = 0; row < n; ++row) {
+        std::memcpy(to + row * width, from + (first + row * step) * width,
+                    static_cast<std::size_t>(width));
+      }
+      return;
+    }
+    // In tiles, so that whole lines are read.
     for (std::int64_t begin = 0; begin < width; begin += 64) {
       for (std::int64_t row = 0; row < n; ++row) {
         for (std::int64_t i = begin; i < std::min(begin + 64, width); ++i) {
-          to[row * width + i] = from[(first + row * step) * across + i * along];
+          to[row * width + i] = from[first + row * step + i * rows];
         }
       }
     }

@@ -224,19 +224,10 @@ class Reader {
       return fused(names, count, hidden, intermediate, out);
     }
     if (quantised_.has_blocks(up_name)) {
-      const std::int64_t step = names.interleaved ? 2 : 1;
-      const std::int64_t rows = 2 * intermediate, second = names.interleaved ? 1 : intermediate;
-      quantised_.check_listed(module_of(up_name), true);
-      quantised_.check_listed(module_of(down_name), true);
-      for (int e = 0; e < count; ++e) {
-        out.packed_gate.push_back(
-            quantised_.blocks(up_name, e, count, rows, 0, step, intermediate, hidden));
-        out.packed_up.push_back(
-            quantised_.blocks(up_name, e, count, rows, second, step, intermediate, hidden));
-        out.packed_down.push_back(
-            quantised_.blocks(down_name, e, count, hidden, 0, 1, hidden, intermediate));
-      }
-      return;
+      const auto take = [&](const std::string& name, const QuantisedReader::FusedPart& part) {
+        return quantised_.blocks(name, part);
+      };
+      return fused_parts(names, count, hidden, intermediate, false, take, out);
     }
     if (!store_.contains(down_name)) missing({{names.down}});
     Tensor up = floats(up_name);
@@ -280,29 +271,40 @@ class Reader {
       if (!store_.contains(down_name)) missing({{names.down}});
       mismatch(down_name, store_.get(down_name), "the packed form that " + up_name + " has");
     }
-    quantised_.check_listed(module_of(up_name), true);
-    quantised_.check_listed(module_of(down_name), true);
-    const std::int64_t rows = 2 * intermediate;
     bool first = names.inner == ExpertNames::Inner::first;
     if (names.inner == ExpertNames::Inner::either) {
-      first = quantised_.fused_fits(up_name, rows, hidden, true) &&
+      first = quantised_.fused_fits(up_name, 2 * intermediate, hidden, true) &&
               quantised_.fused_fits(down_name, hidden, intermediate, true);
     }
+    const auto take = [&](const std::string& name, const QuantisedReader::FusedPart& part) {
+      return quantised_.fused(name, part);
+    };
+    fused_parts(names, count, hidden, intermediate, first, take, out);
+  }
+
+  // gate, up and down of each expert, taken from the two tensors that hold all.
+  template <class Take>
+  void fused_parts(const ExpertNames& names, int count, std::int64_t hidden,
+                   std::int64_t intermediate, bool transposed, const Take& take,
+                   ExpertWeights& out) const {
+    const std::string up_name = prefix_ + names.up, down_name = prefix_ + names.down;
+    quantised_.check_listed(module_of(up_name), true);
+    quantised_.check_listed(module_of(down_name), true);
     QuantisedReader::FusedPart gate{.experts = count,
-                                    .rows = rows,
+                                    .rows = 2 * intermediate,
                                     .step = names.interleaved ? 2 : 1,
                                     .n = intermediate,
                                     .k = hidden,
-                                    .transposed = first};
+                                    .transposed = transposed};
     QuantisedReader::FusedPart up = gate;
     up.first = names.interleaved ? 1 : intermediate;
     QuantisedReader::FusedPart down{
-        .experts = count, .rows = hidden, .n = hidden, .k = intermediate, .transposed = first};
+        .experts = count, .rows = hidden, .n = hidden, .k = intermediate, .transposed = transposed};
     for (int e = 0; e < count; ++e) {
       gate.expert = up.expert = down.expert = e;
-      out.packed_gate.push_back(quantised_.fused(up_name, gate));
-      out.packed_up.push_back(quantised_.fused(up_name, up));
-      out.packed_down.push_back(quantised_.fused(down_name, down));
+      out.packed_gate.push_back(take(up_name, gate));
+      out.packed_up.push_back(take(up_name, up));
+      out.packed_down.push_back(take(down_name, down));
     }
   }
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include "shunt/tensor.hpp"
 
@@ -47,19 +49,28 @@ inline std::uint16_t f32_to_f16(float value) {
   return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-// e4m3 without infinities: everything beyond the range, infinities too, becomes +-448; NaN is 0x7f.
-inline std::uint8_t f32_to_e4m3(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (bits >> 24) & 0x80u;
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7f;
-  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);
-  if (magnitude < 0x3c800000u) {  // subnormal: the addition rounds at 2^-9
-    const float shifted = std::bit_cast<float>(magnitude) + 16384.0f;
-    return static_cast<std::uint8_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x46800000u));
+// f32 or f64 as e4m3, which has no infinities: everything beyond the range, infinities too, becomes
+// +-448; NaN is 0x7f.
+template <class Float>
+inline std::uint8_t to_e4m3(Float value) {
+  using Limits = std::numeric_limits<Float>;
+  using Bits = std::conditional_t<sizeof(Float) == 4, std::uint32_t, std::uint64_t>;
+  static_assert(Limits::is_iec559 && sizeof(Float) == sizeof(Bits));
+  constexpr int width = 8 * sizeof(Bits), mantissa = Limits::digits - 1, dropped = mantissa - 3;
+  constexpr auto bits_of = [](Float x) { return std::bit_cast<Bits>(x); };
+  constexpr auto power = [](int exponent) {
+    return static_cast<Float>(std::uint64_t{1} << exponent);
+  };
+  const Bits bits = bits_of(value), magnitude = bits & ~(Bits{1} << (width - 1));
+  const auto sign = static_cast<Bits>(bits >> (width - 8) & 0x80);
+  if (magnitude > bits_of(Limits::infinity())) return 0x7f;
+  if (magnitude >= bits_of(448)) return static_cast<std::uint8_t>(sign | 0x7e);
+  if (magnitude < bits_of(1 / power(6))) {  // subnormal: the addition rounds at 2^-9
+    const Float shift = power(mantissa - 9), shifted = std::bit_cast<Float>(magnitude) + shift;
+    return static_cast<std::uint8_t>(sign | (bits_of(shifted) - bits_of(shift)));
   }
-  const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
-  return static_cast<std::uint8_t>(sign | ((rounded - 0x3c000000u) >> 20));
+  const Bits rounded = magnitude + ((Bits{1} << (dropped - 1)) - 1) + (magnitude >> dropped & 1);
+  return static_cast<std::uint8_t>(sign | (rounded - bits_of(1 / power(7))) >> dropped);
 }
 
 inline float e4m3_to_f32(std::uint8_t bits) {
@@ -104,7 +115,7 @@ inline void store_f32(void* data, DType dtype, std::int64_t i, float value) {
       static_cast<double*>(data)[i] = static_cast<double>(value);
       break;
     case DType::f8_e4m3:
-      static_cast<std::uint8_t*>(data)[i] = f32_to_e4m3(value);
+      static_cast<std::uint8_t*>(data)[i] = to_e4m3(value);
       break;
     default:
       break;

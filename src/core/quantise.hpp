@@ -76,7 +76,7 @@ void quantise_row(const QuantiseSpec& spec, std::size_t n, std::uint8_t* to, flo
       scale = scale_of(amax_of(count));
       scales[static_cast<std::int64_t>(h / strip) * step] = scale.scale;
     }
-    for (std::size_t i = 0; i < count; ++i) to[h + i] = f32_to_e4m3(values[i] * scale.factor);
+    for (std::size_t i = 0; i < count; ++i) to[h + i] = to_e4m3(values[i] * scale.factor);
   }
 }
 

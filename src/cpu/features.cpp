@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/check.hpp"
+#include "cpu/fetch_distances.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -172,8 +173,8 @@ Features tuned(Features f, Tuning tuning) {
   const bool zen5 = tuning == Tuning::zen5;
   f.tuning = tuning;
   // Measured on Zen 5 and on a Xeon with AMX (docs/notes/cpu-packed.md).
-  f.fetch_ahead = zen5 || f.amx_tile ? 8192 : Features{}.fetch_ahead;
-  f.fetch_near = f.amx_tile ? 832 : 0;
+  f.fetch_ahead = zen5 || f.amx_tile ? fetch_far_bytes : Features{}.fetch_ahead;
+  f.fetch_near = f.amx_tile ? fetch_near_bytes : 0;
   f.shifts_beside_dots = zen5;
   f.int8_by_words = zen5 && f.avx512_vnni;
   f.fewer_loads = zen5;

@@ -1,6 +1,7 @@
 // What this CPU can do, and which of our instruction sets to use on it.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -57,21 +57,8 @@ inline float to_odd_f32(double value) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(near) | 1U);
 }
 // value / scale to nearest even. Exact for f32 operands: a quotient of theirs lies on a bound
-// between e4m3 neighbours or is further from it than a double's last place. By the quotient's bits,
-// as f32_to_e4m3().
-inline std::uint8_t to_e4m3(double value, double scale) {
-  const auto bits_of = [](double x) { return std::bit_cast<std::uint64_t>(x); };
-  const std::uint64_t bits = bits_of(value / scale), magnitude = bits & ~(std::uint64_t{1} << 63);
-  const auto sign = static_cast<std::uint64_t>(bits >> 56 & 0x80);
-  if (magnitude > bits_of(std::numeric_limits<double>::infinity())) return 0x7f;
-  if (magnitude >= bits_of(448)) return static_cast<std::uint8_t>(sign | 0x7e);
-  if (magnitude < bits_of(0x1p-6)) {  // subnormal: the addition rounds at 2^-9
-    const double shifted = std::bit_cast<double>(magnitude) + 0x1p43;
-    return static_cast<std::uint8_t>(sign | (bits_of(shifted) - bits_of(0x1p43)));
-  }
-  const std::uint64_t rounded = magnitude + ((std::uint64_t{1} << 48) - 1) + (magnitude >> 49 & 1);
-  return static_cast<std::uint8_t>(sign | (rounded - (std::uint64_t{1023 - 7} << 52)) >> 49);
-}
+// between e4m3 neighbours or is further from it than a double's last place.
+inline std::uint8_t to_e4m3(double value, double scale) { return to_e4m3(value / scale); }
 
 inline void store_f64(void* data, DType dtype, std::int64_t i, double value) {
   store_f32(data, dtype, i, dtype == DType::f32 ? static_cast<float>(value) : to_odd_f32(value));

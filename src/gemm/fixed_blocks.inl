@@ -82,8 +82,7 @@ struct FixedPart {
 constexpr std::size_t fixed_part_bytes = 8192;
 // One row reads a panel once, front to back, and lines come to the L1 from p.fetch_ahead before it.
 // Where p.fetch_near is not 0 they come to the L2 then and to the L1 from there before it; of a
-// kernel by_l2 always, from these two.
-constexpr std::size_t fixed_row_near = 832, fixed_row_far = 8192;
+// kernel by_l2 always.
 
 // Several rows take a panel in parts that stay in the L1 while they and the columns pass over one;
 // the first tile of rows fetches what lies at its place in the part behind.
@@ -136,10 +135,10 @@ struct ByGroups {
     const typename Kernel::Tables tables;
     const char* at = part.at;
     const bool far = rows == 1 && (Kernel::by_l2 || p.fetch_near > 0);
-    const std::size_t row_ahead = Kernel::by_l2        ? fixed_row_near
+    const std::size_t row_ahead = Kernel::by_l2        ? fetch_near_bytes
                                   : p.fetch_near > 0   ? p.fetch_near
                                                        : p.fetch_ahead;
-    const std::size_t row_far = Kernel::by_l2 ? fixed_row_far : p.fetch_ahead;
+    const std::size_t row_far = Kernel::by_l2 ? fetch_far_bytes : p.fetch_ahead;
     const std::size_t ahead = rows == 1 ? row_ahead : first == 0 ? part.ahead : 0;
     std::size_t block = part.block, x = part.x;
     for (std::size_t begin = part.begin; begin < part.end; begin += Kernel::group) {

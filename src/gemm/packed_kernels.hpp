@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/fetch_distances.hpp"
 #include "gemm/row_tiles.hpp"
 
 namespace shunt::cpu_engine {

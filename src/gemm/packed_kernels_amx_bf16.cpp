@@ -30,8 +30,7 @@ namespace {
 
 constexpr std::size_t most_rows = 192;
 constexpr std::size_t chunk_k = 128, step_pairs = amx_k / 2;
-// From what is read: one row's codes come to the L2 from `far` on and to the L1 from `near` on.
-constexpr std::size_t near_bytes = 832, far_bytes = 8192, chunk_ahead = 4096;
+constexpr std::size_t chunk_ahead = 4096;
 // Up to so many it pays to decode a group at a time, beside the products of the one before; more
 // gain by groups added up together (two cores of a Xeon, mxfp8: 33 rows 57 ms and 67, 128 rows 300
 // and 180).
@@ -263,8 +262,8 @@ void multiply_row(const PackedProduct& p) {
         for (std::size_t k = begin; k < end; k += 2, at += 128) {
           const char* const codes = at + 2 * column;
           SHUNT_UNROLL for (int b = 0; b < blocks; b += 2) {
-            __builtin_prefetch(codes + far_bytes + std::ptrdiff_t{32} * b, 0, 2);
-            __builtin_prefetch(codes + near_bytes + std::ptrdiff_t{32} * b, 0, 3);
+            __builtin_prefetch(codes + fetch_far_bytes + std::ptrdiff_t{32} * b, 0, 2);
+            __builtin_prefetch(codes + fetch_near_bytes + std::ptrdiff_t{32} * b, 0, 3);
           }
           __m512i w[blocks];
           decoder.pair<blocks>(codes, w);

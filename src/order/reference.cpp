@@ -91,7 +91,7 @@ void quantise(const GatherSpec& spec, const double* values, std::int64_t n, std:
   const double factor = spec.power_of_two_scales
                             ? 1 / static_cast<double>(scale)
                             : static_cast<double>(static_cast<float>(448 / amax));
-  for (std::int64_t i = 0; i < n; ++i) to[i] = f32_to_e4m3(static_cast<float>(values[i] * factor));
+  for (std::int64_t i = 0; i < n; ++i) to[i] = to_e4m3(static_cast<float>(values[i] * factor));
 }
 
 }  // namespace

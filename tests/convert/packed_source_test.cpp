@@ -391,7 +391,7 @@ TEST(ConvertPacked, SharedSlotsInOneTensor) {
     }
     codes.emplace_back(static_cast<std::size_t>(t.elements()));
     for (std::int64_t i = 0; i < t.elements(); ++i) {
-      codes.back()[static_cast<std::size_t>(i)] = f32_to_e4m3(load_f32(t.data, t.dtype, i) / scale);
+      codes.back()[static_cast<std::size_t>(i)] = to_e4m3(load_f32(t.data, t.dtype, i) / scale);
     }
     tensors.emplace_back(
         name, view(codes.back().data(), DType::f8_e4m3, {t.shape[0], t.shape[1], t.shape[2]}));

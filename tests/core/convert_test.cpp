@@ -85,11 +85,11 @@ TEST(Convert, EveryE4m3RoundTrips) {
     const float value = e4m3_to_f32(byte);
     if ((bits & 0x7f) == 0x7f) {
       EXPECT_TRUE(std::isnan(value));
-      EXPECT_EQ(f32_to_e4m3(value), 0x7f);  // NaN has no sign
+      EXPECT_EQ(to_e4m3(value), 0x7f);  // NaN has no sign
     } else {
       EXPECT_EQ(value, e4m3_value(bits)) << bits;
       EXPECT_EQ(std::signbit(value), (bits & 0x80) != 0);
-      EXPECT_EQ(f32_to_e4m3(value), byte) << bits;
+      EXPECT_EQ(to_e4m3(value), byte) << bits;
     }
   }
 }
@@ -101,13 +101,13 @@ TEST(Convert, E4m3RoundsToNearestEven) {
     const double low = e4m3_value(bits), high = e4m3_value(bits + 1);
     const auto middle = static_cast<float>((low + high) / 2);
     const unsigned even = bits % 2 == 0 ? bits : bits + 1;
-    EXPECT_EQ(f32_to_e4m3(middle), even);
-    EXPECT_EQ(f32_to_e4m3(std::nextafter(middle, 0.0f)), bits);
-    EXPECT_EQ(f32_to_e4m3(std::nextafter(middle, 1e9f)), bits + 1);
-    EXPECT_EQ(f32_to_e4m3(-middle), even | 0x80);
+    EXPECT_EQ(to_e4m3(middle), even);
+    EXPECT_EQ(to_e4m3(std::nextafter(middle, 0.0f)), bits);
+    EXPECT_EQ(to_e4m3(std::nextafter(middle, 1e9f)), bits + 1);
+    EXPECT_EQ(to_e4m3(-middle), even | 0x80);
     for (int step = 1; step < 8; ++step) {
       const auto value = static_cast<float>(low + (high - low) * step / 8);
-      EXPECT_EQ(f32_to_e4m3(value), step < 4 ? bits : step > 4 ? bits + 1 : even) << value;
+      EXPECT_EQ(to_e4m3(value), step < 4 ? bits : step > 4 ? bits + 1 : even) << value;
     }
   }
 }
@@ -115,12 +115,12 @@ TEST(Convert, E4m3RoundsToNearestEven) {
 TEST(Convert, E4m3Saturates) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float value : {448.0f, 448.1f, 464.0f, 480.0f, 1e9f, 3e38f, infinity}) {
-    EXPECT_EQ(f32_to_e4m3(value), 0x7e) << value;
-    EXPECT_EQ(f32_to_e4m3(-value), 0xfe) << value;
+    EXPECT_EQ(to_e4m3(value), 0x7e) << value;
+    EXPECT_EQ(to_e4m3(-value), 0xfe) << value;
   }
-  for (const float value : {1e-40f, 1e-9f, 0x1p-10f}) EXPECT_EQ(f32_to_e4m3(value), 0);
-  EXPECT_EQ(f32_to_e4m3(-0.0f), 0x80);
-  EXPECT_EQ(f32_to_e4m3(-std::nanf("")), 0x7f);
+  for (const float value : {1e-40f, 1e-9f, 0x1p-10f}) EXPECT_EQ(to_e4m3(value), 0);
+  EXPECT_EQ(to_e4m3(-0.0f), 0x80);
+  EXPECT_EQ(to_e4m3(-std::nanf("")), 0x7f);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace shunt {
 namespace {
 
-// A row of `columns` numbers against fp8_scale() and f32_to_e4m3().
+// A row of `columns` numbers against fp8_scale() and to_e4m3().
 void check(RowFormat kind, std::int64_t columns) {
   SCOPED_TRACE("columns " + std::to_string(columns));
   constexpr int threads = 256;
@@ -64,8 +64,7 @@ void check(RowFormat kind, std::int64_t columns) {
     ASSERT_EQ(got, scale.scale) << "from " << first;
     for (std::int64_t i = first; i < end; ++i) {
       const float x = bf16_to_f32(given[static_cast<std::size_t>(i)]);
-      ASSERT_EQ(static_cast<std::uint8_t>(bytes[i]), f32_to_e4m3(x * scale.factor))
-          << "number " << i;
+      ASSERT_EQ(static_cast<std::uint8_t>(bytes[i]), to_e4m3(x * scale.factor)) << "number " << i;
     }
   }
   for (std::size_t i = 0; i < 8; ++i) {

@@ -24,7 +24,7 @@ struct Fp8Matrix {
     std::normal_distribution<float> normal(0, 60);
     std::uniform_real_distribution<float> around(0.5f, 2.0f);
     bytes.resize(static_cast<std::size_t>(n * k));
-    for (auto& byte : bytes) byte = f32_to_e4m3(normal(random));
+    for (auto& byte : bytes) byte = to_e4m3(normal(random));
     const std::int64_t blocks_n = (n + 127) / 128, blocks_k = (k + 127) / 128;
     const std::int64_t count = format == Format::fp8_block     ? blocks_n * blocks_k
                                : format == Format::fp8_channel ? n
@@ -68,7 +68,7 @@ struct Fp8Row {
         if (std::isfinite(x[i])) most = std::max(most, std::abs(x[i]));
       }
       const Fp8Scale scale = fp8_scale(most, 0, false);
-      for (std::size_t i = begin; i < end; ++i) bytes[i] = f32_to_e4m3(x[i] * scale.factor);
+      for (std::size_t i = begin; i < end; ++i) bytes[i] = to_e4m3(x[i] * scale.factor);
       scales.push_back(scale.scale);
     }
   }

@@ -106,7 +106,7 @@ class Both {
   }
   static void set(Array& array, std::int64_t i, float x) {
     if (array.tensor.dtype != DType::f8_e4m3) return array.set(i, x);
-    array.tensor.as<std::uint8_t>()[i] = f32_to_e4m3(100 * x);
+    array.tensor.as<std::uint8_t>()[i] = to_e4m3(100 * x);
   }
   void clear() {
     for (int w = 0; w < 2; ++w) {

@@ -97,9 +97,8 @@ std::vector<double> in_fp8(RowFormat kind, const std::vector<double>& x) {
       most = std::max(most, std::abs(static_cast<float>(x[i])));
     const Fp8Scale scale = fp8_scale(most, 0, false);
     for (std::size_t i = begin; i < end; ++i) {
-      y[i] =
-          static_cast<double>(e4m3_to_f32(f32_to_e4m3(static_cast<float>(x[i]) * scale.factor))) *
-          static_cast<double>(scale.scale);
+      y[i] = static_cast<double>(e4m3_to_f32(to_e4m3(static_cast<float>(x[i]) * scale.factor))) *
+             static_cast<double>(scale.scale);
     }
   }
   return y;

@@ -132,7 +132,7 @@ void make_packed(Products& made, std::int64_t rows, std::int64_t n) {
   // rest.
   constexpr std::int64_t drawn = 1 << 20, further = 7919;
   std::vector<std::uint8_t> some(at(drawn + spec.k)), bytes(at(rows * spec.k));
-  for (auto& byte : some) byte = f32_to_e4m3(normal(random) * 100);
+  for (auto& byte : some) byte = to_e4m3(normal(random) * 100);
   for (std::int64_t row = 0; row < rows; ++row) {
     std::copy_n(some.begin() + row * further % drawn, spec.k, bytes.begin() + row * spec.k);
   }
