@@ -376,26 +376,31 @@ std::string Layer::explain(std::int64_t tokens) const {
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
   if (whole_k) {
     double more = 0;
-    const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool by_ids) {
+    bool streams = false;
+    const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool few) {
       if (!weights) return;
       double otherwise = mlp_us(layer.context, weights, rows, false);
-      if (by_ids) {
-        otherwise = std::min(
-            otherwise, mlp_one_pass_us(layer.context, weights, rows, tokens).value_or(otherwise));
+      if (few) {
+        const auto one_pass = mlp_one_pass_us(layer.context, weights, rows, tokens);
+        otherwise = std::min(otherwise, one_pass.value_or(otherwise));
+        streams = streams || one_pass.has_value();
       }
       more += mlp_us(layer.context, weights, rows, true) - otherwise;
     };
     for (const PreparedWeights* weights : {&layer.experts.gate_up, &layer.experts.down}) {
       count(*weights, pairs, few_pairs);
     }
-    for (const PreparedWeights* weights :
-         {&layer.shared.gate_up, &layer.shared.down, &layer.latent_down, &layer.latent_up}) {
-      count(*weights, tokens, false);
+    const bool few = tokens <= cuda_engine::most_chained_tokens;
+    for (const PreparedWeights* weights : {&layer.shared.gate_up, &layer.shared.down}) {
+      count(*weights, tokens, few && layer.shared_rounding(tokens) == Rounding::on_the_way);
+    }
+    for (const PreparedWeights* weights : {&layer.latent_down, &layer.latent_up}) {
+      count(*weights, tokens, few);
     }
     text += layer.on_gpu() ? fmt::format(
                                  "  batch-invariant: one router for any number of tokens; products "
                                  "about {:.1f} us longer than with k shared out{}\n",
-                                 more, few_pairs ? " or weights read in one pass" : "")
+                                 more, streams ? " or weights read in one pass" : "")
                            : std::string("  batch-invariant, as ever on the CPU\n");
   }
   return text;
