@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "core/quantise.hpp"
+#include "cpu/features.hpp"
+#include "format/dense3_search.hpp"
 #include "format/rules.hpp"
 
 namespace shunt {
@@ -21,61 +23,30 @@ PackedMatrix tensors(const FormatSpec&, std::int64_t n, std::int64_t k) {
 // A group's scale is about its root mean square, which is never more than the largest magnitude.
 float global_scale(float amax) { return scale_for(amax, e4m3_max); }
 
-typedef float Eight __attribute__((vector_size(32)));
-typedef std::int32_t EightInts __attribute__((vector_size(32)));
-
-// By the code before: the eight numbers that a code chooses from. Those that times `unit` are no
-// f32 are too far from everything.
-struct Sets {
-  std::array<Eight, 8> of;
-  explicit Sets(double unit = 0) {
-    for (std::size_t w = 0; w < 64; ++w) {
-      const float value = dense3_values[w];
-      const bool fits = std::fabs(static_cast<double>(value)) * unit <= f32_max;
-      of[w % 8][w / 8] = fits ? value : std::numeric_limits<float>::infinity();
-    }
+// The sets for this unit: numbers that times it are no f32 are too far from everything.
+cpu_engine::Dense3Sets sets_for(double unit) {
+  cpu_engine::Dense3Sets sets;
+  for (std::size_t w = 0; w < 64; ++w) {
+    const float value = dense3_values[w];
+    const bool fits = std::fabs(static_cast<double>(value)) * unit <= f32_max;
+    sets.of[w % 8][w / 8] = fits ? value : std::numeric_limits<float>::infinity();
   }
-};
-
-struct Path {
-  float error = 0;
-  std::array<std::uint8_t, group> codes{};
-};
-
-// The codes of least squared error for y[0 .. count), of equal ones those with lower codes before.
-Path best_path(const Sets& sets, const float* y, std::int64_t count) {
-  std::array<EightInts, group> before;
-  const Eight first = y[0] - sets.of[0];
-  Eight cost = first * first;
-  for (std::int64_t i = 1; i < count; ++i) {
-    const Eight at_zero = y[i] - sets.of[0];
-    Eight least = cost[0] + at_zero * at_zero;
-    EightInts from{};
-    for (int code = 1; code < 8; ++code) {
-      const Eight distance = y[i] - sets.of[static_cast<std::size_t>(code)];
-      const Eight here = cost[code] + distance * distance;
-      const EightInts better = here < least;
-      least = better ? here : least;
-      from = better ? EightInts{} + code : from;
-    }
-    cost = least;
-    before[static_cast<std::size_t>(i)] = from;
-  }
-  int code = 0;
-  for (int c = 1; c < 8; ++c) {
-    if (cost[c] < cost[code]) code = c;
-  }
-  Path path{.error = cost[code]};
-  for (std::int64_t i = count - 1; i >= 0; --i) {
-    path.codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(code);
-    if (i > 0) code = before[static_cast<std::size_t>(i)][code];
-  }
-  return path;
+  return sets;
 }
+
+// Of equal ends, the lowest.
+int cheapest(const cpu_engine::Dense3Costs& costs) {
+  return static_cast<int>(std::min_element(costs.last, costs.last + 8) - costs.last);
+}
+
+struct Search {
+  cpu_engine::Dense3Search run;
+  cpu_engine::Dense3Sets sets;
+};
 
 // The scale is looked for around the root mean square: five that are three e4m3 codes apart, then
 // the neighbours of the best.
-void encode_group(const Sets& sets, const float* from, std::int64_t count, float global,
+void encode_group(const Search& search, const float* from, std::int64_t count, float global,
                   std::uint8_t* scale, std::uint8_t* to) {
   std::fill_n(to, dense3_group_bytes, std::uint8_t{0});
   double power = 0;
@@ -84,46 +55,64 @@ void encode_group(const Sets& sets, const float* from, std::int64_t count, float
   }
   *scale = 0;
   if (power == 0) return;
-  const int middle =
+  const auto middle =
       to_e4m3(std::sqrt(power / static_cast<double>(count)), static_cast<double>(global));
-  Path best;
   double least = power;  // what a scale of 0 loses
-  const auto attempt = [&](int code) {
-    if (code < e4m3_least || code > e4m3_most) return;
-    const double unit = static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(code))) *
-                        static_cast<double>(global);
-    std::array<float, group> y;
-    for (std::int64_t i = 0; i < count; ++i) {
-      y[static_cast<std::size_t>(i)] = static_cast<float>(static_cast<double>(from[i]) / unit);
+  std::array<std::uint8_t, group> codes{};
+  const auto attempt = [&](std::initializer_list<int> scales) {
+    std::array<std::uint8_t, cpu_engine::most_dense3_units> legal;
+    std::array<double, cpu_engine::most_dense3_units> units;
+    std::size_t many = 0;
+    bool all_fit = true;
+    for (const int code : scales) {
+      if (code < e4m3_least || code > e4m3_most) continue;
+      legal[many] = static_cast<std::uint8_t>(code);
+      units[many] = static_cast<double>(e4m3_to_f32(legal[many])) * static_cast<double>(global);
+      all_fit = all_fit && static_cast<double>(dense3_most) * units[many] <= f32_max;
+      ++many;
     }
-    const bool all_fit = static_cast<double>(dense3_most) * unit <= f32_max;
-    const Path path = best_path(all_fit ? sets : Sets(unit), y.data(), count);
-    const double error = static_cast<double>(path.error) * unit * unit;
-    if (!(error < least)) return;
-    least = error;
-    best = path;
-    *scale = static_cast<std::uint8_t>(code);
+    std::array<cpu_engine::Dense3Costs, cpu_engine::most_dense3_units> costs;
+    if (all_fit) {
+      search.run(search.sets, from, static_cast<int>(count), units.data(), static_cast<int>(many),
+                 costs.data());
+    } else {
+      for (std::size_t u = 0; u < many; ++u) {
+        std::array<cpu_engine::Dense3Costs, cpu_engine::most_dense3_units> own;
+        search.run(sets_for(units[u]), from, static_cast<int>(count), &units[u], 1, own.data());
+        costs[u] = own[0];
+      }
+    }
+    for (std::size_t u = 0; u < many; ++u) {
+      int code = cheapest(costs[u]);
+      const double error = static_cast<double>(costs[u].last[code]) * units[u] * units[u];
+      if (!(error < least)) continue;
+      least = error;
+      *scale = legal[u];
+      for (std::int64_t i = count - 1; i >= 0; --i) {
+        codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(code);
+        if (i > 0) code = costs[u].before[i][code];
+      }
+    }
   };
   const int start = std::clamp<int>(middle, e4m3_least, e4m3_most);
-  for (const int step : {0, -3, 3, -6, 6}) attempt(start + step);
+  attempt({start, start - 3, start + 3, start - 6, start + 6});
   const int near = *scale;
-  attempt(near - 1);
-  attempt(near + 1);
+  attempt({near - 1, near + 1});
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t bit = 3 * i;
-    const int code = best.codes[static_cast<std::size_t>(i)] << (bit % 8);
+    const int code = codes[static_cast<std::size_t>(i)] << (bit % 8);
     to[bit / 8] = static_cast<std::uint8_t>(to[bit / 8] | code);
     if (bit % 8 > 5) to[bit / 8 + 1] = static_cast<std::uint8_t>(code >> 8);
   }
 }
 
 void encode(const RowBlock& rows, const PackedMatrix& to) {
-  const Sets sets;
+  const Search search{cpu_engine::dense3_search(cpu_engine::selected_isa()), sets_for(0)};
   const std::int64_t groups = groups_of(rows.k, group);
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t at = (rows.first + i) * groups;
     for_each_group(rows.k, group, [&](std::int64_t g, std::int64_t begin, std::int64_t count) {
-      encode_group(sets, rows.row(i) + begin, count, to.global_scale,
+      encode_group(search, rows.row(i) + begin, count, to.global_scale,
                    to.scales.as<std::uint8_t>() + at + g,
                    to.values.as<std::uint8_t>() + (at + g) * dense3_group_bytes);
     });

@@ -1,0 +1,13 @@
+#include "format/dense3_search.hpp"
+
+namespace shunt::cpu_engine::avx2 {
+namespace {
+
+constexpr int wide = 1;
+#include "format/dense3_search.inl"
+
+}  // namespace
+
+const Dense3Search dense3_search = search;
+
+}  // namespace shunt::cpu_engine::avx2
