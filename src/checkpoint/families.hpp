@@ -37,6 +37,7 @@ Plan grok2(Config& c);
 Plan arctic(Config& c);
 Plan minicpm(Config& c);
 Plan xverse(Config& c);
+Plan smallthinker(Config& c);
 
 // families/top_k.cpp
 Plan gpt_oss(Config& c);

@@ -133,6 +133,12 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"arctic", "quantization", R"({"q_bits": 8})", "quantization is {\"q_bits\":8}"},
       {"minicpm_moe", "num_experts_per_tok", "9", "must be at most the number of experts, 8"},
       {"minicpm_moe", "n_shared_experts", "1", "n_shared_experts is 1: not understood"},
+      {"smallthinker_4b", "moe_enable_secondary_experts", "true", "secondary_experts is true"},
+      {"smallthinker_4b", "moe_enable_early_router", "false", "moe_enable_early_router is false"},
+      {"smallthinker_4b", "moe_shared_primary_experts", "1", "moe_shared_primary_experts is 1"},
+      {"smallthinker_4b", "moe_layer_layout", "[1, 0]", "moe_layer_layout is [1,0]"},
+      {"smallthinker_4b", "moe_intermediate_size", "512", "must be equal"},
+      {"smallthinker_4b", "norm_topk_prob", "false", "norm_topk_prob is false"},
       {"xverse_moe", "norm_topk_prob", "false", "norm_topk_prob is false"},
       {"xverse_moe", "moe_top_k", "65", "moe_top_k is 65"},
   };
@@ -350,7 +356,6 @@ TEST(Families, NullSharedExpertsOfXverseAreNone) {
 
 TEST(Families, RefusedByNameWithTheReason) {
   const std::pair<const char*, const char*> refused[] = {
-      {"smallthinker", "its router reads the layer's input"},
       {"grove_moe", "a smaller one that its group has in common"},
       {"Motif", "its activation is PolyNorm"},
       {"doge", "found by product keys"}};

@@ -126,6 +126,10 @@ std::vector<Published> published_configs() {
   grok_2.shared.activation = gelu_tanh;
   grok_2.route.soft_cap = 30;
   grok_2.route.scale = grok_2.shared.scale = 0.70710678f;
+  const RouteSpec smallthinker = {.score = Score::sigmoid,
+                                  .score_stage = ScoreStage::after_top_k,
+                                  .renormalize = true,
+                                  .renormalize_epsilon = 0};
   RouteSpec xverse = softmax(true);
   xverse.renormalize_epsilon = 1e-6f;
   LayerSpec jet = layer(2048, 8, 2, 5632, top_k_softmax());
@@ -617,6 +621,14 @@ std::vector<Published> published_configs() {
            "num_hidden_layers": 28, "num_shared_experts": 2, "output_router_logits": false,
            "router_aux_loss_coef": 0.01})",
        0, 28, layer(2560, 64, 6, 1728, xverse, 3456)},
+      {"smallthinker_4b",
+       R"({"architectures": ["SmallThinkerForCausalLM"], "model_type": "smallthinker",
+           "head_dim": 128, "hidden_size": 1536, "model_name": "smallthinker_4b_instruct",
+           "moe_ffn_hidden_size": 768, "moe_num_active_primary_experts": 4,
+           "moe_num_primary_experts": 32, "norm_topk_prob": true, "num_attention_heads": 12,
+           "num_hidden_layers": 32, "output_router_logits": false, "sliding_window_size": 4096})",
+       0, 32,
+       with_activation(layer(1536, 32, 4, 768, smallthinker), {.kind = Activation::relu}, false)},
       // Of these no published file was at hand: the fields that vLLM's and SGLang's classes read.
       {"arctic",
        R"({"architectures": ["ArcticForCausalLM"], "model_type": "arctic",

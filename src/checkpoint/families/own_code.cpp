@@ -122,4 +122,38 @@ Plan xverse(Config& c) {
   return plan;
 }
 
+// The router reads the layer's input, from before attention, which the block does not see. ReLU in
+// place of SiLU, whatever the config says.
+Plan smallthinker(Config& c) {
+  Plan plan = start(c, {.experts = {"moe_num_primary_experts"},
+                        .top_k = {"moe_num_active_primary_experts", "num_experts_per_tok"},
+                        .intermediate = {"moe_ffn_hidden_size", "moe_intermediate_size"},
+                        .act_field = ""});
+  plan.spec.experts.activation.kind = Activation::relu;
+  if (c.flag_or({"moe_primary_router_apply_softmax"}, false)) {
+    route_top_k_softmax(plan);
+  } else {
+    RouteSpec& route = plan.spec.route;
+    route.score = Score::sigmoid;
+    route.score_stage = ScoreStage::after_top_k;
+    route.renormalize = true;
+    route.renormalize_epsilon = 0;
+  }
+  c.expect("norm_topk_prob", {true});
+  c.expect("moe_enable_early_router", {true});
+  c.expect("moe_shared_primary_experts", {0});
+  c.expect_false({"moe_enable_secondary_experts"});
+  c.integers({"moe_layer_layout"}, 1, 1);
+  c.ignore({"hidden_act", "dense_ffn_hidden_size", "moe_num_secondary_experts",
+            "moe_secondary_expert_size"});
+  TensorNames& names = plan.names;
+  names = {};
+  names.module = "block_sparse_moe";
+  names.router = {{"block_sparse_moe.primary_router.weight"}};
+  names.router_apart = true;
+  names.experts = {each_expert("block_sparse_moe.experts.{}", "gate", "up", "down")};
+  plan.beside = "its router, which reads the layer's input: calls give its logits";
+  return plan;
+}
+
 }  // namespace shunt::families
