@@ -201,6 +201,7 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
                                    {"shared_expert_gate.weight", "shared experts"},
                                    {"shared_mlp.up_proj.weight", "shared experts"},
                                    {"experts.16.up_proj.weight", "more than 16 experts"},
+                                   {"chunk_experts.0.up_proj.weight", "other experts"},
                                    {"experts.gate_up_proj_bias", "biases"},
                                    {"experts.3.up_proj.bias", "biases"},
                                    {"experts.3.up_proj.lora_A.weight", "adapters"},
