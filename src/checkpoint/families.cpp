@@ -53,6 +53,12 @@ const std::vector<Family>& family_table() {
       {"longcat_flash", "LongCat-Flash", f::longcat_flash},
       {"longcat_flash_ngram", "LongCat-Flash-Lite", f::longcat_flash},
       {"gemma4_text", "Gemma 4", f::gemma4},
+      {"grok-1", "Grok-1", f::grok1},
+      {"git", "Grok 2", f::grok2},
+      {"arctic", "Snowflake Arctic", f::arctic},
+      {"minicpm", "MiniCPM-MoE", f::minicpm},
+      {"xverse", "XVERSE-MoE", f::xverse},
+      {"smallthinker", "SmallThinker", f::smallthinker},
       // softmax over the chosen ones
       {"gpt_oss", "gpt-oss", f::gpt_oss},
       {"openai_privacy_filter", "OpenAI privacy filter", f::openai_privacy_filter},
@@ -134,6 +140,8 @@ const std::vector<Refusal>& refusal_table() {
        "its experts have a capacity: a token's result depends on the others"},
       {"nllb-moe", "its experts have a capacity: a token's result depends on the others"},
       {"qwen3_omni_moe_talker_text", "only the thinker is read"},
+      {"grove_moe", "beside each chosen expert runs a smaller one that its group has in common"},
+      {"Motif", "its activation is PolyNorm, with coefficients that each expert has learned"},
       {"diffusion_gemma_text", "its MoE block is run inside a diffusion loop that is not read"},
   };
   return table;

@@ -31,6 +31,14 @@ Plan dbrx(Config& c);
 Plan longcat_flash(Config& c);
 Plan gemma4(Config& c);
 
+// families/own_code.cpp
+Plan grok1(Config& c);
+Plan grok2(Config& c);
+Plan arctic(Config& c);
+Plan minicpm(Config& c);
+Plan xverse(Config& c);
+Plan smallthinker(Config& c);
+
 // families/top_k.cpp
 Plan gpt_oss(Config& c);
 Plan openai_privacy_filter(Config& c);

@@ -40,6 +40,7 @@ struct TensorNames {
   std::string module = "mlp";    // the block within its layer, as transformers 5 calls it
   // Alternatives: the first that is there is read.
   std::vector<Source> router, router_bias, selection_bias, per_expert_scale, hash_table;
+  bool router_apart = false;  // it reads another input than the block: calls give its logits
   std::vector<ExpertNames> experts;
   bool others_beside = false;       // another block's router and experts are under these names too
   std::vector<std::string> beside;  // tensors of what runs beside the block

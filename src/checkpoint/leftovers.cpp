@@ -94,6 +94,7 @@ class Leftovers {
         refuse(name, "adapters");
       }
       if (!others_beside_ && (of(routers_, rest) || is_gate(rest))) refuse(name, "it");
+      if (!others_beside_ && other_experts(rest)) refuse(name, "other experts");
       if (const auto folder = of(experts_, rest)) {
         const std::int64_t number = leading_number(rest.substr(folder->size()));
         if (number >= most && !others_beside_)
@@ -211,6 +212,13 @@ class Leftovers {
     const std::string_view module = name.substr(root->size(), name.size() - root->size() - 7);
     return module.find('.') == std::string_view::npos &&
            (module.ends_with("_gate") || module.ends_with("_router"));
+  }
+  // "mlp.chunk_experts.0.up_proj.weight": GroveMoE's, whatever model_type its config has.
+  bool other_experts(std::string_view name) const {
+    const auto root = of(roots_, name);
+    if (!root || of(experts_, name) || of(shared_, name)) return false;
+    const std::string_view rest = name.substr(root->size());
+    return rest.substr(0, rest.find('.')).ends_with("_experts");
   }
   static bool is_bias(std::string_view name) {
     return name.ends_with(".bias") || name.ends_with("_bias");

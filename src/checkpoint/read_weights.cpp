@@ -387,7 +387,8 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   LayerWeights out;
-  out.router = reader.one(names.router, {route.columns(), hidden});
+  const Tensor router = reader.one(names.router, {route.columns(), hidden});
+  if (!names.router_apart) out.router = router;
   if (route.router_bias) out.router_bias = reader.one(names.router_bias, {route.columns()});
   if (route.selection_bias) {
     out.selection_bias = reader.one(names.selection_bias, {route.experts});

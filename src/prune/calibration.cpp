@@ -45,6 +45,12 @@ LayerCalibration::LayerCalibration(const Context& context, const LayerSpec& spec
   check_tensor("calibration: hidden", hidden,
                {.dtypes = float_dtypes, .shape = {any_size, spec.hidden}, .rows_dense = true},
                Device{});
+  if (!weights.router) {
+    fail(
+        Status::unsupported,
+        "calibration: weights.router is missing: hidden states alone do not say which experts they "
+        "go to");
+  }
   tokens_.resize(static_cast<std::size_t>(spec.experts.experts));
   const std::int64_t count = hidden.shape[0];
   const int slots = spec.route.slots();

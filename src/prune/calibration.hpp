@@ -19,7 +19,7 @@ class LayerCalibration {
  public:
   // Routes hidden [T, H] (f32 | bf16 | f16, on the host) by the layer's own router; token_ids as
   // LayerInputs has them. Keeps views of `weights`, `hidden` and the CPU context. Throws Error for
-  // what supports_calibration() refuses.
+  // what supports_calibration() refuses, and for weights without a router.
   LayerCalibration(const Context& context, const LayerSpec& spec, const LayerWeights& weights,
                    const Tensor& hidden, const Tensor& token_ids = {});
 

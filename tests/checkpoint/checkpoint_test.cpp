@@ -71,6 +71,19 @@ TEST_F(Damaged, MissingShard) {
       << message;
 }
 
+// As Grok 2 is published.
+TEST_F(Damaged, SlicesOfRanksAreNotTensors) {
+  copy("grok2");
+  std::filesystem::rename(folder_ / "model.safetensors",
+                          folder_ / "pytorch_model-00006-TP-000.safetensors");
+  Status status = Status::ok;
+  const std::string message = open_error(&status);
+  EXPECT_EQ(status, Status::unsupported);
+  EXPECT_NE(message.find("pytorch_model-00006-TP-000.safetensors: holds what one rank of several"),
+            std::string::npos)
+      << message;
+}
+
 TEST_F(Damaged, TheIndexMayNotLeaveTheFolder) {
   copy("qwen3_moe_merged");
   for (const char* file : {"../model.safetensors", "/etc/passwd", "..", ".", "", "a/b", "a\\b"}) {
@@ -188,6 +201,7 @@ TEST_F(Damaged, TensorsThatTheConfigDoesNotAccountFor) {
                                    {"shared_expert_gate.weight", "shared experts"},
                                    {"shared_mlp.up_proj.weight", "shared experts"},
                                    {"experts.16.up_proj.weight", "more than 16 experts"},
+                                   {"chunk_experts.0.up_proj.weight", "other experts"},
                                    {"experts.gate_up_proj_bias", "biases"},
                                    {"experts.3.up_proj.bias", "biases"},
                                    {"experts.3.up_proj.lora_A.weight", "adapters"},

@@ -1,6 +1,7 @@
 // Families: published configs become their specs, and what is not understood is refused.
 #include "checkpoint/family.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -121,6 +122,25 @@ TEST(Families, RefuseWhatTheyDoNotUnderstand) {
       {"qwen3_30b_a3b", "per_layer_config", R"({"3": {"skip": ["mlp"]}})",
        "per_layer_config has skip [\"mlp\"] for layer 3"},
       {"dots3_note", "moe_layer_freq", "[0]", "a list with 0 or 1 for each layer"},
+      {"grok_1", "residual_moe", "true", "residual_moe is true"},
+      {"grok_1", "router_logit_softcapping", "-1", "router_logit_softcapping is -1: must be"},
+      {"grok_1", "hidden_act", "\"gelish\"", "hidden_act is 'gelish'"},
+      {"grok_2", "architectures", "[\"GitForCausalLM\"]", "has experts only as Grok 2"},
+      {"grok_2", "router_logit_softcapping", "null", "router_logit_softcapping is null: must be"},
+      {"grok_2", "num_shared_experts", "1", "num_shared_experts is 1: not understood"},
+      {"arctic", "num_experts_per_tok", "1", "num_experts_per_tok is 1: must be 2 or more"},
+      {"arctic", "moe_layer_frequency", "0", "moe_layer_frequency is 0"},
+      {"arctic", "quantization", R"({"q_bits": 8})", "quantization is {\"q_bits\":8}"},
+      {"minicpm_moe", "num_experts_per_tok", "9", "must be at most the number of experts, 8"},
+      {"minicpm_moe", "n_shared_experts", "1", "n_shared_experts is 1: not understood"},
+      {"smallthinker_4b", "moe_enable_secondary_experts", "true", "secondary_experts is true"},
+      {"smallthinker_4b", "moe_enable_early_router", "false", "moe_enable_early_router is false"},
+      {"smallthinker_4b", "moe_shared_primary_experts", "1", "moe_shared_primary_experts is 1"},
+      {"smallthinker_4b", "moe_layer_layout", "[1, 0]", "moe_layer_layout is [1,0]"},
+      {"smallthinker_4b", "moe_intermediate_size", "512", "must be equal"},
+      {"smallthinker_4b", "norm_topk_prob", "false", "norm_topk_prob is false"},
+      {"xverse_moe", "norm_topk_prob", "false", "norm_topk_prob is false"},
+      {"xverse_moe", "moe_top_k", "65", "moe_top_k is 65"},
   };
   const std::vector<Published> all = published_configs();
   for (const Case& c : cases) {
@@ -281,8 +301,76 @@ TEST(Families, DenseMembers) {
                          "num_hidden_layers": 3, "num_local_experts": 0, "num_experts_per_tok": 0,
                          "shared_intermediate_size": 128})");
   EXPECT_EQ(granite.plan.layers.size(), 3U);
-  for (const Model* model : {&nemotron, &granite}) {
+  const Model minicpm = read_model(
+      "config.json", R"({"model_type": "minicpm", "hidden_size": 64, "hidden_act": "silu",
+                         "num_hidden_layers": 3, "intermediate_size": 128})");
+  const Model xverse =
+      read_model("config.json", R"({"model_type": "xverse", "hidden_size": 64, "hidden_act": "silu",
+                         "num_hidden_layers": 3, "intermediate_size": 128, "num_experts": null})");
+  for (const Model* model : {&nemotron, &granite, &minicpm, &xverse}) {
+    EXPECT_GE(model->plan.layers.size(), 3U);
     for (int i = 0; i < 4; ++i) EXPECT_FALSE(model->moe(i)) << i;
+  }
+}
+
+// Every other one where nothing says so; the dense MLP beside the experts is not of the block.
+TEST(Families, LayersOfArctic) {
+  nlohmann::json json = nlohmann::json::parse(published("arctic").config);
+  const Model all = read_model("config.json", json.dump());
+  EXPECT_NE(all.plan.beside.find("residual_mlp"), std::string::npos);
+  for (const char* field : {"moe_layer_frequency", "parallel_attn_mlp_res", "use_residual"}) {
+    json.erase(field);
+  }
+  const Model model = read_model("config.json", json.dump());
+  EXPECT_TRUE(!model.moe(0) && model.moe(1) && !model.moe(2) && model.moe(33) && !model.moe(34));
+  EXPECT_EQ(model.plan.beside, "");
+}
+
+// Grok 2 without the dense half of a layer, a width or a cap of its own; and what engines read of
+// either Grok that no published config has.
+TEST(Families, GrokInParts) {
+  nlohmann::json json = nlohmann::json::parse(published("grok_2").config);
+  for (const char* field : {"residual_moe", "moe_intermediate_size", "router_logit_softcapping"}) {
+    json.erase(field);
+  }
+  const LayerSpec plain = layer_spec_from_config(json.dump(), 0);
+  EXPECT_EQ(plain.shared.intermediate, 0);
+  EXPECT_EQ(plain.route.scale, 1);
+  EXPECT_EQ(plain.experts.intermediate, 32768);
+  EXPECT_EQ(plain.route.soft_cap, 30);
+  json = nlohmann::json::parse(published("grok_1").config);
+  json["moe_router_renormalize"] = true;
+  json["router_logit_softcapping"] = 30;
+  json["hidden_act"] = "gelu";
+  const LayerSpec other = layer_spec_from_config(json.dump(), 0);
+  EXPECT_TRUE(other.route.renormalize);
+  EXPECT_EQ(other.route.soft_cap, 30);
+  EXPECT_EQ(other.experts.activation, (ActivationSpec{.kind = Activation::gelu}));
+}
+
+TEST(Families, NullSharedExpertsOfXverseAreNone) {
+  nlohmann::json json = nlohmann::json::parse(published("xverse_moe").config);
+  json["num_shared_experts"] = nullptr;
+  EXPECT_EQ(layer_spec_from_config(json.dump(), 0).shared.intermediate, 0);
+}
+
+TEST(Families, RefusedByNameWithTheReason) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"grove_moe", "a smaller one that its group has in common"},
+      {"Motif", "its activation is PolyNorm"},
+      {"doge", "found by product keys"}};
+  for (const auto& [type, reason] : refused) {
+    Status status = Status::ok;
+    const std::string message = test::error_of(
+        [&, name = type] {
+          read_model("config.json", nlohmann::json{{"model_type", name}}.dump());
+        },
+        &status);
+    EXPECT_EQ(status, Status::unsupported);
+    EXPECT_NE(message.find(fmt::format("model_type is '{}': not supported, ", type)),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find(reason), std::string::npos) << message;
   }
 }
 

@@ -118,6 +118,20 @@ std::vector<Published> published_configs() {
                              .score_stage = ScoreStage::after_top_k,
                              .selection_bias = true,
                              .renormalize_epsilon = 0};
+  const ActivationSpec gelu_tanh = {.kind = Activation::gelu_tanh};
+  const LayerSpec grok_1 =
+      with_activation(layer(6144, 8, 2, 32768, softmax(false)), gelu_tanh, false);
+  LayerSpec grok_2 =
+      with_activation(layer(8192, 8, 2, 16384, softmax(false), 32768), gelu_tanh, false);
+  grok_2.shared.activation = gelu_tanh;
+  grok_2.route.soft_cap = 30;
+  grok_2.route.scale = grok_2.shared.scale = 0.70710678f;
+  const RouteSpec smallthinker = {.score = Score::sigmoid,
+                                  .score_stage = ScoreStage::after_top_k,
+                                  .renormalize = true,
+                                  .renormalize_epsilon = 0};
+  RouteSpec xverse = softmax(true);
+  xverse.renormalize_epsilon = 1e-6f;
   LayerSpec jet = layer(2048, 8, 2, 5632, top_k_softmax());
   jet.output_bias = true;
 
@@ -584,7 +598,53 @@ std::vector<Published> published_configs() {
            "num_experts_per_token": 8, "num_hidden_layers": 42, "num_shared_experts": 1,
            "routed_scaling_factor": 2.5, "topk_group": 4})",
        2, 40, layer(2560, 512, 8, 768, sigmoid_bias(2.5f, v3_groups), 768)},
+      {"grok_1",
+       R"({"architectures": ["Grok1ModelForCausalLM"], "model_type": "grok-1",
+           "attn_output_multiplier": 0.08838834764831845,
+           "embedding_multiplier_scale": 78.38367176906169, "hidden_size": 6144,
+           "intermediate_size": 32768, "max_attn_value": 30.0, "num_experts": 8,
+           "num_experts_per_tok": 2, "num_hidden_layers": 64, "output_multiplier_scale":
+           0.5773502691896257, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
+       0, 64, grok_1},
+      {"grok_2",
+       R"({"architectures": ["Grok1ForCausalLM"], "model_type": "git",
+           "attn_logit_softcapping": 30.0, "attn_temperature_len": 1024,
+           "embedding_multiplier_scale": 90.50966799187809, "final_logit_softcapping": 50,
+           "hidden_size": 8192, "intermediate_size": 32768, "moe_intermediate_size": 16384,
+           "num_experts_per_tok": 2, "num_hidden_layers": 64, "num_local_experts": 8,
+           "output_multiplier_scale": 0.5, "residual_moe": true, "router_logit_softcapping": 30.0,
+           "scaling_factor": 16.0, "sliding_window_size": -1})",
+       0, 64, grok_2},
+      {"xverse_moe",
+       R"({"architectures": ["XverseForCausalLM"], "model_type": "xverse", "hidden_act": "silu",
+           "hidden_size": 2560, "intermediate_size": 1728, "moe_top_k": 6, "num_experts": 64,
+           "num_hidden_layers": 28, "num_shared_experts": 2, "output_router_logits": false,
+           "router_aux_loss_coef": 0.01})",
+       0, 28, layer(2560, 64, 6, 1728, xverse, 3456)},
+      {"smallthinker_4b",
+       R"({"architectures": ["SmallThinkerForCausalLM"], "model_type": "smallthinker",
+           "head_dim": 128, "hidden_size": 1536, "model_name": "smallthinker_4b_instruct",
+           "moe_ffn_hidden_size": 768, "moe_num_active_primary_experts": 4,
+           "moe_num_primary_experts": 32, "norm_topk_prob": true, "num_attention_heads": 12,
+           "num_hidden_layers": 32, "output_router_logits": false, "sliding_window_size": 4096})",
+       0, 32,
+       with_activation(layer(1536, 32, 4, 768, smallthinker), {.kind = Activation::relu}, false)},
       // Of these no published file was at hand: the fields that vLLM's and SGLang's classes read.
+      {"arctic",
+       R"({"architectures": ["ArcticForCausalLM"], "model_type": "arctic",
+           "enable_expert_tensor_parallelism": false, "hidden_act": "silu", "hidden_size": 7168,
+           "intermediate_size": 4864, "moe_eval_capacity_factor": 1, "moe_layer_frequency": 1,
+           "moe_min_capacity": 0, "moe_token_dropping": true, "moe_train_capacity_factor": 1,
+           "num_experts_per_tok": 2, "num_hidden_layers": 35, "num_local_experts": 128,
+           "parallel_attn_mlp_res": true, "quantization": null, "router_aux_loss_coef": 0.001,
+           "use_residual": true})",
+       0, 35, layer(7168, 128, 2, 4864, softmax(true))},
+      {"minicpm_moe",
+       R"({"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "dim_model_base": 256,
+           "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 5760,
+           "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 40,
+           "scale_depth": 1.4, "scale_emb": 12})",
+       0, 40, layer(2304, 8, 2, 5760, softmax(true))},
       {"deepseek_v41_flash",
        R"({"model_type": "deepseek_v41", "image_token_id": 129264, "text_config":
            {"model_type": "deepseek_v41_text", "hidden_size": 5120, "moe_intermediate_size": 2304,
