@@ -31,7 +31,7 @@ Plan dbrx(Config& c);
 Plan longcat_flash(Config& c);
 Plan gemma4(Config& c);
 
-// families/own_code.cpp
+// families/remote_code.cpp
 Plan grok1(Config& c);
 Plan grok2(Config& c);
 Plan arctic(Config& c);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of families whose code is their publishers' and not in transformers
-(src/checkpoint/families/own_code.cpp), with the files of make_goldens.py. What an MoE block
+(src/checkpoint/families/remote_code.cpp), with the files of make_goldens.py. What an MoE block
 computes is written here, in double, by the formulas of
 
   grok1       xai-org/grok-1 model.py; tensors as hpcai-tech/grok-1 has them: vLLM's grok1.py
@@ -16,7 +16,7 @@ Their GELU is JAX's: by tanh. Small ones have a soft cap at which tanh bends num
 real ones the published counts of experts over tiny matrices.
 
   pip install numpy
-  ./make_own_code.py --out goldens
+  ./make_remote_code.py --out goldens
 """
 
 import argparse
