@@ -28,6 +28,15 @@ inline std::uint8_t to_e2m1(double value, double scale) {
   return static_cast<std::uint8_t>(code | (std::signbit(value) ? 8 : 0));
 }
 
+// What that code of a magnitude stands for, before its scale. Without branches, so that loops of it
+// become vectors.
+inline double e2m1_magnitude(double m, double scale) {
+  const auto step = [&](bool beyond, double by) { return beyond ? by : 0.0; };
+  return step(m > 0.25 * scale, 0.5) + step(m >= 0.75 * scale, 0.5) + step(m > 1.25 * scale, 0.5) +
+         step(m >= 1.75 * scale, 0.5) + step(m > 2.5 * scale, 1) + step(m >= 3.5 * scale, 1) +
+         step(m > 5.0 * scale, 2);
+}
+
 // e8m0: 2^(code - 127); 255 is NaN.
 inline double e8m0_to_f64(std::uint8_t code) {
   if (code == 255) return std::nan("");

@@ -1,5 +1,7 @@
 // NVFP4: e2m1 with an e4m3 scale for 16 of k and one f32 scale a matrix.
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 
 #include "format/grouped.hpp"
@@ -36,15 +38,26 @@ std::uint8_t nvfp4_block_scale(float amax, float global) {
 
 std::uint8_t nvfp4_fitted_scale(const float* values, std::int64_t count, float global) {
   const std::uint8_t rule = nvfp4_block_scale(largest(values, count), global);
+  constexpr std::size_t at_once = 8;  // by vectors
+  // Zeros have no error by any scale.
+  std::array<double, Nvfp4::group> magnitudes{};
+  std::size_t some = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    magnitudes[some] = std::fabs(static_cast<double>(values[i]));
+    some += values[i] != 0 ? 1 : 0;
+  }
   // Less than `most`, or anything else.
   const auto squared_error = [&](int code, double most) {
     const double scale = static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(code))) *
                          static_cast<double>(global);
     double sum = 0;
-    for (std::int64_t i = 0; i < count && sum < most; ++i) {
-      const auto value = static_cast<double>(values[i]);
-      const double error = static_cast<double>(e2m1_values[to_e2m1(value, scale)]) * scale - value;
-      sum += error * error;
+    for (std::size_t begin = 0; begin < some && sum < most; begin += at_once) {
+      std::array<double, at_once> squares;
+      for (std::size_t i = 0; i < at_once; ++i) {
+        const double m = magnitudes[begin + i], error = e2m1_magnitude(m, scale) * scale - m;
+        squares[i] = error * error;
+      }
+      for (const double square : squares) sum += square;
     }
     return sum;
   };

@@ -163,6 +163,22 @@ TEST(Bench, EveryStageOfASmallShape) {
   EXPECT_EQ(json["rows"].size(), 32u);  // grouped_gemm, indexed_gemm: gate_up and down
 }
 
+TEST(Bench, PacksAnExpertsMatrices) {
+  const Outcome outcome = shunt({"bench", "pack", "--format", "dense3", "--experts", "4", "--top-k",
+                                 "1", "--hidden", "96", "--intermediate", "64", "--seconds", "0.01",
+                                 "--wait", "0", "--rotate-bytes", "1M", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = parsed(outcome.out);
+  check_form(json);
+  ASSERT_EQ(json["rows"].size(), 2u);
+  EXPECT_EQ(json["rows"][0]["case"], "gate dense3 N64 K96");
+  EXPECT_EQ(json["rows"][1]["case"], "down dense3 N96 K64");
+  for (const Json& row : json["rows"]) {
+    EXPECT_EQ(row["op"], "pack");
+    EXPECT_GE(row["bytes"], 64 * 96 * (2 + 3.25 / 8));
+  }
+}
+
 // A token's row meets the matrices of gate and up that its ids name, then each pair's row one of
 // down: these matrices, rows, results and ids cross memory.
 void expect_indexed(const std::string& device) {

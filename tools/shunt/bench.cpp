@@ -38,6 +38,7 @@ constexpr Stage stages[] = {
     {"split_shuffling", bench_split_shuffling},
     {"scatter_add", bench_scatter_add},
     {"chain", bench_chain},
+    {"pack", bench_pack},
 };
 constexpr const char* gpu_stages[] = {
     "route",   "gate",     "order",   "shuffle",           "gather",          "gemm",
@@ -381,7 +382,7 @@ void add_bench(CLI::App& app, Action& action) {
       "of weights and rows (default: bf16)");
   command
       ->add_option("--format", options->format,
-                   "gemm, indexed, layer: of the experts, nvfp4, int4:64, ..")
+                   "gemm, indexed, layer, pack: of the experts, nvfp4, int4:64, ..")
       ->option_text("NAME");
   command
       ->add_option("--shared-format", options->shared_format,

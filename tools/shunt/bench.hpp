@@ -24,7 +24,7 @@ struct BenchPlan {
   std::int64_t rotate_bytes = 0;
   double seconds = 1;
   int tile = 0;                // order: of the padded form
-  FormatSpec format{};         // gemm, indexed, layer: of the experts
+  FormatSpec format{};         // gemm, indexed, layer, pack: of the experts
   FormatSpec shared_format{};  // layer: of the shared one
 };
 
@@ -48,6 +48,7 @@ void bench_combine(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_combine_shuffling(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_split_shuffling(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_scatter_add(const BenchPlan& plan, const Context& context, Emit& emit);
+void bench_pack(const BenchPlan& plan, const Context& context, Emit& emit);
 void bench_chain(const BenchPlan& plan, const Context& context, Emit& emit);
 
 // Measures a case and hands its row over.

@@ -62,8 +62,12 @@ void refuse_ineffective(const BenchOptions& options) {
   const auto refuse_where = [](bool ineffective, const char* what) {
     if (ineffective) throw UsageError(what);
   };
-  refuse_where(format_of(options) != FormatSpec{} && !packs && stage != "indexed",
-               "--format: only gemm, indexed and layer take packed weights");
+  const bool pack = stage == "pack";
+  refuse_where(format_of(options) != FormatSpec{} && !packs && !pack && stage != "indexed",
+               "--format: only gemm, indexed, layer and pack take packed weights");
+  refuse_where(pack && format_of(options) == FormatSpec{}, "pack: --format says into what");
+  refuse_where(pack && gpu, "pack runs on the CPU: without --device cuda");
+  refuse_where(pack && options.tokens, "--tokens: pack has none");
   refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !(packs || stage == "activate")),
                "--rows is about activate, gemm and layer of a GPU: --device cuda");
   refuse_where(options.fast_accumulation && (options.rows != RowFormat::fp8_token || !packs),
@@ -95,7 +99,7 @@ BenchPlan make_plan(const BenchOptions& options) {
   BenchPlan plan;
   const std::string& stage = options.stage;
   const bool inner = stage == "gemm" || stage == "indexed" || stage == "activate" ||
-                     stage == "layer" || stage == "all";
+                     stage == "layer" || stage == "pack" || stage == "all";
   const bool width = stage != "gate" && stage != "order" && stage != "shuffle";
   const bool given = options.experts && options.top_k && (options.hidden || !width) &&
                      (options.intermediate || !inner);
@@ -124,7 +128,8 @@ BenchPlan make_plan(const BenchOptions& options) {
   } else if (options.experts || options.top_k || options.hidden || options.intermediate) {
     throw UsageError(
         "without --model a shape is all of --experts, --top-k, --hidden and --intermediate; gate, "
-        "order and shuffle need only the first two, gemm, indexed, activate and layer all of them, "
+        "order and shuffle need only the first two, gemm, indexed, activate, layer and pack all of "
+        "them, "
         "others no --intermediate");
   } else {
     const bench::Model* model = bench::find_model("qwen3-30b-a3b");
