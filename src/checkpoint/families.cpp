@@ -226,6 +226,14 @@ Plan start(Config& config, const Basics& basics) {
   return start(config, basics, experts, top_k, intermediate);
 }
 
+Plan without_experts(Config& config, const Config::Names& fields) {
+  Plan plan = start(config, {.top_k = {""}}, 1, 1, 1);
+  config.ignore(fields);
+  layers_by(
+      plan, [](int) { return false; }, "dense MLP");
+  return plan;
+}
+
 void add_shared(Plan& plan, std::int64_t width, const std::string& module) {
   if (width == 0) return;
   plan.spec.shared.intermediate = width;

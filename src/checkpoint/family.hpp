@@ -103,6 +103,9 @@ Plan start(Config& config, const Basics& basics);
 Plan start(Config& config, const Basics& basics, std::int64_t experts, std::int64_t top_k,
            std::int64_t intermediate);
 
+// A member of a family without experts, which does not look at `fields`.
+Plan without_experts(Config& config, const Config::Names& fields);
+
 // The activation that transformers calls `name`; throws for one that Shunt does not have.
 ActivationSpec activation_by_name(const Config& config, std::string_view field,
                                   const std::string& name);

@@ -21,17 +21,21 @@ bool plain_file_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-// Files that hold a rank's slices, as Grok 2 is published:
+// A file that holds a rank's slices, as Grok 2 is published:
 // "pytorch_model-00006-TP-000.safetensors".
-void refuse_slices(const std::string& folder) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
-    const std::string name = entry.path().filename().string();
-    if (name.find("-TP-0") == std::string::npos || !name.ends_with(".safetensors")) continue;
-    fail(Status::unsupported,
-         "{}: holds what one rank of several has of each tensor: must be whole tensors, in "
-         "model.safetensors or in the files of model.safetensors.index.json",
-         entry.path().string());
+void refuse_slices(const std::string& folder, const std::string& name) {
+  if (name.find("-TP-0") == std::string::npos || !name.ends_with(".safetensors")) return;
+  fail(Status::unsupported,
+       "{}/{}: holds what one rank of several has of each tensor: must be whole tensors, in "
+       "model.safetensors or in the files of model.safetensors.index.json",
+       folder, clean(name));
+}
+
+void refuse_folder_of_slices(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    refuse_slices(folder, entry->path().filename().string());
   }
 }
 
@@ -43,7 +47,7 @@ TensorStore TensorStore::open(const std::string& folder) {
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
   if (file_exists(single) || !file_exists(index)) {
-    if (!file_exists(single)) refuse_slices(folder);
+    if (!file_exists(single)) refuse_folder_of_slices(folder);
     store.files_.push_back(SafetensorsFile::open(single));
     for (const std::string& name : store.files_[0].names()) store.files_of_.emplace(name, 0);
     return store;
@@ -65,6 +69,7 @@ TensorStore TensorStore::open(const std::string& folder) {
     const auto file = item.value().get<std::string>();
     auto found = opened.find(file);
     if (found == opened.end()) {
+      refuse_slices(folder, file);
       const std::string path = fmt::format("{}/{}", folder, file);
       if (!file_exists(path)) {
         fail(Status::io, "{}: shard is missing; {} wants tensor '{}' from it", path, index,

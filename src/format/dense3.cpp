@@ -107,7 +107,8 @@ void encode_group(const Search& search, const float* from, std::int64_t count, f
 }
 
 void encode(const RowBlock& rows, const PackedMatrix& to) {
-  const Search search{cpu_engine::dense3_search(cpu_engine::selected_isa()), sets_for(0)};
+  // The same bytes in each set.
+  static const Search search{cpu_engine::dense3_search(cpu_engine::best_isa()), sets_for(0)};
   const std::int64_t groups = groups_of(rows.k, group);
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t at = (rows.first + i) * groups;

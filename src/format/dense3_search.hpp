@@ -21,10 +21,9 @@ struct Dense3Costs {
   std::uint8_t before[dense3_weights][dense3_codes];
 };
 
-// to[u] of x[0 .. count) over units[u], for u below `many`; count 1 to 32, many 1 to 6, `to` 6
-// of them in any case. A squared
-// error is rounded at each weight: (f32(x / unit) - number)^2 + what was before, in f32, without
-// fusing. The same bits in every set.
+// to[u] of x[0 .. count) over units[u], for u below `many`; count 1 to 32, many 1 to 6, and 6 of
+// `to` in any case. A squared error is rounded at each weight: (f32(x / unit) - number)^2 + what
+// was before, in f32, without fusing. The same bits in every set.
 using Dense3Search = void (*)(const Dense3Sets& sets, const float* x, int count,
                               const double* units, int many, Dense3Costs* to);
 enum class Isa : int;

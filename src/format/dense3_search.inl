@@ -47,10 +47,10 @@ SHUNT_INLINE void find_least(const Floats (&sets)[dense3_codes], const Floats& x
 
 // The same number for all of a scale's codes.
 template <class Numbers>
-SHUNT_INLINE void share(const float* scaled, Numbers& to) {
-  to = scaled[0] - Numbers{};
+SHUNT_INLINE void share(const float (*scaled)[dense3_weights], int i, Numbers& to) {
+  to = scaled[0][i] - Numbers{};
   if constexpr (sizeof to > 4 * dense3_codes) {
-    const Numbers second = scaled[dense3_weights] - Numbers{};
+    const Numbers second = scaled[1][i] - Numbers{};
     to = __builtin_shufflevector(to, second, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
   }
 }
@@ -69,14 +69,14 @@ SHUNT_INLINE void search_some(const Floats (&sets)[dense3_codes], const float* x
   Floats cost[vectors];
   for (int v = 0; v < vectors; ++v) {
     Floats distance;
-    share(&scaled[v * wide][0], distance);
+    share(&scaled[v * wide], 0, distance);
     distance -= sets[0];
     cost[v] = distance * distance;
   }
   for (int i = 1; i < count; ++i) {
     for (int v = 0; v < vectors; ++v) {
       Floats x_here;
-      share(&scaled[v * wide][i], x_here);
+      share(&scaled[v * wide], i, x_here);
       Least least;
       find_least<0, dense3_codes>(sets, x_here, cost[v], least);
       cost[v] = least.cost;
@@ -104,17 +104,15 @@ void search(const Dense3Sets& sets, const float* x, int count, const double* uni
                        sizeof sets.of[code]);
     }
   }
-  while (many > 0) {
-    constexpr int most = 3;
-    const int vectors = (many + wide - 1) / wide;
+  constexpr int most = 3;
+  for (int done = 0; done < many; done += most * wide) {
+    const int left = many - done, vectors = (left + wide - 1) / wide;
     if (vectors >= most) {
-      search_some<most>(numbers, x, count, units, many, to);
+      search_some<most>(numbers, x, count, units + done, left, to + done);
     } else if (vectors == 2) {
-      search_some<2>(numbers, x, count, units, many, to);
+      search_some<2>(numbers, x, count, units + done, left, to + done);
     } else {
-      search_some<1>(numbers, x, count, units, many, to);
+      search_some<1>(numbers, x, count, units + done, left, to + done);
     }
-    const int done = most * wide;
-    many -= done, units += done, to += done;
   }
 }

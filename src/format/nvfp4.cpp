@@ -40,11 +40,10 @@ std::uint8_t nvfp4_fitted_scale(const float* values, std::int64_t count, float g
   const std::uint8_t rule = nvfp4_block_scale(largest(values, count), global);
   constexpr std::size_t at_once = 8;  // by vectors
   // Zeros have no error by any scale.
-  std::array<double, Nvfp4::group> magnitudes{};
+  std::array<double, most_fitted> magnitudes{};
   std::size_t some = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    magnitudes[some] = std::fabs(static_cast<double>(values[i]));
-    some += values[i] != 0 ? 1 : 0;
+    if (values[i] != 0) magnitudes[some++] = std::fabs(static_cast<double>(values[i]));
   }
   // Less than `most`, or anything else.
   const auto squared_error = [&](int code, double most) {

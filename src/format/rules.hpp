@@ -81,7 +81,9 @@ inline Tensor without_data(DType dtype, std::initializer_list<std::int64_t> shap
 std::uint8_t nvfp4_block_scale(float amax, float global);
 float nvfp4_global_scale(float amax);
 // The same fitted to what a block has left once it is pruned (values[0 .. count), zeros among
-// them): of the e4m3 near that one, the one of the least squared error, of equal ones that one.
+// them, count up to 32): of the e4m3 near that one, the one of the least squared error, of equal
+// ones that one.
+inline constexpr std::int64_t most_fitted = 32;
 std::uint8_t nvfp4_fitted_scale(const float* values, std::int64_t count, float global);
 
 }  // namespace shunt

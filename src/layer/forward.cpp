@@ -135,7 +135,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
       times == nullptr && !gathered &&
       mlp_takes_pairs(context, experts.gate_up, &spec.experts.activation, to_gate_up, h_16) &&
       mlp_takes_pairs(context, experts.down, nullptr, to_down, expert_rows);
-  const bool in_products = may_order && (!beside || orders_beside(tokens));
+  const bool in_products = may_order && (!beside || orders_beside(tokens, whole_k));
   if (in_products) {
     cuda_engine::FewChain chain{.ids = ids.as<std::int32_t>(),
                                 .given = {.distinct = !may_repeat},
@@ -191,7 +191,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                 .fast_accumulation = options.fast_accumulation,
                 .beside = beside,
                 .bias = shared.gate_up_bias.as<float>()};
-    const bool in_one_pass = beside && streams_shared(tokens, in_products);
+    const bool in_one_pass = beside && streams_shared(tokens, in_products, whole_k);
     if (in_one_pass) as_pairs(up);
     MlpInput down = up;
     down.rows = shared_h;
@@ -329,7 +329,7 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   };
   const auto project = [&](const PreparedWeights& by, const Tensor& rows, const Tensor& to) {
     MlpInput projected{.rows = rows, .valid = valid_count, .whole_k = whole_k};
-    if (streams(by, tokens)) {
+    if (streams(by, tokens, whole_k)) {
       as_pairs(projected);
       projected.early = true;  // all but the rows is older than the launch before
     }

@@ -65,13 +65,14 @@ struct Layer::Impl {
     return route;
   }
   SharedPlan shared_plan(std::int64_t tokens) const;
-  // With the shared expert beside routing: whether the routed experts' products may order few pairs
-  // by themselves; and whether its own products read their weights in one pass.
-  bool orders_beside(std::int64_t tokens) const;
-  bool streams_shared(std::int64_t tokens, bool in_products) const;
+  // `whole_k`: as batch-invariant layers do. With the shared expert beside routing: whether the
+  // routed experts' products may order few pairs by themselves; and whether its own products read
+  // their weights in one pass.
+  bool orders_beside(std::int64_t tokens, bool whole_k) const;
+  bool streams_shared(std::int64_t tokens, bool in_products, bool whole_k) const;
   // Whether a product of all tokens by one matrix, the shared expert's or a projection to or from
   // the latents, reads its weights in one pass.
-  bool streams(const PreparedWeights& matrix, std::int64_t tokens) const;
+  bool streams(const PreparedWeights& matrix, std::int64_t tokens, bool whole_k) const;
   std::size_t stage_bytes(std::int64_t tokens) const;
   // Of that, what a shared expert beside the others has to itself, behind the rest.
   std::size_t side_bytes(std::int64_t tokens) const;

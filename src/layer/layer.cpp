@@ -150,22 +150,22 @@ SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
 // ended, they would have the shared expert wait. And where rows are rounded on the way the order's
 // launch is no loss from two tokens on (measured: docs/notes/cuda-layer.md, "Few tokens and a
 // shared expert").
-bool Layer::Impl::orders_beside(std::int64_t tokens) const {
-  return !options.batch_invariant && (tokens == 1 || !in_fp8(options.rows)) &&
+bool Layer::Impl::orders_beside(std::int64_t tokens, bool whole_k) const {
+  return !whole_k && (tokens == 1 || !in_fp8(options.rows)) &&
          mlp_one_pass_us(context, experts.gate_up, tokens * spec.route.slots(), tokens).has_value();
 }
 
 // Its warps take all of the GPU. An order's launch and what waits for it are slowed down by that,
 // unless they are soon gone.
-bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products) const {
+bool Layer::Impl::streams_shared(std::int64_t tokens, bool in_products, bool whole_k) const {
   constexpr std::size_t soon_gone = std::size_t{8} << 20;
   return shared_rounding(tokens) == Rounding::on_the_way &&
          (in_products || shared.gate_up.bytes + shared.down.bytes <= soon_gone) &&
-         streams(shared.gate_up, tokens) && streams(shared.down, tokens);
+         streams(shared.gate_up, tokens, whole_k) && streams(shared.down, tokens, whole_k);
 }
 
-bool Layer::Impl::streams(const PreparedWeights& matrix, std::int64_t tokens) const {
-  return tokens <= cuda_engine::most_chained_tokens && !options.batch_invariant &&
+bool Layer::Impl::streams(const PreparedWeights& matrix, std::int64_t tokens, bool whole_k) const {
+  return tokens <= cuda_engine::most_chained_tokens && !whole_k &&
          mlp_one_pass_us(context, matrix, tokens, tokens).has_value();
 }
 
@@ -303,12 +303,15 @@ std::string Layer::explain(std::int64_t tokens) const {
   }
   const bool rounded = layer.rounding(tokens) != Rounding::on_the_way;
   const SharedPlan shared_plan = layer.shared_plan(tokens);
-  const auto few_of = [&](IdsFrom from) {
-    return !rounded && (!shared_plan.beside || layer.orders_beside(tokens)) &&
+  const auto few_of = [&](IdsFrom from, bool invariant) {
+    return !rounded && (!shared_plan.beside || layer.orders_beside(tokens, invariant)) &&
            orders_in_products(spec, layer.context.device(), tokens, from, layer.options.rows);
   };
-  const bool few_given = few_of(IdsFrom::elsewhere);
-  const bool few_pairs = few_given || (!spec.route.hashed && few_of(IdsFrom::router));
+  const auto few_pairs_of = [&](bool invariant) {
+    return few_of(IdsFrom::elsewhere, invariant) ||
+           (!spec.route.hashed && few_of(IdsFrom::router, invariant));
+  };
+  const bool few_given = few_of(IdsFrom::elsewhere, whole_k), few_pairs = few_pairs_of(whole_k);
   if (few_pairs) {
     text += fmt::format(
         "  order    by each block of the products that follow, where they are for few rows{}{}\n",
@@ -325,7 +328,7 @@ std::string Layer::explain(std::int64_t tokens) const {
     const auto projection = [&](const char* way, const PreparedWeights& matrix, bool normed) {
       return fmt::format("  latent   {} {}, {}{}; {}{}\n", way, spec.latent,
                          to_string(layer.rows_dtype()), normed ? " after a norm" : "",
-                         layer.streams(matrix, tokens) ? "its weights in one pass; " : "",
+                         layer.streams(matrix, tokens, whole_k) ? "its weights in one pass; " : "",
                          mlp_explain(layer.context, matrix, tokens, 1, {.whole_k = whole_k}));
     };
     text += projection("to", layer.latent_down, spec.latent_input_norm.enabled);
@@ -350,15 +353,16 @@ std::string Layer::explain(std::int64_t tokens) const {
         "  shared   {}{}\n",
         !layer.on_gpu()       ? ""
         : !shared_plan.beside ? "after the experts: a fork would cost more than it hides; "
-        : layer.streams_shared(tokens, few_pairs)
+        : layer.streams_shared(tokens, few_pairs, whole_k)
             ? "on a stream of its own beside routing, its weights in one pass; "
             : fmt::format("on a stream of its own beside routing, which hides about {:.0f} of its "
                           "{:.0f} us; ",
                           shared_plan.hidden, shared_plan.us),
-        mlp_explain(layer.context, layer.shared.gate_up, tokens, 1,
-                    {.whole_k = whole_k,
-                     .rounded = layer.shared_rounding(tokens) != Rounding::on_the_way,
-                     .beside = shared_plan.beside && !layer.streams_shared(tokens, few_pairs)}));
+        mlp_explain(
+            layer.context, layer.shared.gate_up, tokens, 1,
+            {.whole_k = whole_k,
+             .rounded = layer.shared_rounding(tokens) != Rounding::on_the_way,
+             .beside = shared_plan.beside && !layer.streams_shared(tokens, few_pairs, whole_k)}));
   }
   if (folds) text += "  shared   one more of the experts: all weights in one pass a product\n";
   const bool added_up = few_pairs && !whole_k && adds_up(spec, tokens);
@@ -375,27 +379,29 @@ std::string Layer::explain(std::int64_t tokens) const {
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
   if (whole_k) {
+    // As the same layer without it would: products, and which of them read weights in one pass.
+    const bool in_products = few_pairs_of(false);
+    const bool streams_shared =
+        shared_plan.beside && layer.streams_shared(tokens, in_products, false);
     double more = 0;
     bool streams = false;
-    const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool few) {
+    const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool one_pass) {
       if (!weights) return;
       double otherwise = mlp_us(layer.context, weights, rows, false);
-      if (few) {
-        const auto one_pass = mlp_one_pass_us(layer.context, weights, rows, tokens);
-        otherwise = std::min(otherwise, one_pass.value_or(otherwise));
-        streams = streams || one_pass.has_value();
-      }
+      const auto streamed =
+          one_pass ? mlp_one_pass_us(layer.context, weights, rows, tokens) : std::nullopt;
+      otherwise = std::min(otherwise, streamed.value_or(otherwise));
+      streams = streams || streamed.has_value();
       more += mlp_us(layer.context, weights, rows, true) - otherwise;
     };
     for (const PreparedWeights* weights : {&layer.experts.gate_up, &layer.experts.down}) {
-      count(*weights, pairs, few_pairs);
+      count(*weights, pairs, in_products);
     }
-    const bool few = tokens <= cuda_engine::most_chained_tokens;
     for (const PreparedWeights* weights : {&layer.shared.gate_up, &layer.shared.down}) {
-      count(*weights, tokens, few && layer.shared_rounding(tokens) == Rounding::on_the_way);
+      count(*weights, tokens, streams_shared);
     }
     for (const PreparedWeights* weights : {&layer.latent_down, &layer.latent_up}) {
-      count(*weights, tokens, few);
+      count(*weights, tokens, *weights && layer.streams(*weights, tokens, false));
     }
     text += layer.on_gpu() ? fmt::format(
                                  "  batch-invariant: one router for any number of tokens; products "

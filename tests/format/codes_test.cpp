@@ -76,6 +76,19 @@ TEST(Codes, E4m3RoundsOnce) {
   EXPECT_EQ(to_e4m3(std::nan(""), 1), 0x7f);
 }
 
+// At each bound between neighbours and just beside it.
+TEST(Codes, AMagnitudeIsWhatItsE2m1StandsFor) {
+  for (const double scale : {1.0, 0.3, 448.0 * 3e-5, 1e30}) {
+    for (const double bound : {0.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 100.0}) {
+      const double at = bound * scale;
+      for (const double m : {std::nextafter(at, 0.0), at, std::nextafter(at, 1e300)}) {
+        EXPECT_EQ(e2m1_magnitude(m, scale), static_cast<double>(e2m1_values[to_e2m1(m, scale)]))
+            << bound << " " << scale;
+      }
+    }
+  }
+}
+
 TEST(Codes, ADoubleRoundsOnceToBf16AndF16) {
   std::uint16_t out = 0;
   // Beside the tie between 1 and the next bf16, by less than an f32 can say.

@@ -506,6 +506,41 @@ TEST(SparseNvfp4, AScaleIsThePublishedOneUnlessAnotherIsBetter) {
   EXPECT_EQ(scale({1e-9F, 0}), 0x1p-9F);
 }
 
+// Of up to 32 values, wherever zeros are among them: against a plain search.
+TEST(SparseNvfp4, AScaleIsTheBestNearThePublishedOne) {
+  for (const std::int64_t count : {1, 8, 15, 16, 17, 31, 32}) {
+    for (int draw = 0; draw < 60; ++draw) {
+      std::vector<float> values = normal_values(count, 100 * count + draw);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const bool zero = draw % 4 == 1   ? i % 2 == 0
+                          : draw % 4 == 2 ? i % 4 > 1
+                          : draw % 4 == 3 ? i >= count / 2
+                                          : false;
+        if (zero) values[static_cast<std::size_t>(i)] = 0;
+      }
+      float most = 0;
+      for (const float value : values) most = std::max(most, std::fabs(value));
+      const float global = most / (6 * 40);
+      const int rule = nvfp4_block_scale(most, global);
+      int best = rule;
+      double least = 0;
+      for (int step = 0; step < 10; ++step) {  // the rule's, then two below it to seven above
+        const int code = step == 0 ? rule : rule - 3 + step + (step > 2 ? 1 : 0);
+        const double scale = static_cast<double>(e4m3_to_f32(static_cast<std::uint8_t>(code))) *
+                             static_cast<double>(global);
+        double sum = 0;
+        for (const float value : values) {
+          const auto x = static_cast<double>(value);
+          const double error = static_cast<double>(e2m1_values[to_e2m1(x, scale)]) * scale - x;
+          sum += error * error;
+        }
+        if (step == 0 || sum < least) least = sum, best = code;
+      }
+      EXPECT_EQ(nvfp4_fitted_scale(values.data(), count, global), best) << count << " " << draw;
+    }
+  }
+}
+
 TEST(Nvfp4, ScalesThatAreZeroDenormalOrHuge) {
   // A block 2^40 below the largest has the least scale; its values vanish, none divides by zero.
   std::vector<float> values(48, 0.0F);

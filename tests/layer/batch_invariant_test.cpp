@@ -196,18 +196,27 @@ TEST(BatchInvariant, NorDoTheyWhereRowsAreNotAligned) {
 
 TEST(BatchInvariant, ExplainSaysWhatItCosts) {
   const Context context = test::engine();
-  RandomLayer random(small_layer({.experts = 4, .top_k = 1}, 1024, 512), 65);
-  const Layer plain(random.spec, random.weights, context);
-  const Layer same(random.spec, random.weights, context, {.batch_invariant = true});
-  EXPECT_EQ(plain.explain(1).find("batch-invariant"), std::string::npos);
-  const std::string words = same.explain(1);
-  EXPECT_NE(words.find("batch-invariant"), std::string::npos) << words;
-  if (!test::on_hopper()) return;
-  // One token's weights are read in one pass otherwise.
-  const std::string before = "products about ";
-  const std::size_t at = words.find(before);
-  ASSERT_NE(at, std::string::npos) << words;
-  EXPECT_GT(std::stod(words.substr(at + before.size())), 0) << words;
+  const LayerSpec plain = small_layer({.experts = 4, .top_k = 1}, 1024, 512);
+  LayerSpec with_shared = plain, with_latents = plain;
+  with_shared.shared = {.intermediate = 512};
+  with_latents.latent = with_latents.experts.hidden = 512;
+  std::vector<double> costs;
+  for (const LayerSpec& spec : {plain, with_shared, with_latents}) {
+    RandomLayer random(spec, 65);
+    const Layer usual(spec, random.weights, context);
+    const Layer same(spec, random.weights, context, {.batch_invariant = true});
+    EXPECT_EQ(usual.explain(1).find("batch-invariant"), std::string::npos);
+    const std::string words = same.explain(1);
+    EXPECT_NE(words.find("batch-invariant"), std::string::npos) << words;
+    if (!test::on_hopper()) continue;
+    const std::string before = "products about ";
+    const std::size_t at = words.find(before);
+    ASSERT_NE(at, std::string::npos) << words;
+    costs.push_back(std::stod(words.substr(at + before.size())));
+    EXPECT_GT(costs.back(), 0) << words;
+  }
+  if (costs.empty()) return;
+  EXPECT_GE(costs[1], costs[0]);  // two products more
 }
 
 }  // namespace

@@ -254,17 +254,13 @@ TEST_P(LayerOnGpu, FewTokensGiveWhatThoseThatAreOrderedGive) {
 // The shared expert's products run beside the experts', on the same multiprocessors, at no fixed
 // time: what waits too little shows. In fp8, at these sizes of DeepSeek-V2-Lite, one call of ten
 // had other bits while warps arrived at a barrier before they had the scales that it guards.
-TEST(SharedExpertBeside, LeavesTheBitsAlone) {
-  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
-  constexpr std::int64_t hidden = 2048, intermediate = 1408, calls = 6, rounds = 60;
-  LayerSpec spec =
-      testing::small_layer({.experts = 64, .top_k = 6, .renormalize = true}, hidden, intermediate);
-  spec.shared = {.intermediate = 2 * intermediate};
+void expect_the_same_bits(const LayerSpec& spec, std::initializer_list<FormatSpec> formats) {
+  constexpr std::int64_t calls = 6, rounds = 60;
+  const std::int64_t hidden = spec.hidden, intermediate = spec.experts.intermediate;
   RandomLayer random(spec, 27, DType::bf16, 8);  // rows overlap
   const test::Stream stream;
   const Context context = cuda({.stream = stream.get(), .dependent_launch = true});
-  for (const FormatSpec& format : {FormatSpec{}, FormatSpec{Format::fp8_block},
-                                   FormatSpec{Format::nvfp4}, FormatSpec{Format::int8}}) {
+  for (const FormatSpec& format : formats) {
     LayerWeights weights = random.weights;
     std::vector<Packed> packed;
     if (format != FormatSpec{}) {  // one expert's for all, since packing takes long
@@ -276,9 +272,9 @@ TEST(SharedExpertBeside, LeavesTheBitsAlone) {
         plain.clear();
       };
       ExpertWeights& e = weights.experts;
-      pack(e.gate, e.packed_gate, intermediate, hidden);
-      pack(e.up, e.packed_up, intermediate, hidden);
-      pack(e.down, e.packed_down, hidden, intermediate);
+      pack(e.gate, e.packed_gate, intermediate, spec.experts.hidden);
+      pack(e.up, e.packed_up, intermediate, spec.experts.hidden);
+      pack(e.down, e.packed_down, spec.experts.hidden, intermediate);
     }
     const bool fp8 = format.format == Format::fp8_block;
     const Layer layer(spec, weights, context,
@@ -308,6 +304,28 @@ TEST(SharedExpertBeside, LeavesTheBitsAlone) {
                            << calls * rounds << " calls";
     }
   }
+}
+
+LayerSpec with_a_shared_expert() {
+  constexpr std::int64_t hidden = 2048, intermediate = 1408;
+  LayerSpec spec =
+      testing::small_layer({.experts = 64, .top_k = 6, .renormalize = true}, hidden, intermediate);
+  spec.shared = {.intermediate = 2 * intermediate};
+  return spec;
+}
+
+TEST(SharedExpertBeside, LeavesTheBitsAlone) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  expect_the_same_bits(with_a_shared_expert(),
+                       {{}, {Format::fp8_block}, {Format::nvfp4}, {Format::int8}});
+}
+
+// Projections lie between, and down may add a token's latents up.
+TEST(SharedExpertBeside, LeavesTheBitsOfLatentExpertsAlone) {
+  if (!test::on_gpu()) GTEST_SKIP() << "about a GPU";
+  LayerSpec spec = with_a_shared_expert();
+  spec.latent = spec.experts.hidden = 1024;
+  expect_the_same_bits(spec, {{}, {Format::nvfp4}});
 }
 
 TEST(SharedExpertBeside, StreamsItsWeightsWhereTokensAreFew) {

@@ -164,9 +164,9 @@ TEST(Bench, EveryStageOfASmallShape) {
 }
 
 TEST(Bench, PacksAnExpertsMatrices) {
-  const Outcome outcome = shunt({"bench", "pack", "--format", "dense3", "--experts", "4", "--top-k",
-                                 "1", "--hidden", "96", "--intermediate", "64", "--seconds", "0.01",
-                                 "--wait", "0", "--rotate-bytes", "1M", "--json"});
+  const Outcome outcome =
+      shunt({"bench", "pack", "--format", "dense3", "--hidden", "96", "--intermediate", "64",
+             "--seconds", "0.01", "--wait", "0", "--rotate-bytes", "1M", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const Json json = parsed(outcome.out);
   check_form(json);

@@ -67,7 +67,11 @@ void refuse_ineffective(const BenchOptions& options) {
                "--format: only gemm, indexed, layer and pack take packed weights");
   refuse_where(pack && format_of(options) == FormatSpec{}, "pack: --format says into what");
   refuse_where(pack && gpu, "pack runs on the CPU: without --device cuda");
-  refuse_where(pack && options.tokens, "--tokens: pack has none");
+  refuse_where(
+      pack && (options.tokens || options.experts || options.top_k || !options.rule.empty() ||
+               !options.groups.empty() || options.routing != "uniform"),
+      "pack is of one expert's matrices: --tokens, --experts, --top-k, --rule, --groups and "
+      "--routing are not looked at");
   refuse_where(options.rows != RowFormat::as_dtype && (!gpu || !(packs || stage == "activate")),
                "--rows is about activate, gemm and layer of a GPU: --device cuda");
   refuse_where(options.fast_accumulation && (options.rows != RowFormat::fp8_token || !packs),
@@ -101,8 +105,9 @@ BenchPlan make_plan(const BenchOptions& options) {
   const bool inner = stage == "gemm" || stage == "indexed" || stage == "activate" ||
                      stage == "layer" || stage == "pack" || stage == "all";
   const bool width = stage != "gate" && stage != "order" && stage != "shuffle";
-  const bool given = options.experts && options.top_k && (options.hidden || !width) &&
-                     (options.intermediate || !inner);
+  const bool no_routing = stage == "pack";
+  const bool given = ((options.experts && options.top_k) || no_routing) &&
+                     (options.hidden || !width) && (options.intermediate || !inner);
   if (!options.model.empty()) {
     if (const bench::Model* model = bench::find_model(options.model)) {
       plan.title = model->title;
@@ -124,13 +129,12 @@ BenchPlan make_plan(const BenchOptions& options) {
     plan.title = "given shape";
     plan.whole = options.hidden && options.intermediate;
     plan.spec = bench::plain_layer(options.hidden.value_or(1), options.intermediate.value_or(1),
-                                   *options.experts, *options.top_k);
+                                   options.experts.value_or(1), options.top_k.value_or(1));
   } else if (options.experts || options.top_k || options.hidden || options.intermediate) {
     throw UsageError(
         "without --model a shape is all of --experts, --top-k, --hidden and --intermediate; gate, "
-        "order and shuffle need only the first two, gemm, indexed, activate, layer and pack all of "
-        "them, "
-        "others no --intermediate");
+        "order and shuffle need only the first two, pack the last two, gemm, indexed, activate and "
+        "layer all of them, others no --intermediate");
   } else {
     const bench::Model* model = bench::find_model("qwen3-30b-a3b");
     plan.title = model->title;

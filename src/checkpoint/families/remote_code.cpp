@@ -1,4 +1,5 @@
-// Families whose code was published beside their checkpoints, and is not in transformers.
+// Families whose code is not in transformers: their publishers', beside the checkpoint, or
+// engines'.
 #include <cmath>
 
 #include "checkpoint/families.hpp"
@@ -9,17 +10,8 @@ namespace shunt::families {
 
 namespace {
 
-// A member of the family without experts.
-Plan no_experts(Config& c, const Config::Names& fields) {
-  Plan plan = start(c, {.top_k = {""}}, 1, 1, 1);
-  c.ignore(fields);
-  layers_by(
-      plan, [](int) { return false; }, "dense MLP");
-  return plan;
-}
-
-// xAI's weights of the experts are their p, and its GELU is JAX's, by tanh. A config that names an
-// activation means what transformers calls so.
+// xAI's weights of the experts are their p, and its GELU is JAX's, by tanh (engines have erf in
+// places). A config that names an activation means what transformers calls so.
 Plan grok(Config& c, const Config::Names& intermediate, double soft_cap) {
   Plan plan = start(c, {.experts = {"num_experts", "num_local_experts"},
                         .intermediate = intermediate,
@@ -96,7 +88,7 @@ Plan arctic(Config& c) {
 // Most of the family has no experts.
 Plan minicpm(Config& c) {
   if (c.integer_or({"num_experts"}, 0, 0, max_experts) == 0) {
-    return no_experts(c, {"num_experts_per_tok"});
+    return without_experts(c, {"num_experts_per_tok"});
   }
   Plan plan = start(c, {.experts = {"num_experts"}, .intermediate = {"intermediate_size"}});
   route_softmax(plan, true);
@@ -108,7 +100,7 @@ Plan minicpm(Config& c) {
 // Likewise. intermediate_size is an expert's.
 Plan xverse(Config& c) {
   if (c.integer_or({"num_experts"}, 0, 0, max_experts) == 0) {
-    return no_experts(c, {"moe_top_k", "num_shared_experts"});
+    return without_experts(c, {"moe_top_k", "num_shared_experts"});
   }
   Plan plan = start(
       c,

@@ -418,13 +418,9 @@ Plan k2_horizon(Config& c) {
   // The mixture of value heads in attention.
   c.ignore({"mova_num_experts", "mova_num_experts_per_tok"});
   if (c.integer({"num_experts"}, 0, max_experts) == 0) {
-    Plan plan = start(c, {.top_k = {""}}, 1, 1, 1);
-    c.ignore({"num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
-              "mlp_only_layers", "decoder_sparse_step", "moe_gate_bias", "router_score_func",
-              "router_scaling_factor", "norm_topk_prob"});
-    layers_by(
-        plan, [](int) { return false; }, "dense MLP");
-    return plan;
+    return without_experts(c, {"num_experts_per_tok", "moe_intermediate_size", "num_shared_experts",
+                               "mlp_only_layers", "decoder_sparse_step", "moe_gate_bias",
+                               "router_score_func", "router_scaling_factor", "norm_topk_prob"});
   }
   Plan plan = start(c, {.experts = {"num_experts"}});
   for (const char* name : {"norm_topk_prob", "moe_gate_bias"}) {

@@ -65,11 +65,7 @@ Plan granitemoe(Config& c) {
 Plan granitemoehybrid(Config& c) {
   if (c.integer({"num_local_experts"}, 0, max_experts) > 0) return granitemoe(c);
   // The dense members of the family: every layer has its shared MLP alone.
-  Plan plan = start(c, {}, 1, 1, 1);
-  c.ignore({"num_experts_per_tok", "shared_intermediate_size"});
-  layers_by(
-      plan, [](int) { return false; }, "dense MLP");
-  return plan;
+  return without_experts(c, {"num_experts_per_tok", "shared_intermediate_size"});
 }
 
 Plan jetmoe(Config& c) {
