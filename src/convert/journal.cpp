@@ -32,7 +32,8 @@ constexpr std::int64_t end_bytes = 1 << 20;  // of a file, that its fingerprint 
 
 void write_whole(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".new";
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  ::unlink(temporary.c_str());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file < 0) refuse_io(path, "cannot be created");
   std::size_t done = 0;
   int code = 0;
@@ -132,6 +133,12 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
              "remove it to begin anew",
              path_);
       }
+      for (const auto& entry : fs::directory_iterator(path_)) {
+        if (entry.is_regular_file() && !entry.is_symlink()) continue;
+        fail(Status::invalid_argument,
+             "{}: is no file, which is all that an interrupted conversion holds: remove it",
+             entry.path().string());
+      }
     } else {
       ::unlink((journal_ + ".new").c_str());  // of a journal that was interrupted itself
       if (!fs::is_empty(path_)) {
@@ -170,12 +177,15 @@ Json PartialFolder::finished(const std::string& name) const {
   std::error_code ignored;
   const auto size = fs::file_size(file(name), ignored);
   if (ignored || *bytes != size) return nullptr;
+  const auto mark = found->find("mark");
+  if (mark == found->end() || *mark != mark_of(file(name))) return nullptr;
   return *found;
 }
 
 void PartialFolder::finish(const std::string& name, const Json& what) {
   json_["finished"][name] = what;
   json_["finished"][name]["bytes"] = fs::file_size(file(name));
+  json_["finished"][name]["mark"] = mark_of(file(name));
   save();
 }
 

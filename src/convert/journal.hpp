@@ -22,7 +22,7 @@ class PartialFolder {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  // What was said of a file when it was finished; null when it is not, or has changed its size.
+  // What was said of a file when it was finished; null when it is not, or has changed since.
   nlohmann::ordered_json finished(const std::string& file) const;
   void finish(const std::string& file, const nlohmann::ordered_json& what);
   // Leaves no trace of a folder that this object made and in which nothing is finished. Whether.

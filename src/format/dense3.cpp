@@ -44,8 +44,19 @@ struct Search {
   cpu_engine::Dense3Sets sets;
 };
 
-// The scale is looked for around the root mean square: five that are three e4m3 codes apart, then
-// the neighbours of the best.
+// The least that a group's first weight is divided by to be no larger than its numbers, which are
+// those behind a code of 0.
+double reach_of_first(double weight) {
+  double most = 0;
+  for (std::size_t w = 0; w < 64; w += 8) {
+    const auto value = static_cast<double>(dense3_values[w]);
+    most = std::max(most, weight < 0 ? -value : value);
+  }
+  return std::fabs(weight) / most;
+}
+
+// The scale is looked for around the root mean square: five that are three e4m3 codes apart, and
+// one beyond these where the first weight asks for it; then the neighbours of the best.
 void encode_group(const Search& search, const float* from, std::int64_t count, float global,
                   std::uint8_t* scale, std::uint8_t* to) {
   std::fill_n(to, dense3_group_bytes, std::uint8_t{0});
@@ -95,7 +106,10 @@ void encode_group(const Search& search, const float* from, std::int64_t count, f
     }
   };
   const int start = std::clamp<int>(middle, e4m3_least, e4m3_most);
-  attempt({start, start - 3, start + 3, start - 6, start + 6});
+  const int first =
+      to_e4m3(reach_of_first(static_cast<double>(from[0])), static_cast<double>(global));
+  // Tried once more it is no better.
+  attempt({start, start - 3, start + 3, start - 6, start + 6, std::max(first, start + 6)});
   const int near = *scale;
   attempt({near - 1, near + 1});
   for (std::int64_t i = 0; i < count; ++i) {

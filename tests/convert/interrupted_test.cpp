@@ -121,6 +121,34 @@ TEST(Convert, ATornFileIsMadeAgain) {
   EXPECT_EQ(contents(out), contents(folder / "whole"));
 }
 
+// So is one that was written to since, and a link in its place is not followed.
+TEST(Convert, AFileWrittenToIsMadeAgain) {
+  const TemporaryFolder folder;
+  const std::string in = folder / "in", out = folder / "out", elsewhere = folder / "elsewhere";
+  split_model(golden("qwen3_moe"), in);
+  const ConversionProgress stop = [](const std::string& file, std::int64_t, std::int64_t) {
+    if (file.find("00003-of") != std::string::npos) throw Error(Status::io, "no space");
+  };
+  convert_checkpoint(cpu(), in, folder / "whole", to("bf16"));
+  error_of([&] { convert_checkpoint(cpu(), in, out, to("bf16"), stop); });
+  const std::string finished = out + ".partial/model-00001-of-00003.safetensors";
+  std::string bytes = read_file(finished);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] + 1);
+  write_file(finished, bytes);
+  const std::string third = out + ".partial/model-00003-of-00003.safetensors";
+  fs::remove(third);
+  write_file(elsewhere, "x");
+  fs::create_symlink(elsewhere, third);
+  EXPECT_NE(error_of([&] {
+              convert_checkpoint(cpu(), in, out, to("bf16"));
+            }).find("model-00003-of-00003.safetensors: is no file, which is all that"),
+            std::string::npos);
+  fs::remove(third);
+  EXPECT_EQ(convert_checkpoint(cpu(), in, out, to("bf16")).shards_resumed, 1);
+  EXPECT_EQ(read_file(elsewhere), "x");
+  EXPECT_EQ(contents(out), contents(folder / "whole"));
+}
+
 // A journal that was changed since is refused, or what it says of a file is as if it were not.
 TEST(Convert, AChangedJournalIsNotBelieved) {
   const TemporaryFolder folder;

@@ -404,6 +404,18 @@ TEST(Dense3, GroupsFarBelowTheGlobalScale) {
   for (std::size_t i = 32; i < back.size(); ++i) EXPECT_LE(std::abs(back[i]), 2e-3F) << i;
 }
 
+// The first weight of a group reaches less far than the others, which the scale makes up for.
+TEST(Dense3, AnOutlierMayStandAnywhere) {
+  for (const float outlier : {50.0F, -50.0F, 1e4F, -1e4F}) {
+    for (std::size_t at = 0; at < 32; ++at) {
+      std::vector<float> weights = normal_values(32, 11);
+      weights[at] = outlier;
+      const std::vector<float> back = Packed::of({Format::dense3}, weights, 1, 32).values();
+      EXPECT_NEAR(back[at] / outlier, 1, 0.16) << outlier << " at " << at;
+    }
+  }
+}
+
 TEST(Int4, ZeroPointsAndOrderOfActivations) {
   const std::int64_t n = 5, k = 50;
   Packed p = Packed::of({Format::int4, 16}, normal_values(n * k, 7), n, k);

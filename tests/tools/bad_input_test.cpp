@@ -228,6 +228,12 @@ TEST(BadOutput, WhatIsReadStays) {
         run_on(model, {"--input", recorded, "--input-name", "layers.0.input", "--output", output}),
         2, "shunt run", "must be no file that the model's folder has");
   }
+  for (const std::string& file : {weights, model + "/config.json"}) {
+    const std::string part = "must be no file that the model's folder has";
+    expect_failure(shunt({"inspect", model, "--json", file}), 2, "shunt inspect", part);
+    expect_failure(shunt({"bench", "layer", "--model", model, "--json", file}), 2, "shunt bench",
+                   part);
+  }
   EXPECT_EQ(read_text(weights), before);
   const std::string input = folder.path("input.safetensors"), both = folder.path("both");
   fs::copy_file(recorded, input);

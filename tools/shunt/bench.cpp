@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -190,6 +191,8 @@ int run_bench(BenchOptions options) {
   if (options.stage.empty()) options.stage = "layer";
   if (options.list_models) return list_models(options.json);
   refuse_ineffective(options);
+  check_apart("--json", options.json.file,
+              std::filesystem::is_directory(options.model) ? options.model : "", {});
   if (options.device.device == "cuda") return run_gpu(options);
   const BenchPlan plan = make_plan(options);
   const Engine engine(options.device);

@@ -96,6 +96,8 @@ struct Kind {
 };
 
 int inspect(const InspectOptions& options) {
+  check_apart("--json", options.json.file, options.model, {});
+  if (!options.json.file.empty()) check_writable(options.json.file);
   const Engine engine(options.device);
   const Context& context = engine.context();
   const Checkpoint checkpoint = Checkpoint::open(options.model);
