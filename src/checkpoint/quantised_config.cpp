@@ -172,9 +172,12 @@ void read_modelopt(const Fields& f, QuantisedScheme base, QuantisedConfig& out) 
 
 // quant_method. Older files of ModelOpt have quant_library, or only what they nest.
 std::string method_of(const std::string& where, const Json& object) {
-  const Json* const method = object.is_object() ? child(object, "quant_method") : nullptr;
+  if (!object.is_object()) {
+    fail(Status::bad_file, "{} is {}: must be an object", where, shown(object));
+  }
+  const Json* const method = child(object, "quant_method");
   if (method != nullptr && method->is_string()) return method->get<std::string>();
-  if (method == nullptr && object.is_object()) {
+  if (method == nullptr) {
     const Fields f(where, object);
     f.expect("quant_library", {"modelopt", "MODELOPT"});
     if (const Json* producer = f.get("producer"); producer != nullptr && producer->is_object()) {
@@ -186,8 +189,7 @@ std::string method_of(const std::string& where, const Json& object) {
   }
   fail(Status::unsupported,
        "{}: quant_method is {}: must be fp8, fbgemm_fp8, mxfp8, compressed-tensors, modelopt, "
-       "mxfp4, "
-       "gptq, awq, auto-round or quark",
+       "mxfp4, gptq, awq, auto-round, quark or shunt",
        where, method == nullptr ? "missing" : shown(*method));
 }
 
@@ -306,7 +308,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
   } else {
     fail(Status::unsupported,
          "{}: quant_method is {}: not read; fp8, fbgemm_fp8, mxfp8, compressed-tensors, modelopt, "
-         "mxfp4, gptq, awq, auto-round and quark are",
+         "mxfp4, gptq, awq, auto-round, quark and shunt are",
          where, shown(Json(out.method)));
   }
   if (out.schemes.empty()) out.schemes.push_back(std::move(scheme));

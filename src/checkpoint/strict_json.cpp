@@ -65,7 +65,7 @@ nlohmann::json parse_object(std::string_view what, std::string_view text) {
   try {
     json = parse_watching(prepared, duplicate);
   } catch (const nlohmann::json::exception& error) {
-    fail(Status::bad_file, "{}: not JSON: {}", what, clean(error.what()));
+    fail(Status::bad_file, "{}: not JSON: {}", what, clean(error_words(error.what())));
   }
   if (!duplicate.empty()) {
     fail(Status::bad_file, "{}: key '{}' stands twice in one object", what, clean(duplicate));

@@ -32,8 +32,7 @@ constexpr std::int64_t end_bytes = 1 << 20;  // of a file, that its fingerprint 
 
 void write_whole(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".new";
-  ::unlink(temporary.c_str());
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) refuse_io(path, "cannot be created");
   std::size_t done = 0;
   int code = 0;
@@ -121,7 +120,11 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
       }
     }
     if (file_exists(journal_)) {
-      json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
+      try {
+        json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
+      } catch (const Error& error) {
+        fail(error.status(), "{}: remove {} to begin anew", error.what(), path_);
+      }
       // A plain comparison: keys have lost their order on the way.
       if (!json_.contains("settings") || !json_.contains("finished") ||
           !json_["finished"].is_object() ||

@@ -70,8 +70,7 @@ ShardWriter::ShardWriter(std::string path, std::vector<PlannedTensor> tensors,
     at += tensor.bytes();
   }
   file_bytes_ = at;
-  ::unlink(path_.c_str());  // what is left of an interrupted one, and no link is followed
-  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (file_ < 0) refuse_io("cannot be created");
   try {
     write_at(header.data(), header.size(), 0);

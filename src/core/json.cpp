@@ -42,7 +42,7 @@ nlohmann::json parse_json(std::string_view what, const std::string& text) {
     if (twice.empty()) return json;
     fail(Status::invalid_argument, "{}: key '{}' stands twice in one object", what, clean(twice));
   } catch (const nlohmann::json::exception& error) {
-    fail(Status::invalid_argument, "{}: not JSON: {}", what, clean(error.what()));
+    fail(Status::invalid_argument, "{}: not JSON: {}", what, clean(error_words(error.what())));
   }
 }
 

@@ -166,6 +166,7 @@ TEST(Config, BadFieldsOfAModelAreNamed) {
       {"mlp_bias", "true", "mlp_bias is true: only false is understood"},
       {"quantization_config", R"({"quant_method": "hqq"})", "quant_method is \"hqq\": not read"},
       {"quantization_config", R"({})", "quant_method is missing"},
+      {"quantization_config", "5", "quantization_config is 5: must be an object"},
       {"quantization", R"({"bits": 4})", "MLX's formats are not read"},
       {"text_config", "[]", "text_config is []: must be an object"},
   };

@@ -184,6 +184,13 @@ TEST(Convert, AChangedJournalIsNotBelieved) {
             std::string::npos);
   EXPECT_NE(with([](Json& json) { json["finished"] = Json::array(); }).find("to begin anew"),
             std::string::npos);
+  for (const char* text : {"{\"settings\": ", "null", ""}) {
+    write_file(path, text);
+    const std::string message = error_of([&] { convert_checkpoint(cpu(), in, out, to("bf16")); });
+    EXPECT_NE(message.find("remove " + out + ".partial to begin anew"), std::string::npos)
+        << message;
+    EXPECT_EQ(message.find("json.exception"), std::string::npos) << message;
+  }
   for (const char* nothing : {"{}", "5", "null"}) {
     EXPECT_NE(
         with([&](Json& json) { json["finished"][file] = Json::parse(nothing); }).find("no space"),

@@ -65,7 +65,8 @@ void refuse_ineffective(const BenchOptions& options) {
   const bool pack = stage == "pack";
   refuse_where(format_of(options) != FormatSpec{} && !packs && !pack && stage != "indexed",
                "--format: only gemm, indexed, layer and pack take packed weights");
-  refuse_where(pack && format_of(options) == FormatSpec{}, "pack: --format says into what");
+  refuse_where(pack && format_of(options) == FormatSpec{},
+               "pack: --format must be a packed one, nvfp4, dense3, ..");
   refuse_where(pack && gpu, "pack runs on the CPU: without --device cuda");
   refuse_where(
       pack && (options.tokens || options.experts || options.top_k || !options.rule.empty() ||
@@ -84,6 +85,11 @@ void refuse_ineffective(const BenchOptions& options) {
                "--from is about the layer of a GPU: --device cuda");
   refuse_where(options.tile > 0 && (!gpu || !(stage == "order" || all)),
                "--tile is about order of a GPU: --device cuda");
+  const bool after_routing = gemm || stage == "indexed" || stage == "order" || stage == "activate";
+  refuse_where(
+      after_routing && (!options.rule.empty() || !options.groups.empty()),
+      "--rule and --groups are about routing, and about rows that it weighs: not about order, "
+      "gemm, indexed and activate");
   refuse_where(options.shared && !(layer || all), "--shared is about layer");
   refuse_where(!options.shared_format.empty() && !layer, "--shared-format is about layer");
   refuse_where(options.batch_invariant && !(layer || stage == "route" || all),
