@@ -123,6 +123,7 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
       try {
         json_ = Json(parse_object(journal_, read_text(journal_, max_journal_bytes)));
       } catch (const Error& error) {
+        if (error.status() != Status::bad_file) throw;
         fail(error.status(), "{}: remove {} to begin anew", error.what(), path_);
       }
       // A plain comparison: keys have lost their order on the way.
@@ -136,11 +137,14 @@ PartialFolder::PartialFolder(const std::string& out, const Json& settings)
              "remove it to begin anew",
              path_);
       }
-      for (const auto& entry : fs::directory_iterator(path_)) {
-        if (entry.is_regular_file() && !entry.is_symlink()) continue;
+      std::error_code code;
+      fs::directory_iterator entry(path_, code);
+      for (; !code && entry != fs::directory_iterator(); entry.increment(code)) {
+        std::error_code ignored;
+        if (fs::symlink_status(entry->path(), ignored).type() == fs::file_type::regular) continue;
         fail(Status::invalid_argument,
              "{}: is no file, which is all that an interrupted conversion holds: remove it",
-             entry.path().string());
+             entry->path().string());
       }
     } else {
       ::unlink((journal_ + ".new").c_str());  // of a journal that was interrupted itself

@@ -44,19 +44,23 @@ struct Search {
   cpu_engine::Dense3Sets sets;
 };
 
-// The least that a group's first weight is divided by to be no larger than its numbers, which are
-// those behind a code of 0.
-double reach_of_first(double weight) {
-  double most = 0;
-  for (std::size_t w = 0; w < 64; w += 8) {
-    const auto value = static_cast<double>(dense3_values[w]);
-    most = std::max(most, weight < 0 ? -value : value);
+// What a number can be of either sign, whatever the code before.
+constexpr double reach = [] {
+  double least = 64;
+  for (std::size_t before = 0; before < 8; ++before) {
+    double above = 0, below = 0;
+    for (std::size_t code = 0; code < 8; ++code) {
+      const auto value = static_cast<double>(dense3_values[8 * code + before]);
+      above = std::max(above, value), below = std::max(below, -value);
+    }
+    least = std::min({least, above, below});
   }
-  return std::fabs(weight) / most;
-}
+  return least;
+}();
 
 // The scale is looked for around the root mean square: five that are three e4m3 codes apart, and
-// one beyond these where the first weight asks for it; then the neighbours of the best.
+// one beyond these where it takes that to reach the largest weight; then the neighbours of the
+// best.
 void encode_group(const Search& search, const float* from, std::int64_t count, float global,
                   std::uint8_t* scale, std::uint8_t* to) {
   std::fill_n(to, dense3_group_bytes, std::uint8_t{0});
@@ -106,10 +110,9 @@ void encode_group(const Search& search, const float* from, std::int64_t count, f
     }
   };
   const int start = std::clamp<int>(middle, e4m3_least, e4m3_most);
-  const int first =
-      to_e4m3(reach_of_first(static_cast<double>(from[0])), static_cast<double>(global));
-  // Tried once more it is no better.
-  attempt({start, start - 3, start + 3, start - 6, start + 6, std::max(first, start + 6)});
+  const int reaching =
+      to_e4m3(static_cast<double>(largest(from, count)) / reach, static_cast<double>(global));
+  attempt({start, start - 3, start + 3, start - 6, start + 6, reaching > start + 6 ? reaching : 0});
   const int near = *scale;
   attempt({near - 1, near + 1});
   for (std::int64_t i = 0; i < count; ++i) {
@@ -121,8 +124,8 @@ void encode_group(const Search& search, const float* from, std::int64_t count, f
 }
 
 void encode(const RowBlock& rows, const PackedMatrix& to) {
-  // The same bytes in each set.
-  static const Search search{cpu_engine::dense3_search(cpu_engine::best_isa()), sets_for(0)};
+  // The same bytes in each set; SHUNT_ISA is looked at once.
+  static const Search search{cpu_engine::dense3_search(cpu_engine::selected_isa()), sets_for(0)};
   const std::int64_t groups = groups_of(rows.k, group);
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t at = (rows.first + i) * groups;

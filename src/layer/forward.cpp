@@ -72,8 +72,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
   const std::int64_t pairs = tokens * slots;
   const std::int64_t inner = spec.experts.hidden;
   const LayerScratch s = carve(spec, options, rows_dtype(), tokens, stage_bytes(given), workspace);
-  const bool beside =
-      cuda_engine::built && side != nullptr && times == nullptr && shared_plan(tokens).beside;
+  const bool beside = cuda_engine::built && side != nullptr && times == nullptr &&
+                      shared_plan(tokens, options.batch_invariant).beside;
   const std::size_t side_size = side_bytes(given);
   const Workspace stage{s.stage, s.stage_bytes - side_size};
   const Workspace side_stage{static_cast<char*>(s.stage) + stage.bytes, side_size};

@@ -64,8 +64,9 @@ struct Layer::Impl {
     if (fills_shared) route.shared = {};
     return route;
   }
-  SharedPlan shared_plan(std::int64_t tokens) const;
-  // `whole_k`: as batch-invariant layers do. With the shared expert beside routing: whether the
+  // `whole_k`: as batch-invariant layers do.
+  SharedPlan shared_plan(std::int64_t tokens, bool whole_k) const;
+  // With the shared expert beside routing: whether the
   // routed experts' products may order few pairs by themselves; and whether its own products read
   // their weights in one pass.
   bool orders_beside(std::int64_t tokens, bool whole_k) const;

@@ -138,9 +138,8 @@ bool Layer::Impl::routes_and_orders_at_once(std::int64_t tokens) const {
   return shunt::routes_and_orders_at_once(spec, context.device(), tokens, dependent);
 }
 
-SharedPlan Layer::Impl::shared_plan(std::int64_t tokens) const {
+SharedPlan Layer::Impl::shared_plan(std::int64_t tokens, bool whole_k) const {
   if (spec.shared.intermediate == 0 || !on_gpu()) return {};
-  const bool whole_k = options.batch_invariant;
   return plan_shared(context.device(), tokens,
                      mlp_us(context, shared.gate_up, tokens, whole_k) +
                          mlp_us(context, shared.down, tokens, whole_k));
@@ -302,9 +301,11 @@ std::string Layer::explain(std::int64_t tokens) const {
                         describe(impl_->spec.route));  // a folded one has a slot more
   }
   const bool rounded = layer.rounding(tokens) != Rounding::on_the_way;
-  const SharedPlan shared_plan = layer.shared_plan(tokens);
+  const SharedPlan shared_plan = layer.shared_plan(tokens, whole_k);
   const auto few_of = [&](IdsFrom from, bool invariant) {
-    return !rounded && (!shared_plan.beside || layer.orders_beside(tokens, invariant)) &&
+    return !rounded &&
+           (!layer.shared_plan(tokens, invariant).beside ||
+            layer.orders_beside(tokens, invariant)) &&
            orders_in_products(spec, layer.context.device(), tokens, from, layer.options.rows);
   };
   const auto few_pairs_of = [&](bool invariant) {
@@ -379,10 +380,11 @@ std::string Layer::explain(std::int64_t tokens) const {
       static_cast<double>(gate_up.bytes) / 1e6, static_cast<double>(gate_up.flops) / 1e9,
       static_cast<double>(workspace_bytes(tokens)) / 1e6);
   if (whole_k) {
-    // As the same layer without it would: products, and which of them read weights in one pass.
+    // The same layer's products without it, some of which read weights in one pass; that one
+    // token's shared expert may be one more of the experts is left out.
     const bool in_products = few_pairs_of(false);
     const bool streams_shared =
-        shared_plan.beside && layer.streams_shared(tokens, in_products, false);
+        layer.shared_plan(tokens, false).beside && layer.streams_shared(tokens, in_products, false);
     double more = 0;
     bool streams = false;
     const auto count = [&](const PreparedWeights& weights, std::int64_t rows, bool one_pass) {

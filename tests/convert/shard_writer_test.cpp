@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "checkpoint/temporary.hpp"
 #include "shunt/safetensors.hpp"
 
@@ -47,6 +49,21 @@ TEST(ShardWriter, RefusesWhatWasNotPlanned) {
   Status status = Status::ok;
   error_of([&] { ShardWriter(folder / "no/folder", {}); }, &status);
   EXPECT_EQ(status, Status::io);
+}
+
+TEST(ShardWriter, FollowsNoLink) {
+  const TemporaryFolder folder;
+  write_file(folder / "elsewhere", "x");
+  std::filesystem::create_symlink(folder / "elsewhere", folder / "shard");
+  Status status = Status::ok;
+  const std::string message = error_of(
+      [&] {
+        ShardWriter(folder / "shard", {{"a", DType::u8, {3}}});
+      },
+      &status);
+  EXPECT_EQ(status, Status::io);
+  EXPECT_NE(message.find("shard: cannot be created"), std::string::npos) << message;
+  EXPECT_EQ(read_file(folder / "elsewhere"), "x");
 }
 
 TEST(ShardWriter, SaysThatADiskIsFull) {

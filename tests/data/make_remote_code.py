@@ -12,7 +12,8 @@ computes is written here, in double, by the formulas of
   minicpm_moe vLLM's minicpm.py: w = p / sum p
   xverse_moe  XVERSE's modeling_xverse.py: w = p / (sum p + 1e-6), and shared experts as one
 
-Grok's GELU is that of xAI's model.py, JAX's by tanh; engines have erf in places. Small ones have a soft cap at which tanh bends numbers of their size;
+Grok's GELU is that of xAI's model.py, JAX's by tanh; engines have erf in places. Small ones have a
+soft cap at which tanh bends numbers of their size;
 real ones the published counts of experts over tiny matrices.
 
   pip install numpy

@@ -404,7 +404,8 @@ TEST(Dense3, GroupsFarBelowTheGlobalScale) {
   for (std::size_t i = 32; i < back.size(); ++i) EXPECT_LE(std::abs(back[i]), 2e-3F) << i;
 }
 
-// The first weight of a group reaches less far than the others, which the scale makes up for.
+// How far a number reaches goes by the code before, the first one's least; the scale makes up for
+// it.
 TEST(Dense3, AnOutlierMayStandAnywhere) {
   for (const float outlier : {50.0F, -50.0F, 1e4F, -1e4F}) {
     for (std::size_t at = 0; at < 32; ++at) {

@@ -189,10 +189,13 @@ bool is_stage(const std::string& text) {
 int run_bench(BenchOptions options) {
   if (options.stage.empty()) options.stage = options.json.taken(is_stage);
   if (options.stage.empty()) options.stage = "layer";
+  // A known shape comes before a folder of its name.
+  std::error_code none;
+  const bool folder = bench::find_model(options.model) == nullptr &&
+                      std::filesystem::is_directory(options.model, none);
+  check_apart("--json", options.json.file, folder ? options.model : "", {});
   if (options.list_models) return list_models(options.json);
   refuse_ineffective(options);
-  check_apart("--json", options.json.file,
-              std::filesystem::is_directory(options.model) ? options.model : "", {});
   if (options.device.device == "cuda") return run_gpu(options);
   const BenchPlan plan = make_plan(options);
   const Engine engine(options.device);

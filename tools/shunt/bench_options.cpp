@@ -85,11 +85,8 @@ void refuse_ineffective(const BenchOptions& options) {
                "--from is about the layer of a GPU: --device cuda");
   refuse_where(options.tile > 0 && (!gpu || !(stage == "order" || all)),
                "--tile is about order of a GPU: --device cuda");
-  const bool after_routing = gemm || stage == "indexed" || stage == "order" || stage == "activate";
-  refuse_where(
-      after_routing && (!options.rule.empty() || !options.groups.empty()),
-      "--rule and --groups are about routing, and about rows that it weighs: not about order, "
-      "gemm, indexed and activate");
+  refuse_where(stage == "activate" && (!options.rule.empty() || !options.groups.empty()),
+               "--rule and --groups are about routing: not about activate");
   refuse_where(options.shared && !(layer || all), "--shared is about layer");
   refuse_where(!options.shared_format.empty() && !layer, "--shared-format is about layer");
   refuse_where(options.batch_invariant && !(layer || stage == "route" || all),
