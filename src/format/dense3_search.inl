@@ -3,6 +3,7 @@
 #define SHUNT_INLINE inline __attribute__((always_inline))
 
 constexpr int lanes = dense3_codes * wide;
+constexpr std::size_t row_bytes = sizeof(float) * dense3_codes;  // of one scale
 // clang-format off
 typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef std::int32_t Ints __attribute__((vector_size(4 * lanes)));
@@ -13,7 +14,7 @@ typedef std::uint8_t Bytes __attribute__((vector_size(lanes)));
 template <int code, class Numbers>
 SHUNT_INLINE void of_code(const Numbers& cost, Numbers& to) {
   constexpr int next = code + dense3_codes;
-  if constexpr (sizeof to == 4 * dense3_codes) {
+  if constexpr (sizeof to == row_bytes) {
     to = __builtin_shufflevector(cost, cost, code, code, code, code, code, code, code, code);
   } else {
     to = __builtin_shufflevector(cost, cost, code, code, code, code, code, code, code, code, next,
@@ -49,7 +50,7 @@ SHUNT_INLINE void find_least(const Floats (&sets)[dense3_codes], const Floats& x
 template <class Numbers>
 SHUNT_INLINE void share(const float (*scaled)[dense3_weights], int i, Numbers& to) {
   to = scaled[0][i] - Numbers{};
-  if constexpr (sizeof to > 4 * dense3_codes) {
+  if constexpr (sizeof to > row_bytes) {
     const Numbers second = scaled[1][i] - Numbers{};
     to = __builtin_shufflevector(to, second, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
   }
@@ -83,14 +84,14 @@ SHUNT_INLINE void search_some(const Floats (&sets)[dense3_codes], const float* x
       const Bytes codes = __builtin_convertvector(least.code, Bytes);
       for (int w = 0; w < wide; ++w) {
         __builtin_memcpy(to[v * wide + w].before[i],
-                         reinterpret_cast<const std::uint8_t*>(&codes) + w * dense3_codes,
+                         reinterpret_cast<const std::uint8_t*>(&codes) + std::ptrdiff_t{w} * dense3_codes,
                          dense3_codes);
       }
     }
   }
   for (int u = 0; u < vectors * wide; ++u) {
     __builtin_memcpy(to[u].last,
-                     reinterpret_cast<const float*>(&cost[u / wide]) + u % wide * dense3_codes,
+                     reinterpret_cast<const float*>(&cost[u / wide]) + std::ptrdiff_t{u % wide} * dense3_codes,
                      sizeof to[u].last);
   }
 }
@@ -100,7 +101,7 @@ void search(const Dense3Sets& sets, const float* x, int count, const double* uni
   Floats numbers[dense3_codes];
   for (int code = 0; code < dense3_codes; ++code) {
     for (int w = 0; w < wide; ++w) {
-      __builtin_memcpy(reinterpret_cast<float*>(&numbers[code]) + w * dense3_codes, sets.of[code],
+      __builtin_memcpy(reinterpret_cast<float*>(&numbers[code]) + std::ptrdiff_t{w} * dense3_codes, sets.of[code],
                        sizeof sets.of[code]);
     }
   }

@@ -1,5 +1,7 @@
 #include "format/dense3_search.hpp"
 
+#include <cstddef>
+
 namespace shunt::cpu_engine::avx2 {
 namespace {
 

@@ -67,7 +67,8 @@ class SmallThinker : public testing::TestWithParam<bool> {
     };
     std::vector<int> ids(experts);
     std::iota(ids.begin(), ids.end(), 0);
-    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logit(a) > logit(b); });
+    std::sort(ids.begin(), ids.end(),
+              [&](int a, int b) { return logit(a) != logit(b) ? logit(a) > logit(b) : a < b; });
     ids.resize(top_k);
     std::vector<double> weights;
     for (const int e : ids) {
