@@ -52,7 +52,8 @@ SHUNT_INLINE void share(const float (*scaled)[dense3_weights], int i, Numbers& t
   to = scaled[0][i] - Numbers{};
   if constexpr (sizeof to > row_bytes) {
     const Numbers second = scaled[1][i] - Numbers{};
-    to = __builtin_shufflevector(to, second, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
+    to = __builtin_shufflevector(to, second, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30,
+                                 31);
   }
 }
 
@@ -83,16 +84,15 @@ SHUNT_INLINE void search_some(const Floats (&sets)[dense3_codes], const float* x
       cost[v] = least.cost;
       const Bytes codes = __builtin_convertvector(least.code, Bytes);
       for (int w = 0; w < wide; ++w) {
-        __builtin_memcpy(to[v * wide + w].before[i],
-                         reinterpret_cast<const std::uint8_t*>(&codes) + std::ptrdiff_t{w} * dense3_codes,
+        const auto* const own = reinterpret_cast<const std::uint8_t*>(&codes);
+        __builtin_memcpy(to[v * wide + w].before[i], own + std::ptrdiff_t{w} * dense3_codes,
                          dense3_codes);
       }
     }
   }
   for (int u = 0; u < vectors * wide; ++u) {
-    __builtin_memcpy(to[u].last,
-                     reinterpret_cast<const float*>(&cost[u / wide]) + std::ptrdiff_t{u % wide} * dense3_codes,
-                     sizeof to[u].last);
+    const auto* const own = reinterpret_cast<const float*>(&cost[u / wide]);
+    __builtin_memcpy(to[u].last, own + std::ptrdiff_t{u % wide} * dense3_codes, sizeof to[u].last);
   }
 }
 
@@ -100,8 +100,9 @@ void search(const Dense3Sets& sets, const float* x, int count, const double* uni
             Dense3Costs* to) {
   Floats numbers[dense3_codes];
   for (int code = 0; code < dense3_codes; ++code) {
+    auto* const all = reinterpret_cast<float*>(&numbers[code]);
     for (int w = 0; w < wide; ++w) {
-      __builtin_memcpy(reinterpret_cast<float*>(&numbers[code]) + std::ptrdiff_t{w} * dense3_codes, sets.of[code],
+      __builtin_memcpy(all + std::ptrdiff_t{w} * dense3_codes, sets.of[code],
                        sizeof sets.of[code]);
     }
   }

@@ -66,9 +66,8 @@ struct Layer::Impl {
   }
   // `whole_k`: as batch-invariant layers do.
   SharedPlan shared_plan(std::int64_t tokens, bool whole_k) const;
-  // With the shared expert beside routing: whether the
-  // routed experts' products may order few pairs by themselves; and whether its own products read
-  // their weights in one pass.
+  // With the shared expert beside routing: whether the routed experts' products may order few pairs
+  // by themselves; and whether its own products read their weights in one pass.
   bool orders_beside(std::int64_t tokens, bool whole_k) const;
   bool streams_shared(std::int64_t tokens, bool in_products, bool whole_k) const;
   // Whether a product of all tokens by one matrix, the shared expert's or a projection to or from
