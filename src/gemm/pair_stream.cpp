@@ -7,10 +7,49 @@
 
 namespace shunt::cuda_engine {
 
+namespace {
+
+// One token's, by few warps (PairLimits::of_one).
+PairPlan plan_one_token(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
+                        std::int64_t shared_bytes) {
+  constexpr int most_warps = 8;              // of a block
+  const int longest = sizes.waits ? 16 : 8;  // steps of a warp
+  constexpr int least_of_parts = 8;          // and of one that has not all
+  const double tiles = sizes.groups_hit * sizes.tiles;
+  PairPlan plan{.warps = limits.of_one};
+  for (int parts = 1; parts <= std::min(limits.most_parts, sizes.steps); parts *= 2) {
+    if (tiles * parts <= limits.of_one * multiprocessors) plan.parts = parts;
+  }
+  if (plan.parts == 0 || sizes.steps > longest * plan.parts) return {};
+  if (plan.parts > 1 && sizes.steps < least_of_parts * plan.parts) return {};
+  const auto blocks = [&](int sets) {
+    return std::ceil(sizes.groups_hit * ((sizes.tiles + sets - 1) / sets));
+  };
+  const auto room = [&](int sets, int warp_bytes) {
+    const int bytes = sizes.row_bytes + plan.parts * sets * warp_bytes + own_shared_bytes;
+    return (shared_bytes + own_shared_bytes) / bytes * multiprocessors;
+  };
+  if (!sizes.waits) {
+    plan.sets = std::max(1, limits.block_warps / plan.parts);
+    return static_cast<double>(room(plan.sets, sizes.warp_bytes)) >= blocks(plan.sets) ? plan
+                                                                                       : PairPlan{};
+  }
+  for (; plan.parts * plan.sets <= most_warps; ++plan.sets) {  // one block a multiprocessor
+    if (blocks(plan.sets) > multiprocessors) continue;
+    return room(plan.sets, sizes.one_warp_bytes) > 0 ? plan : PairPlan{};
+  }
+  return {};
+}
+
+}  // namespace
+
 PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                     std::int64_t shared_bytes) {
-  constexpr int block_warps = 4;  // or more
   constexpr int few_warps = 16, more_warps = 24;
+  if (sizes.tokens == 1 && limits.of_one > 0 && !sizes.beside) {
+    const PairPlan one = plan_one_token(sizes, limits, multiprocessors, shared_bytes);
+    if (one.parts > 0) return one;
+  }
   const int steps = sizes.steps;
   const auto blocks = [&](double groups, int sets) {
     const int of_group = (sizes.tiles + sets - 1) / sets;
@@ -21,7 +60,7 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
     PairPlan plan;
     const int warp_bytes = warps == few_warps ? sizes.warp_bytes : sizes.more_warp_bytes;
     for (int parts = limits.least; parts <= std::min(limits.most_parts, steps); parts *= 2) {
-      const int sets = std::max(1, block_warps / parts), of_block = parts * sets;
+      const int sets = std::max(1, limits.block_warps / parts), of_block = parts * sets;
       const int bytes = sizes.row_bytes + of_block * warp_bytes + own_shared_bytes;
       const std::int64_t room = (shared_bytes + own_shared_bytes) / bytes;
       const double at_once =
@@ -35,6 +74,9 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   if (few.parts > 0 && steps <= std::min(limits.longest, longest_of_few) * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
   if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
+  if (limits.in_rounds && sizes.waits && sizes.tokens > 1 && steps > 1) {
+    return {.parts = 2, .sets = 4, .warps = more_warps};
+  }
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;
   // Longer ones pay where a product waits for ids, if its blocks are shared out evenly: the most
   // that a multiprocessor has is what counts (measured: docs/notes/cuda-layer.md).
@@ -59,10 +101,12 @@ bool shares_blocks(const Gpu& gpu, const PairArgs& args) {
   return gpu.dependent_launch && (!args.beside || args.tokens > 2);
 }
 
-bool next_waits(const Gpu& gpu, const PairArgs& args, const PairPlan& plan,
-                const PairLimits& limits, int depth) {
-  return gpu.dependent_launch && !args.early && plan.warps <= limits.most_late &&
-         args.each >= 2 * depth;
+int next_left(const Gpu& gpu, const PairArgs& args, const PairPlan& plan, const PairLimits& limits,
+              int depth) {
+  constexpr int left = 8;
+  if (!gpu.dependent_launch || args.early) return -1;
+  if (plan.warps == limits.of_one) return limits.left_of_one;
+  return plan.warps <= limits.most_late && args.each >= 2 * depth ? left : -1;
 }
 
 bool in_one_pass(std::int64_t rows, std::int64_t steps, double groups_hit, int multiprocessors) {

@@ -66,9 +66,6 @@ constexpr int block_bytes(const PairArgs& args, int parts) {
          (args.sum.out != nullptr ? 4 * args.sets * P::rows : 0);
 }
 inline constexpr int most_pair_threads = 512;
-// Steps that the first warp of a block to get there has left to order when the next product may
-// start, where it waits for that.
-inline constexpr int next_left = 8;
 
 #if defined(SHUNT_SM_90A)
 
@@ -236,7 +233,7 @@ __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_u
   }
   if (!early) {
     wait_for_predecessor();
-    if (!args.next_waits) let_successor_start();
+    if (args.next_left < 0) let_successor_start();
   }
   const auto none = static_cast<unsigned>(args.groups);
   unsigned id = none;
@@ -308,7 +305,7 @@ __global__ void __launch_bounds__(adds_up(how) ? most_pair_threads : 256, adds_u
     cp_async_commit();
   }
   // The step at which few enough are left to order for the next product's weights.
-  const int next_at = args.next_waits ? end - next_left - P::depth - 1 : end;
+  const int next_at = args.next_left < 0 ? end : end - args.next_left - P::depth - 1;
   if (next_at < begin) let_successor_start();
   if constexpr (P::rounds) {
     if (staged) ahead.end(args);
@@ -451,12 +448,13 @@ void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 gr
          pair_stream<P, how>, args);
 }
 
-// One token's rows added up, with as many parts as there is room for. False: they do not fit, or
+// One token's rows added up, with as many parts as there is room for and so many warps of a
+// multiprocessor. False: they do not fit, or
 // their blocks are so large that they begin only when those of the product before have ended, which
 // costs more than a launch that combines (measured: docs/notes/cuda-layer.md).
 template <class P>
-bool launch_summed(const Gpu& gpu, const PairArgs& args) {
-  constexpr int warps = 16, most_bytes = 88 * 1024;
+bool launch_summed(const Gpu& gpu, const PairArgs& args, int warps) {
+  constexpr int most_bytes = 88 * 1024;
   const int tiles = (args.group_rows + P::rows - 1) / P::rows;
   const int blocks = (tiles + gpu.multiprocessors - 1) / gpu.multiprocessors;  // at once
   int parts = 8;
@@ -477,8 +475,9 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args) {
   return true;
 }
 
-// Of P<depth>, with depths for 16 warps and for 24 (0: none).
-template <template <int> class P, int deep, int shallow>
+// Of P<depth>, with depths for 16 warps and for 24 (0: none), and for one token's first product of
+// PairLimits::of_one warps, or of 16 where there is no such limit (0: as others).
+template <template <int> class P, int deep, int shallow, int one = 0>
 bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits) {
   const int tiles = (args.group_rows + P<deep>::rows - 1) / P<deep>::rows;
   constexpr int slot = P<deep>::slot_bytes;
@@ -489,12 +488,16 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                                     .most_hit = std::min(args.pairs, args.groups),
                                     .tokens = args.tokens,
                                     .waits = !args.early,
+                                    .beside = args.beside,
                                     .row_bytes = staged_bytes(args) + P<deep>::book_bytes,
                                     .warp_bytes = warp_bytes<P<deep>>(deep * slot),
-                                    .more_warp_bytes = warp_bytes<P<deep>>(shallow * slot)},
+                                    .more_warp_bytes = warp_bytes<P<deep>>(shallow * slot),
+                                    .one_warp_bytes = warp_bytes<P<deep>>(one * slot)},
                                    limits, gpu.multiprocessors, gpu.shared_bytes);
   if (plan.parts == 0) return false;
-  if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args)) return true;
+  if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args, std::min(16, plan.warps))) {
+    return true;
+  };
   args.sum = {};
   const auto go = [&]<class Of>() {
     const Finish& f = args.finish;
@@ -506,11 +509,17 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                         : weighed ? launch_pair_stream<Of, PairEnd::weighed>
                                   : launch_pair_stream<Of, PairEnd::plain>;
     PairArgs of = cut<Of>(args, plan.parts, plan.sets);
-    of.next_waits = next_waits(gpu, of, plan, limits, Of::depth);
+    of.next_left = next_left(gpu, of, plan, limits, Of::depth);
     kernel(gpu, of, plan.parts,
            dim3(static_cast<unsigned>((tiles + plan.sets - 1) / plan.sets),
                 static_cast<unsigned>(most_groups_hit(args))));
   };
+  if constexpr (one > 0) {
+    const int warps = limits.of_one > 0 ? limits.of_one : 16;
+    if (args.tokens == 1 && !args.early && plan.warps == warps) {
+      return go.template operator()<P<one>>(), true;
+    }
+  }
   if constexpr (shallow > 0) {
     if (plan.warps > 16) return go.template operator()<P<shallow>>(), true;
   }

@@ -38,7 +38,9 @@ struct PairArgs {
   // up.
   int each = 1, more = 0, sets = 1, pitch = 0, ring_bytes = 0;
   unsigned slots_inverse = 0;
-  bool next_waits = false;  // a block lets the next product start when few steps are left to order
+  // A block lets the next product start when a warp has so many steps left to order; less than 0:
+  // at once.
+  int next_left = -1;
 };
 
 // From any of the kernels' arguments for the same product.
@@ -76,7 +78,7 @@ constexpr bool pairs_stream(const FewChain& chain, std::int64_t k) {
 }
 
 // How a grid is cut: `parts` warps share out the steps of a tile, a block has `sets` of them, and a
-// multiprocessor `warps`, 16 or 24: what each has under way depends on it.
+// multiprocessor `warps`, 8 (PairLimits::of_one), 16 or 24: what each has under way depends on it.
 struct PairPlan {
   int parts = 0, sets = 1, warps = 0;  // parts 0: another kernel is faster
 };
@@ -87,7 +89,15 @@ struct PairLimits {
   int most_parts = 8;         // a power of two
   int longest_of_more = 24;   // steps that one of 24 warps has at most
   int longest_of_early = 16;  // and one of 16, of some tokens' rows that wait for nothing else
-  int most_late = 24;         // of warps, where the next product may start late (next_waits)
+  int most_late = 24;         // of warps, where the next product may start late (next_left)
+  int block_warps = 4;        // a block has as many, or one set of more
+  // Warps of a multiprocessor that one token's products have at most, so that the second one's
+  // blocks find room beside the first one's, whose blocks are one of a multiprocessor and order
+  // all but `left_of_one` steps before these come. 0: as those of more tokens.
+  int of_one = 0, left_of_one = 8;
+  // A first product of some tokens that does not fit at once has blocks of eight warps
+  // nevertheless.
+  bool in_rounds = false;
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.
 struct PairSizes {
@@ -95,9 +105,11 @@ struct PairSizes {
   double groups_hit;  // where routing is uniform
   int most_hit = 1;
   int tokens = 1;
-  bool waits = false;  // for the ids, before any weights: a layer's first product
-  int row_bytes = 0;   // a block's, before those of its warps
+  bool waits = false;   // for the ids, before any weights: a layer's first product
+  bool beside = false;  // as FewChain
+  int row_bytes = 0;    // a block's, before those of its warps
   int warp_bytes = 0, more_warp_bytes = 0;  // a warp's, of 16 and of 24 on a multiprocessor
+  int one_warp_bytes = 0;                   // and of one token's first product, of `of_one`
 };
 // Of a block's shared memory, the GPU's own.
 inline constexpr int own_shared_bytes = 1024;
@@ -112,10 +124,11 @@ int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_by
 // one token and of two lost by it where other products run beside (docs/notes/cuda-layer.md, "Even
 // shares of down's blocks").
 bool shares_blocks(const Gpu& gpu, const PairArgs& args);
-// Whether a first product's blocks let the next one start late (PairArgs::next_waits): where each
-// warp, of args.each steps along k and `depth` of them under way, has as many left to order.
-bool next_waits(const Gpu& gpu, const PairArgs& args, const PairPlan& plan,
-                const PairLimits& limits, int depth);
+// PairArgs::next_left of a product. First ones let the next start late where each warp, of
+// args.each steps along k and `depth` of them under way, has as many left to order, or where there
+// are as few as PairLimits::of_one.
+int next_left(const Gpu& gpu, const PairArgs& args, const PairPlan& plan, const PairLimits& limits,
+              int depth);
 // Whether a product likely is one pass, by what plan_pairs() weighs for 16 warps but for the room
 // in shared memory and for shorter parts of some second products: `rows` of a group's weights in
 // tiles of 16, all of `steps` along k.

@@ -80,8 +80,10 @@ bool launch_stream_16(const Gpu& gpu, const PairArgs& args) {
       .least = 2, .most = 24, .longest = 16, .longest_of_more = waits && args.tokens > 1 ? 32 : 24};
   const PairLimits whole_k{
       .least = 1, .most = 24, .longest = 16, .most_parts = 1, .longest_of_more = waits ? 32 : 16};
+  const PairLimits in_rounds{.least = 2, .most = 16, .longest = 0, .in_rounds = true};
   return launch_pair_stream<Stream, 5, 3>(gpu, args, parts) ||
-         launch_pair_stream<Stream, 5, 3>(gpu, args, whole_k);
+         launch_pair_stream<Stream, 5, 3>(gpu, args, whole_k) ||
+         launch_pair_stream<Stream, 5, 3>(gpu, args, in_rounds);
 }
 
 }  // namespace

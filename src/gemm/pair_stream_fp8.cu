@@ -195,13 +195,23 @@ struct OfType {
   using Stream = StreamFp8<bf16, depth>;
 };
 
+// Two tokens' first product has all of k a warp where that is not too long.
+template <bool bf16>
+bool launch_stream_fp8(const Gpu& gpu, const PairArgs& args) {
+  const PairLimits parts{.least = 2, .most = 16, .longest = 16, .of_one = 8, .left_of_one = 4};
+  const PairLimits whole_k{
+      .least = 1, .most = 16, .longest = 16, .most_parts = 1, .block_warps = 8};
+  const bool first_of_two = args.tokens == 2 && !args.early && args.steps <= whole_k.longest;
+  return (first_of_two &&
+          launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, whole_k)) ||
+         launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, parts);
+}
+
 }  // namespace
 
 bool pair_stream_fp8(const Gpu& gpu, const PairArgs& args) {
-  const PairLimits limits{.least = 2, .most = 16, .longest = 16};
-  return args.source_dtype == DType::bf16
-             ? launch_pair_stream<OfType<true>::Stream, 5, 0>(gpu, args, limits)
-             : launch_pair_stream<OfType<false>::Stream, 5, 0>(gpu, args, limits);
+  return args.source_dtype == DType::bf16 ? launch_stream_fp8<true>(gpu, args)
+                                          : launch_stream_fp8<false>(gpu, args);
 }
 
 }  // namespace shunt::cuda_engine

@@ -134,8 +134,10 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   using Two = OfLane<L, 2>;
   constexpr int deep = 9 * 1024 / One::bytes, shallow = 7 * 1024 / One::bytes;
   constexpr bool wide = eight_bits(L::codes);
-  // Of codes of four bits, but of a second product beside others. Measured:
-  // docs/notes/cuda-layer.md, "Longer parts, with even shares and late starts".
+  // Measured: docs/notes/cuda-layer.md, "Fewer warps for one token".
+  constexpr int one = wide ? 5 : L::codes == Codes::int4 ? (deep < 5 ? deep : 5) : 0;
+  // Of codes of four bits, but of a second product beside others. Likewise, "Longer parts, with
+  // even shares and late starts".
   constexpr bool four = !wide && L::codes != Codes::dense3;
   const bool first = args.slots > 0;
   const bool longer = four && args.early && (first || !args.beside);
@@ -143,14 +145,15 @@ bool launch_fragment_stream(const Gpu& gpu, const PairArgs& args) {
   const int longest_of_early = wide ? 16 : L::codes == Codes::int4 ? 10 : 12;
   // Likewise, "Weights of down behind those of gate_up".
   const int most_late = L::codes == Codes::dense3 ? 0 : L::codes == Codes::int4 ? 16 : 24;
-  return launch_pair_stream<One::template Stream, deep, shallow>(
+  return launch_pair_stream<One::template Stream, deep, shallow, one>(
              gpu, args,
              {.least = 1,
               .most = 24,
               .longest = wide || longer ? 16 : 10,
               .longest_of_more = four && !args.early ? 32 : 24,
               .longest_of_early = longest_of_early,
-              .most_late = most_late}) ||
+              .most_late = most_late,
+              .of_one = wide ? 8 : 0}) ||
          launch_pair_stream<Two::template Stream, 9 * 1024 / Two::bytes, 0>(
              gpu, args,
              {.least = 1,

@@ -42,9 +42,20 @@ __device__ __forceinline__ void add_up(const PairSum& s, const Finish& f, const 
   const bool mine = lane < rows && column < f.out_columns;
   float sum = 0;
 #pragma unroll 1
-  for (int n = 0; firsts != 0; ++n, firsts &= firsts - 1) {
-    const float times = __shfl_sync(0xffffffffu, weight, __ffs(static_cast<int>(firsts)) - 1);
-    if (mine) sum = __fmaf_rn(times, box[n * rows + lane], sum);
+  for (; firsts != 0; box += 8 * rows) {  // eight at a time: what a read takes is latency
+    float times[8], value[8];
+    bool there[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n, firsts &= firsts - 1) {
+      there[n] = firsts != 0;
+      times[n] =
+          __shfl_sync(0xffffffffu, weight, there[n] ? __ffs(static_cast<int>(firsts)) - 1 : 0);
+      value[n] = there[n] && mine ? box[n * rows + lane] : 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (there[n]) sum = __fmaf_rn(times[n], value[n], sum);
+    }
   }
   if (!mine) return;
   // A token that is not valid has no groups either.

@@ -176,26 +176,102 @@ TEST(PairPlan, WhatSharesBlocks) {
 
 // Six of a warp's steps under way, and as many and more behind them.
 TEST(PairPlan, WhatLetsTheNextProductStartLate) {
-  constexpr int depth = 6;
-  const PairLimits limits{.least = 1, .most = 24, .longest = 16, .most_late = 16};
-  const auto late = [&](bool dependent, bool early, int warps, int steps) {
+  constexpr int depth = 6, at_once = -1;
+  const PairLimits limits{
+      .least = 1, .most = 24, .longest = 16, .most_late = 16, .of_one = 8, .left_of_one = 4};
+  const auto left = [&](bool dependent, bool early, int warps, int steps) {
     Gpu gpu;
     gpu.dependent_launch = dependent;
     PairArgs args;
     args.early = early, args.each = steps;
-    return next_waits(gpu, args, {.parts = 1, .warps = warps}, limits, depth);
+    return next_left(gpu, args, {.parts = 1, .warps = warps}, limits, depth);
   };
-  EXPECT_TRUE(late(true, false, 16, 12));
-  EXPECT_FALSE(late(true, false, 16, 11));
-  EXPECT_FALSE(late(true, false, 24, 12));
-  EXPECT_FALSE(late(true, true, 16, 12));
-  EXPECT_FALSE(late(false, false, 16, 12));
+  EXPECT_EQ(left(true, false, 16, 12), 8);
+  EXPECT_EQ(left(true, false, 16, 11), at_once);
+  EXPECT_EQ(left(true, false, 24, 12), at_once);
+  EXPECT_EQ(left(true, true, 16, 12), at_once);
+  EXPECT_EQ(left(false, false, 16, 12), at_once);
+  EXPECT_EQ(left(true, false, 8, 7), 4);
+  EXPECT_EQ(left(true, true, 8, 7), at_once);
   PairArgs beside;  // where shares are not asked for
   beside.beside = true, beside.tokens = 1, beside.each = 12;
   Gpu gpu;
   gpu.dependent_launch = true;
   EXPECT_FALSE(shares_blocks(gpu, beside));
-  EXPECT_TRUE(next_waits(gpu, beside, {.parts = 1, .warps = 16}, limits, depth));
+  EXPECT_EQ(next_left(gpu, beside, {.parts = 1, .warps = 16}, limits, depth), 8);
+}
+
+// One token in fp8, gate_up and down: Qwen3-30B-A3B, DeepSeek-V3 on one of 8, 256 experts of 512;
+// Qwen3-235B-A22B has more tiles than eight warps of a multiprocessor.
+TEST(PairPlan, FewWarpsForOneToken) {
+  constexpr PairLimits limits{.least = 2, .most = 16, .longest = 16, .of_one = 8};
+  const auto cut = [&](int tiles, int steps, double hit, bool waits) {
+    return plan_pairs({.tiles = tiles,
+                       .steps = steps,
+                       .groups_hit = hit,
+                       .waits = waits,
+                       .row_bytes = steps * 256 + 128,
+                       .warp_bytes = 5 * 2064 + 512,
+                       .one_warp_bytes = 6 * 2064 + 512},
+                      limits, multiprocessors, shared_bytes);
+  };
+  const auto is = [](const PairPlan& plan, int parts, int sets, int warps) {
+    EXPECT_EQ(plan.parts, parts);
+    EXPECT_EQ(plan.sets, sets);
+    EXPECT_EQ(plan.warps, warps);
+  };
+  is(cut(96, 16, 8, true), 1, 6, 8);
+  is(cut(128, 6, 8, false), 1, 4, 8);
+  is(cut(256, 56, 1, true), 4, 2, 8);
+  is(cut(448, 16, 1, false), 2, 2, 8);
+  is(cut(64, 16, 8, true), 2, 4, 8);
+  is(cut(192, 32, 8, true), 0, 1, 0);
+  // Llama 4 Scout's, whose warps would have five steps and four, and gpt-oss-20b's down, of 23: as
+  // ever.
+  EXPECT_EQ(cut(128, 40, 1, true).warps, 16);
+  EXPECT_EQ(cut(320, 8, 1, false).warps, 16);
+  EXPECT_NE(cut(180, 23, 4, false).warps, 8);
+  // A block a multiprocessor of eight warps at most, and all of them at once.
+  for (int tiles = 1; tiles <= 1100; ++tiles) {
+    for (const double hit : {1.0, 2.0, 8.0}) {
+      const PairPlan first = cut(tiles, 16, hit, true), second = cut(tiles, 16, hit, false);
+      if (first.warps == 8) {
+        EXPECT_LE(first.parts * first.sets, 8) << tiles;
+        EXPECT_LE(hit * ((tiles + first.sets - 1) / first.sets), multiprocessors) << tiles;
+      }
+      if (second.warps == 8) {
+        EXPECT_LE(hit * tiles * second.parts, 8 * multiprocessors) << tiles;
+      }
+    }
+  }
+  // Of two tokens, beside a shared expert, and where a row takes all of the room, as ever.
+  PairSizes two{.tiles = 96, .steps = 16, .groups_hit = 8, .tokens = 2, .waits = true};
+  EXPECT_EQ(plan_pairs(two, limits, multiprocessors, shared_bytes).warps, 16);
+  two.tokens = 1, two.beside = true;
+  EXPECT_EQ(plan_pairs(two, limits, multiprocessors, shared_bytes).warps, 16);
+  two.beside = false;
+  EXPECT_EQ(plan_pairs(two, limits, multiprocessors, shared_bytes).warps, 8);
+  two.one_warp_bytes = 6 * 2064 + 512, two.row_bytes = 200 * 1024;
+  EXPECT_NE(plan_pairs(two, limits, multiprocessors, shared_bytes).warps, 8);
+}
+
+// Four tokens' gate_up of Qwen3-30B-A3B in 16 bits, of which 24 warps do not fit at once.
+TEST(PairPlan, FirstProductsInRounds) {
+  constexpr PairLimits limits{.least = 2, .most = 16, .longest = 0, .in_rounds = true};
+  PairSizes sizes{.tiles = 96,
+                  .steps = 32,
+                  .groups_hit = groups_hit(128, 32, 4),
+                  .most_hit = 32,
+                  .tokens = 4,
+                  .waits = true};
+  const auto cut = [&] { return plan_pairs(sizes, limits, multiprocessors, shared_bytes); };
+  EXPECT_EQ(cut().parts, 2);
+  EXPECT_EQ(cut().sets, 4);
+  EXPECT_EQ(cut().warps, 24);
+  sizes.waits = false;
+  EXPECT_EQ(cut().parts, 0);
+  sizes.waits = true, sizes.tokens = 1;
+  EXPECT_EQ(cut().parts, 0);
 }
 
 // gate_up of one token of Qwen3-Next in 16 and in 4 bits, of two tokens, of GLM-4.5-Air's.
