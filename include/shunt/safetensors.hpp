@@ -15,7 +15,9 @@ namespace shunt {
 
 // A file mapped into memory, read only. Its views live as long as any copy of this object.
 // No number in the header is trusted: open() throws Error{bad_file} naming the file, the tensor and
-// the value for anything truncated, overlapping, misaligned, out of range or overflowing.
+// the value for anything truncated, overlapping, out of range or overflowing. A tensor that lies at
+// no multiple of its element's size, as where a writer did not fill the header up, is copied when
+// it is first asked for; the copy lives as long as the file.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::string& path);

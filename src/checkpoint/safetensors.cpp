@@ -1,5 +1,8 @@
 #include "shunt/safetensors.hpp"
 
+#include <cstring>
+#include <mutex>
+
 #include "checkpoint/mapped_file.hpp"
 #include "checkpoint/safetensors_header.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -12,9 +15,29 @@ struct SafetensorsFile::Impl {
       : path(file),
         mapped(file),
         header(read_safetensors_header(file, mapped.data(), mapped.size())) {}
+
+  // Where a tensor's elements are, aligned. Nothing writes through what is returned.
+  void* elements(const std::string& name, const TensorEntry& entry) const {
+    const unsigned char* const there = mapped.data() + entry.begin;
+    const auto alignment = static_cast<std::uint64_t>(bits(entry.dtype) + 7) / 8;
+    if (entry.begin % alignment == 0) return const_cast<unsigned char*>(there);
+    const std::scoped_lock lock(copies_in_use);
+    std::unique_ptr<unsigned char[]>& copy = copies[name];
+    if (copy == nullptr) {
+      const std::size_t size = entry.end - entry.begin;
+      copy = std::make_unique_for_overwrite<unsigned char[]>(size);
+      std::memcpy(copy.get(), there, size);
+    }
+    return copy.get();
+  }
+
   std::string path;
   MappedFile mapped;
   SafetensorsHeader header;
+
+ private:
+  mutable std::mutex copies_in_use;
+  mutable std::map<std::string, std::unique_ptr<unsigned char[]>> copies;
 };
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
@@ -63,7 +86,7 @@ std::vector<std::int64_t> SafetensorsFile::shape(const std::string& name) const 
 Tensor SafetensorsFile::flat(const std::string& name) const {
   const TensorEntry& entry = entry_of(opened_file(impl_).header, opened_file(impl_).path, name);
   Tensor tensor;
-  tensor.data = const_cast<unsigned char*>(opened_file(impl_).mapped.data()) + entry.begin;
+  tensor.data = impl_->elements(name, entry);
   tensor.dtype = entry.dtype;
   tensor.rank = 1;
   tensor.shape[0] = 1;
@@ -79,8 +102,7 @@ Tensor SafetensorsFile::get(const std::string& name) const {
          opened_file(impl_).path, clean(name), entry.shape.size(), max_rank);
   }
   Tensor tensor;
-  // Views of inputs are never written through.
-  tensor.data = const_cast<unsigned char*>(opened_file(impl_).mapped.data()) + entry.begin;
+  tensor.data = impl_->elements(name, entry);
   tensor.dtype = entry.dtype;
   tensor.rank = static_cast<int>(entry.shape.size());
   std::int64_t stride = 1;

@@ -121,12 +121,6 @@ TensorEntry read_entry(const std::string& where, const nlohmann::json& json, std
   }
   entry.begin = start + begin;
   entry.end = start + end;
-  if (width > 8 && entry.begin % (width / 8) != 0) {
-    fail(Status::bad_file,
-         "{}: its data begins at byte {} of the file: must be a multiple of {}, "
-         "the size of an element",
-         where, entry.begin, width / 8);
-  }
   return entry;
 }
 

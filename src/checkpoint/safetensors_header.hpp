@@ -30,8 +30,8 @@ const DType* dtype_by_name(std::string_view name);
 std::string_view name_of_dtype(DType dtype);
 
 // Checks everything about `size` bytes at `data`, the whole file, but the tensors' values. Throws
-// Error{bad_file} that begins with `path`. What it accepts has every tensor inside the file,
-// aligned to its elements, none overlapping, no byte left over.
+// Error{bad_file} that begins with `path`. What it accepts has every tensor inside the file, none
+// overlapping, no byte left over. Tensors need not be aligned: not all writers fill the header up.
 SafetensorsHeader read_safetensors_header(const std::string& path, const unsigned char* data,
                                           std::uint64_t size);
 

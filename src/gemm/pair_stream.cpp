@@ -1,5 +1,5 @@
-// How the kernel of few pairs is cut over a GPU: all of its warps are there at once, or another
-// kernel is faster.
+// How the kernel of few pairs is cut over a GPU: all of its warps are there at once, or, of first
+// products in 16 bits, follow each other; else another kernel is faster.
 #include "gemm/pair_stream.hpp"
 
 #include <algorithm>
@@ -74,7 +74,9 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   if (few.parts > 0 && steps <= std::min(limits.longest, longest_of_few) * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
   if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
-  if (limits.in_rounds && sizes.waits && sizes.tokens > 1 && steps > 1) {
+  constexpr double least_filled = 0.75;  // of the multiprocessors
+  if (limits.in_rounds && sizes.waits && sizes.tokens > 1 && steps > 1 &&
+      blocks(sizes.groups_hit, 4) >= least_filled * multiprocessors) {
     return {.parts = 2, .sets = 4, .warps = more_warps};
   }
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;

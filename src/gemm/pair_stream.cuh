@@ -1,6 +1,6 @@
 // Grouped GEMM for few pairs on Hopper: one pass over the weights of the groups hit by many small
-// warps, all of them on the GPU at once. For a layer of one token or few, where a launch's start, a
-// deep ring's first bytes and a tile's end take longer than the bytes.
+// warps, mostly all of them on the GPU at once. For a layer of one token or few, where a launch's
+// start, a deep ring's first bytes and a tile's end take longer than the bytes.
 //
 // A warp has 16 rows of a group's weights and a part of k: up to 8 warps share out the steps of a
 // tile. It copies its weights by itself, P::depth steps under way in slots of its own, so that it
@@ -15,7 +15,7 @@
 //   3. starts its weights. Where ids are older than the grid before this one, this comes first and
 //      only rows wait: the second product's weights are on their way while the first one's blocks
 //      end, as far as these leave room. It starts when the first one has its ids or, where each of
-//      that one's warps has many steps, has ordered most of its weights
+//      that one's warps has many steps or there are few warps, has ordered most of its weights
 //   4. multiplies, step after step
 //   5. adds its warps' sums in the order of k, finishes them as finish.cuh says
 // Where a product adds up one token's rows (pair_sum.cuh) a block has one tile of all groups hit, a
@@ -495,9 +495,10 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                                     .one_warp_bytes = warp_bytes<P<deep>>(one * slot)},
                                    limits, gpu.multiprocessors, gpu.shared_bytes);
   if (plan.parts == 0) return false;
-  if (args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args, std::min(16, plan.warps))) {
-    return true;
+  const auto sums = [&](int warps) {
+    return args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args, warps);
   };
+  if (sums(std::min(16, plan.warps)) || (plan.warps < 16 && sums(16))) return true;
   args.sum = {};
   const auto go = [&]<class Of>() {
     const Finish& f = args.finish;
@@ -516,7 +517,7 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
   };
   if constexpr (one > 0) {
     const int warps = limits.of_one > 0 ? limits.of_one : 16;
-    if (args.tokens == 1 && !args.early && plan.warps == warps) {
+    if (args.tokens == 1 && !args.early && !args.beside && plan.warps == warps) {
       return go.template operator()<P<one>>(), true;
     }
   }

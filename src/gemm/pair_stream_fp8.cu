@@ -195,13 +195,16 @@ struct OfType {
   using Stream = StreamFp8<bf16, depth>;
 };
 
-// Two tokens' first product has all of k a warp where that is not too long.
+// Two tokens' first product has all of k a warp where that is not too long and fills the GPU.
 template <bool bf16>
 bool launch_stream_fp8(const Gpu& gpu, const PairArgs& args) {
   const PairLimits parts{.least = 2, .most = 16, .longest = 16, .of_one = 8, .left_of_one = 4};
   const PairLimits whole_k{
       .least = 1, .most = 16, .longest = 16, .most_parts = 1, .block_warps = 8};
-  const bool first_of_two = args.tokens == 2 && !args.early && args.steps <= whole_k.longest;
+  const int tiles = (args.group_rows + 15) / 16;
+  const double blocks = groups_hit(args.groups, args.pairs, args.tokens) * ((tiles + 7) / 8);
+  const bool first_of_two = args.tokens == 2 && !args.early && !args.beside &&
+                            args.steps <= whole_k.longest && blocks >= 0.75 * gpu.multiprocessors;
   return (first_of_two &&
           launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, whole_k)) ||
          launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, parts);

@@ -230,7 +230,7 @@ TEST(PairPlan, FewWarpsForOneToken) {
   // ever.
   EXPECT_EQ(cut(128, 40, 1, true).warps, 16);
   EXPECT_EQ(cut(320, 8, 1, false).warps, 16);
-  EXPECT_NE(cut(180, 23, 4, false).warps, 8);
+  EXPECT_EQ(cut(180, 23, 4, false).warps, 16);
   // A block a multiprocessor of eight warps at most, and all of them at once.
   for (int tiles = 1; tiles <= 1100; ++tiles) {
     for (const double hit : {1.0, 2.0, 8.0}) {
@@ -271,6 +271,12 @@ TEST(PairPlan, FirstProductsInRounds) {
   sizes.waits = false;
   EXPECT_EQ(cut().parts, 0);
   sizes.waits = true, sizes.tokens = 1;
+  EXPECT_EQ(cut().parts, 0);
+  sizes.tokens = 4, sizes.steps = 1;
+  EXPECT_EQ(cut().parts, 0);
+  sizes.steps = 32, sizes.tiles = 13;  // 29 groups of four blocks: 117 of 132
+  EXPECT_EQ(cut().parts, 2);
+  sizes.tiles = 12;  // 88
   EXPECT_EQ(cut().parts, 0);
 }
 
