@@ -23,7 +23,8 @@ PairPlan plan_one_token(const PairSizes& sizes, const PairLimits& limits, int mu
   if (plan.parts == 0 || sizes.steps > longest * plan.parts) return {};
   if (plan.parts > 1 && sizes.steps < least_of_parts * plan.parts) return {};
   const auto blocks = [&](int sets) {
-    return std::ceil(sizes.groups_hit * ((sizes.tiles + sets - 1) / sets));
+    const int of_group = (sizes.tiles + sets - 1) / sets;
+    return std::ceil(sizes.groups_hit * of_group);
   };
   const auto room = [&](int sets, int warp_bytes) {
     const int bytes = sizes.row_bytes + plan.parts * sets * warp_bytes + own_shared_bytes;
@@ -74,10 +75,11 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   if (few.parts > 0 && steps <= std::min(limits.longest, longest_of_few) * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
   if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
-  constexpr double least_filled = 0.75;  // of the multiprocessors
-  if (limits.in_rounds && sizes.waits && sizes.tokens > 1 && steps > 1 &&
-      blocks(sizes.groups_hit, 4) >= least_filled * multiprocessors) {
-    return {.parts = 2, .sets = 4, .warps = more_warps};
+  if (limits.in_rounds) {
+    constexpr double least_filled = 0.75;  // of the multiprocessors
+    const bool pays = sizes.waits && sizes.tokens > 1 && steps > 1 &&
+                      blocks(sizes.groups_hit, 4) >= least_filled * multiprocessors;
+    return pays ? PairPlan{.parts = 2, .sets = 4, .warps = more_warps} : PairPlan{};
   }
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;
   // Longer ones pay where a product waits for ids, if its blocks are shared out evenly: the most

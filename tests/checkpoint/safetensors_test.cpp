@@ -210,13 +210,11 @@ TEST(Safetensors, AlignsWhatTheFileDoesNot) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.data) % 2, 0u) << filled;
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(two.data) % 8, 0u) << filled;
     EXPECT_EQ(std::memcmp(one.data, half, 6), 0) << filled;
-    EXPECT_EQ(std::memcmp(two.data, x, 16), 0) << filled;
+    EXPECT_EQ(static_cast<const double*>(two.data)[0], x[0]) << filled;
+    EXPECT_EQ(static_cast<const double*>(two.data)[1], x[1]) << filled;
     EXPECT_EQ(two.shape[1], 2) << filled;
     EXPECT_EQ(static_cast<const unsigned char*>(file.get("bytes").data)[1], 9) << filled;
-    // The same memory each time, and of any copy of the object.
-    const SafetensorsFile other = file;
-    EXPECT_EQ(other.get("x").data, two.data) << filled;
-    EXPECT_EQ(file.flat("x").data, two.data) << filled;
+    EXPECT_EQ(file.flat("x").data, two.data) << filled;  // the same memory each time
   }
 }
 

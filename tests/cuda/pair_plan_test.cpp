@@ -237,7 +237,8 @@ TEST(PairPlan, FewWarpsForOneToken) {
       const PairPlan first = cut(tiles, 16, hit, true), second = cut(tiles, 16, hit, false);
       if (first.warps == 8) {
         EXPECT_LE(first.parts * first.sets, 8) << tiles;
-        EXPECT_LE(hit * ((tiles + first.sets - 1) / first.sets), multiprocessors) << tiles;
+        const int of_group = (tiles + first.sets - 1) / first.sets;
+        EXPECT_LE(hit * of_group, multiprocessors) << tiles;
       }
       if (second.warps == 8) {
         EXPECT_LE(hit * tiles * second.parts, 8 * multiprocessors) << tiles;
@@ -299,7 +300,7 @@ TEST(PairPlan, WhatIsOnePassIsCutSo) {
     for (const double hit : {1.0, 2.0, 3.7, 8.0, 15.5, 29.1, 64.0}) {
       for (const int steps : {1, 3, 6, 16, 17, 32, 33, 56, 64, 65, 128, 129}) {
         const bool expected = plan(tiles, steps, hit, warps).parts > 0;
-        EXPECT_EQ(in_one_pass(16 * tiles, steps, hit, multiprocessors), expected)
+        EXPECT_EQ(in_one_pass(std::int64_t{16} * tiles, steps, hit, multiprocessors), expected)
             << tiles << " tiles, " << steps << " steps, " << hit;
         ++(expected ? one_pass : others);
       }
