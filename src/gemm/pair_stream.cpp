@@ -9,6 +9,19 @@ namespace shunt::cuda_engine {
 
 namespace {
 
+constexpr int few_warps = 16, more_warps = 24;  // of a multiprocessor
+
+// Of so many groups, with `sets` tiles each.
+double blocks_of(const PairSizes& sizes, double groups, int sets) {
+  const int of_group = (sizes.tiles + sets - 1) / sets;
+  return std::ceil(groups * of_group);
+}
+// Whether a grid has enough blocks to be taken where not all of k is shared out.
+bool fills(double blocks, int multiprocessors) {
+  constexpr double least = 0.75;  // of the multiprocessors
+  return blocks >= least * multiprocessors;
+}
+
 // One token's, by few warps (PairLimits::of_one).
 PairPlan plan_one_token(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
                         std::int64_t shared_bytes) {
@@ -22,18 +35,15 @@ PairPlan plan_one_token(const PairSizes& sizes, const PairLimits& limits, int mu
   }
   if (plan.parts == 0 || sizes.steps > longest * plan.parts) return {};
   if (plan.parts > 1 && sizes.steps < least_of_parts * plan.parts) return {};
-  const auto blocks = [&](int sets) {
-    const int of_group = (sizes.tiles + sets - 1) / sets;
-    return std::ceil(sizes.groups_hit * of_group);
-  };
+  const auto blocks = [&](int sets) { return blocks_of(sizes, sizes.groups_hit, sets); };
   const auto room = [&](int sets, int warp_bytes) {
     const int bytes = sizes.row_bytes + plan.parts * sets * warp_bytes + own_shared_bytes;
     return (shared_bytes + own_shared_bytes) / bytes * multiprocessors;
   };
   if (!sizes.waits) {
     plan.sets = std::max(1, limits.block_warps / plan.parts);
-    return static_cast<double>(room(plan.sets, sizes.warp_bytes)) >= blocks(plan.sets) ? plan
-                                                                                       : PairPlan{};
+    const auto at_once = static_cast<double>(room(plan.sets, sizes.warp_bytes));
+    return blocks(plan.sets) <= at_once ? plan : PairPlan{};
   }
   for (; plan.parts * plan.sets <= most_warps; ++plan.sets) {  // one block a multiprocessor
     if (blocks(plan.sets) > multiprocessors) continue;
@@ -42,20 +52,10 @@ PairPlan plan_one_token(const PairSizes& sizes, const PairLimits& limits, int mu
   return {};
 }
 
-}  // namespace
-
-PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
-                    std::int64_t shared_bytes) {
-  constexpr int few_warps = 16, more_warps = 24;
-  if (sizes.tokens == 1 && limits.of_one > 0 && !sizes.beside) {
-    const PairPlan one = plan_one_token(sizes, limits, multiprocessors, shared_bytes);
-    if (one.parts > 0) return one;
-  }
+// All warps of a grid on the GPU at once.
+PairPlan plan_at_once(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
+                      std::int64_t shared_bytes) {
   const int steps = sizes.steps;
-  const auto blocks = [&](double groups, int sets) {
-    const int of_group = (sizes.tiles + sets - 1) / sets;
-    return std::ceil(groups * of_group);
-  };
   // As many parts as so many warps of a multiprocessor have room for.
   const auto fit = [&](int warps) {
     PairPlan plan;
@@ -66,7 +66,7 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
       const std::int64_t room = (shared_bytes + own_shared_bytes) / bytes;
       const double at_once =
           static_cast<double>(std::min<std::int64_t>(warps / of_block, room)) * multiprocessors;
-      if (blocks(sizes.groups_hit, sets) <= at_once) plan = {parts, sets, warps};
+      if (blocks_of(sizes, sizes.groups_hit, sets) <= at_once) plan = {parts, sets, warps};
     }
     return plan;
   };
@@ -75,22 +75,40 @@ PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multip
   if (few.parts > 0 && steps <= std::min(limits.longest, longest_of_few) * few.parts) return few;
   const PairPlan more = limits.most > few_warps ? fit(more_warps) : PairPlan{};
   if (more.parts > few.parts && steps <= limits.longest_of_more * more.parts) return more;
-  if (limits.in_rounds) {
-    constexpr double least_filled = 0.75;  // of the multiprocessors
-    const bool pays = sizes.waits && sizes.tokens > 1 && steps > 1 &&
-                      blocks(sizes.groups_hit, 4) >= least_filled * multiprocessors;
-    return pays ? PairPlan{.parts = 2, .sets = 4, .warps = more_warps} : PairPlan{};
-  }
   if (few.parts == 0 || steps <= longest_of_few * few.parts) return few;
   // Longer ones pay where a product waits for ids, if its blocks are shared out evenly: the most
   // that a multiprocessor has is what counts (measured: docs/notes/cuda-layer.md).
   constexpr int longest_of_first = 32;
   constexpr double even_for_one = 0.75, even_for_more = 0.95;
-  const double of_each = blocks(sizes.most_hit, few.sets) / multiprocessors;
+  const double of_each = blocks_of(sizes, sizes.most_hit, few.sets) / multiprocessors;
   const bool even =
       of_each >= (sizes.tokens == 1 ? even_for_one : even_for_more) * std::ceil(of_each);
   const bool pays = sizes.waits && even && steps <= longest_of_first * few.parts;
   return pays ? few : PairPlan{};
+}
+
+// A first product of some tokens, whose blocks follow each other (PairLimits::in_rounds).
+PairPlan plan_in_rounds(const PairSizes& sizes, int multiprocessors) {
+  constexpr PairPlan plan{.parts = 2, .sets = 4, .warps = more_warps};
+  const bool pays = sizes.waits && sizes.tokens > 1 && sizes.steps >= plan.parts &&
+                    fills(blocks_of(sizes, sizes.groups_hit, plan.sets), multiprocessors);
+  return pays ? plan : PairPlan{};
+}
+
+}  // namespace
+
+PairPlan plan_pairs(const PairSizes& sizes, const PairLimits& limits, int multiprocessors,
+                    std::int64_t shared_bytes) {
+  PairPlan plan;
+  if (sizes.tokens == 1 && limits.of_one > 0 && !sizes.beside) {
+    plan = plan_one_token(sizes, limits, multiprocessors, shared_bytes);
+  }
+  if (plan.parts == 0) plan = plan_at_once(sizes, limits, multiprocessors, shared_bytes);
+  if (limits.fills && !fills(blocks_of(sizes, sizes.groups_hit, plan.sets), multiprocessors)) {
+    return {};
+  }
+  if (plan.parts == 0 && limits.in_rounds) plan = plan_in_rounds(sizes, multiprocessors);
+  return plan;
 }
 
 int share_bytes(std::int64_t blocks, int multiprocessors, std::int64_t shared_bytes) {

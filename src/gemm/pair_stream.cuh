@@ -449,9 +449,9 @@ void launch_pair_stream(const Gpu& gpu, const PairArgs& args, int parts, dim3 gr
 }
 
 // One token's rows added up, with as many parts as there is room for and so many warps of a
-// multiprocessor. False: they do not fit, or
-// their blocks are so large that they begin only when those of the product before have ended, which
-// costs more than a launch that combines (measured: docs/notes/cuda-layer.md).
+// multiprocessor. False: they do not fit, or their blocks are so large that they begin only when
+// those of the product before have ended, which costs more than a launch that combines (measured:
+// docs/notes/cuda-layer.md).
 template <class P>
 bool launch_summed(const Gpu& gpu, const PairArgs& args, int warps) {
   constexpr int most_bytes = 88 * 1024;
@@ -498,6 +498,7 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
   const auto sums = [&](int warps) {
     return args.sum.out != nullptr && launch_summed<P<deep>>(gpu, args, warps);
   };
+  // Where eight warps do not fit, by 16, as in other formats.
   if (sums(std::min(16, plan.warps)) || (plan.warps < 16 && sums(16))) return true;
   args.sum = {};
   const auto go = [&]<class Of>() {

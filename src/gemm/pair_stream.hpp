@@ -95,8 +95,10 @@ struct PairLimits {
   // blocks find room beside the first one's, whose blocks are one of a multiprocessor and order
   // all but `left_of_one` steps before these come. 0: as those of more tokens.
   int of_one = 0, left_of_one = 8;
+  bool fills = false;  // only where there are blocks for three quarters of the multiprocessors
   // A first product of some tokens that does not fit at once, or only in parts that are too long,
-  // has blocks of eight warps nevertheless, whatever the limits above say.
+  // has blocks of eight warps nevertheless, where they fill the GPU so. As `of_one`, whatever the
+  // limits above say.
   bool in_rounds = false;
 };
 // What is cut. Tiles are of as many rows of weights as a warp takes; bytes are of shared memory.

@@ -72,18 +72,20 @@ class Stream16 {
 };
 
 // Where parts of k do not fit, all of k a warp: a first product, which waits for ids, has longer
-// ones.
+// ones, or goes in rounds.
 template <template <int> class Stream>
 bool launch_stream_16(const Gpu& gpu, const PairArgs& args) {
   const bool waits = !args.early;
   const PairLimits parts{
       .least = 2, .most = 24, .longest = 16, .longest_of_more = waits && args.tokens > 1 ? 32 : 24};
-  const PairLimits whole_k{
-      .least = 1, .most = 24, .longest = 16, .most_parts = 1, .longest_of_more = waits ? 32 : 16};
-  const PairLimits in_rounds{.least = 2, .most = 16, .longest = 0, .in_rounds = true};
+  const PairLimits whole_k{.least = 1,
+                           .most = 24,
+                           .longest = 16,
+                           .most_parts = 1,
+                           .longest_of_more = waits ? 32 : 16,
+                           .in_rounds = true};
   return launch_pair_stream<Stream, 5, 3>(gpu, args, parts) ||
-         launch_pair_stream<Stream, 5, 3>(gpu, args, whole_k) ||
-         launch_pair_stream<Stream, 5, 3>(gpu, args, in_rounds);
+         launch_pair_stream<Stream, 5, 3>(gpu, args, whole_k);
 }
 
 }  // namespace

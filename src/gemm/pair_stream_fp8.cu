@@ -200,11 +200,9 @@ template <bool bf16>
 bool launch_stream_fp8(const Gpu& gpu, const PairArgs& args) {
   const PairLimits parts{.least = 2, .most = 16, .longest = 16, .of_one = 8, .left_of_one = 4};
   const PairLimits whole_k{
-      .least = 1, .most = 16, .longest = 16, .most_parts = 1, .block_warps = 8};
-  const int of_group = (args.group_rows + 127) / 128;  // blocks
-  const double blocks = groups_hit(args.groups, args.pairs, args.tokens) * of_group;
-  const bool first_of_two = args.tokens == 2 && !args.early && !args.beside &&
-                            args.steps <= whole_k.longest && blocks >= 0.75 * gpu.multiprocessors;
+      .least = 1, .most = 16, .longest = 16, .most_parts = 1, .block_warps = 8, .fills = true};
+  const bool first_of_two =
+      args.tokens == 2 && !args.early && !args.beside && args.steps <= whole_k.longest;
   return (first_of_two &&
           launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, whole_k)) ||
          launch_pair_stream<OfType<bf16>::template Stream, 5, 0, 6>(gpu, args, parts);

@@ -231,17 +231,14 @@ TEST(PairPlan, FewWarpsForOneToken) {
   EXPECT_EQ(cut(128, 40, 1, true).warps, 16);
   EXPECT_EQ(cut(320, 8, 1, false).warps, 16);
   EXPECT_EQ(cut(180, 23, 4, false).warps, 16);
-  // A block a multiprocessor of eight warps at most, and all of them at once.
+  // A first product is a block a multiprocessor, of eight warps at most.
   for (int tiles = 1; tiles <= 1100; ++tiles) {
     for (const double hit : {1.0, 2.0, 8.0}) {
-      const PairPlan first = cut(tiles, 16, hit, true), second = cut(tiles, 16, hit, false);
+      const PairPlan first = cut(tiles, 16, hit, true);
       if (first.warps == 8) {
         EXPECT_LE(first.parts * first.sets, 8) << tiles;
         const int of_group = (tiles + first.sets - 1) / first.sets;
         EXPECT_LE(hit * of_group, multiprocessors) << tiles;
-      }
-      if (second.warps == 8) {
-        EXPECT_LE(hit * tiles * second.parts, 8 * multiprocessors) << tiles;
       }
     }
   }
@@ -256,28 +253,60 @@ TEST(PairPlan, FewWarpsForOneToken) {
   EXPECT_NE(plan_pairs(two, limits, multiprocessors, shared_bytes).warps, 8);
 }
 
-// Four tokens' gate_up of Qwen3-30B-A3B in 16 bits, of which 24 warps do not fit at once.
+// gate_up of Qwen3-30B-A3B in 16 bits: 24 warps with all of k fit at once for three tokens, for
+// four they do not.
 TEST(PairPlan, FirstProductsInRounds) {
-  constexpr PairLimits limits{.least = 2, .most = 16, .longest = 0, .in_rounds = true};
+  constexpr PairLimits limits{.least = 1,
+                              .most = 24,
+                              .longest = 16,
+                              .most_parts = 1,
+                              .longest_of_more = 32,
+                              .in_rounds = true};
   PairSizes sizes{.tiles = 96,
                   .steps = 32,
-                  .groups_hit = groups_hit(128, 32, 4),
-                  .most_hit = 32,
-                  .tokens = 4,
-                  .waits = true};
-  const auto cut = [&] { return plan_pairs(sizes, limits, multiprocessors, shared_bytes); };
-  EXPECT_EQ(cut().parts, 2);
-  EXPECT_EQ(cut().sets, 4);
-  EXPECT_EQ(cut().warps, 24);
+                  .groups_hit = groups_hit(128, 24, 3),
+                  .most_hit = 24,
+                  .tokens = 3,
+                  .waits = true,
+                  .row_bytes = 3 * 4112,
+                  .warp_bytes = 5 * 2048 + 512,
+                  .more_warp_bytes = 3 * 2048 + 512};
+  const auto parts = [&](bool in_rounds) {
+    PairLimits of = limits;
+    of.in_rounds = in_rounds;
+    return plan_pairs(sizes, of, multiprocessors, shared_bytes).parts;
+  };
+  EXPECT_EQ(parts(true), 1);
+  sizes.groups_hit = groups_hit(128, 32, 4), sizes.most_hit = 32, sizes.tokens = 4;
+  sizes.row_bytes = 4 * 4112;
+  EXPECT_EQ(parts(false), 0);
+  const PairPlan cut = plan_pairs(sizes, limits, multiprocessors, shared_bytes);
+  EXPECT_EQ(cut.parts, 2);
+  EXPECT_EQ(cut.sets, 4);
+  EXPECT_EQ(cut.warps, 24);
   sizes.waits = false;
-  EXPECT_EQ(cut().parts, 0);
+  EXPECT_EQ(parts(true), 0);
   sizes.waits = true, sizes.tokens = 1;
-  EXPECT_EQ(cut().parts, 0);
-  sizes.tokens = 4, sizes.steps = 1;
-  EXPECT_EQ(cut().parts, 0);
-  sizes.steps = 32, sizes.tiles = 13;  // 29 groups of four blocks: 117 of 132
-  EXPECT_EQ(cut().parts, 2);
-  sizes.tiles = 12;  // 88
+  EXPECT_EQ(parts(true), 0);
+  // Fits at once, but too long: 29 groups of four blocks for 132 multiprocessors, and of three.
+  sizes.tokens = 4, sizes.steps = 48, sizes.tiles = 13;
+  EXPECT_EQ(parts(false), 0);
+  EXPECT_EQ(parts(true), 2);
+  sizes.tiles = 12;
+  EXPECT_EQ(parts(true), 0);
+}
+
+// gate_up of two tokens in fp8, blocks of eight warps with all of k: Qwen3-30B-A3B's 186 fill the
+// GPU, those of 64 experts of 512 with 4 a token do not.
+TEST(PairPlan, OnlyWhereBlocksFillTheGpu) {
+  constexpr PairLimits limits{
+      .least = 1, .most = 16, .longest = 16, .most_parts = 1, .block_warps = 8, .fills = true};
+  PairSizes sizes{
+      .tiles = 96, .steps = 16, .groups_hit = groups_hit(128, 16, 2), .tokens = 2, .waits = true};
+  const auto cut = [&] { return plan_pairs(sizes, limits, multiprocessors, shared_bytes); };
+  EXPECT_EQ(cut().parts, 1);
+  EXPECT_EQ(cut().sets, 8);
+  sizes.tiles = 64, sizes.groups_hit = groups_hit(64, 8, 2);
   EXPECT_EQ(cut().parts, 0);
 }
 
