@@ -42,6 +42,8 @@ struct ActivationSpec {
   bool operator==(const ActivationSpec&) const = default;
 };
 
+// Written and read back whole. Throws Error{invalid_argument} for keys that are not known, and for
+// what is no such object.
 std::string to_json(const ActivationSpec& spec);
 ActivationSpec activation_spec_from_json(const std::string& json);
 std::string describe(const ActivationSpec& spec);  // "SwiGLU", "clamped SwiGLU (alpha 1.702, ..)"

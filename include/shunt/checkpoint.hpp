@@ -19,6 +19,7 @@ struct CheckpointLayer {
 };
 
 // A folder with config.json and model.safetensors, or model.safetensors.index.json and its shards.
+// Copies share what is mapped; any number of threads may use one at once.
 class Checkpoint {
  public:
   // Throws Error: unknown family, a field of experts, routing or activation that is not understood,
@@ -43,7 +44,7 @@ class Checkpoint {
   // All tensors, over all shards.
   std::vector<std::string> tensor_names() const;
   bool contains(const std::string& name) const;
-  Tensor tensor(const std::string& name) const;
+  Tensor tensor(const std::string& name) const;  // throws Error{bad_file} when it is not there
 
  private:
   friend struct CheckpointAccess;
@@ -53,7 +54,8 @@ class Checkpoint {
 
 // model_types that open() understands, sorted.
 std::vector<std::string> known_families();
-// The spec of one MoE layer from the text of a config.json alone, without weights.
+// The spec of one MoE layer from the text of a config.json alone, without weights. Throws Error as
+// open() and spec() do.
 LayerSpec layer_spec_from_config(const std::string& config_json, int layer);
 
 }  // namespace shunt

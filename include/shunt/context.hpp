@@ -10,7 +10,8 @@
 namespace shunt {
 
 // Scratch memory that the caller lends for one call. Any contents; 64-byte aligned (CPU) or
-// 256-byte aligned (CUDA). An operation asks for it by its *_workspace_bytes function.
+// 256-byte aligned (CUDA), apart from all that the call reads and writes. An operation asks for it
+// by its *_workspace_bytes function.
 struct Workspace {
   void* data = nullptr;
   std::size_t bytes = 0;

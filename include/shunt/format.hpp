@@ -27,7 +27,7 @@ enum class Format : std::int32_t {
   nvfp4 = 5,        // e2m1 [N, K] * scales e4m3 [N, ceil(K / 16)] * global_scale
   mxfp4 = 6,        // e2m1 [N, K] * scales e8m0 [N, ceil(K / 32)]
   int8 = 7,         // i8 [N, K] * scales f32 [N]
-  int4 = 8,         // (u4 [N, K] - zero) * scales [N, groups]; zero 8, or zeros u4 [N, groups]
+  int4 = 8,    // (u4 [N, K] - zero) * scales [N, groups]; zero 8, or zeros u8 [N, groups], 0 to 16
   dense3 = 9,  // 3-bit codes * scales e4m3 [N, ceil(K / 32)] * global_scale: Shunt's own, below
   sparse_nvfp4 = 10,  // nvfp4 of which two of every four along K are kept, 3.5 bits a weight
 };
@@ -107,7 +107,8 @@ std::size_t packed_bytes(const FormatSpec& spec, std::int64_t n, std::int64_t k)
 // every four, of equal ones the lower k. Throws Error{invalid_argument} for NaN and infinities.
 // global_amax: a format with a global scale takes it for this magnitude instead of the matrix's own
 // largest (gate and up of one checkpoint may share it); others refuse it; 0: the own. Shared out to
-// threads; the bytes do not depend on how many.
+// threads of its own, one for each core that the process may use; the bytes do not depend on how
+// many.
 PackedMatrix pack(const FormatSpec& spec, const Tensor& matrix, Workspace memory,
                   float global_amax = 0);
 // The exact values, rounded once to out's dtype: out [n, k] f32 | bf16 | f16, any strides, on the

@@ -14,7 +14,7 @@
 namespace shunt {
 
 // Groups of weight matrices [n, k] laid out as the engine of one device reads them. The bytes are
-// the caller's, 64-byte aligned; this is a view of them.
+// the caller's, 64-byte aligned (CPU) or 256-byte (CUDA); this is a view of them.
 struct PreparedWeights {
   // f32 | bf16 | f16: of weights; of packed ones what rows are rounded to and weights decoded to
   DType dtype = DType::f32;
@@ -78,10 +78,11 @@ PreparedWeights prepare_packed_paired(const Context& context, DType dtype,
 // of any float dtype and any strides that keep its elements apart, on the context's device.
 void unprepare(const Context& context, const PreparedWeights& weights, int group, Tensor out);
 
-// In place: `matrices` [groups, n, k], dense, on the context's device, become their own prepared
-// form; no second copy stays. Paired: each has gate's n / 2 rows before up's. `scratch` has room
-// for one matrix. Throws Error{unsupported} where the layout fills up, so that prepared_bytes of a
-// matrix are more: on a GPU in 16 bits unless n is a multiple of 128 and k of 64. Waits.
+// In place: `matrices` [groups, n, k], dense, on the context's device, 64-byte aligned, become
+// their own prepared form; no second copy stays. Paired: each has gate's n / 2 rows before up's.
+// `scratch` has room for one matrix. Throws Error{unsupported} where the layout fills up, so that
+// prepared_bytes of a matrix are more: on a CPU unless n is a multiple of 64 and, in bf16, k of 2;
+// on a GPU in 16 bits unless n is one of 128 and k of 64. Waits.
 PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool paired,
                                  Workspace scratch);
 // The inverse: the bytes become the matrices [groups, n, k] again.

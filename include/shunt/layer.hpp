@@ -75,12 +75,14 @@ struct LayerSpec {
   bool operator==(const LayerSpec&) const = default;
 };
 
+// Written and read back whole. Throws Error{invalid_argument} for keys that are not known, and for
+// what is no such object.
 std::string to_json(const LayerSpec& spec);
 LayerSpec layer_spec_from_json(const std::string& json);
 std::string describe(const LayerSpec& spec);
 
-// One view an expert; strides express every layout that checkpoints use: gate and up as halves of
-// one tensor, interleaved, or transposed.
+// One view an expert, f32 | bf16 | f16, one dtype for all matrices; strides express every layout
+// that checkpoints use: gate and up as halves of one tensor, interleaved, or transposed.
 struct ExpertWeights {
   std::vector<Tensor> gate;                // E x [I, H]; empty when the activation is not gated
   std::vector<Tensor> up;                  // E x [I, H]
@@ -94,13 +96,13 @@ struct ExpertWeights {
   std::shared_ptr<const void> memory{};
 };
 
-// On the host, or on the device of the layer's context.
+// On the host, or on the device of the layer's context. f32 | bf16 | f16 but for the hash table.
 struct LayerWeights {
   Tensor router{};            // [C, H], C = route.columns(); absent: every call gives ids or logits
   Tensor router_bias{};       // [C]
   Tensor selection_bias{};    // [E]
   Tensor per_expert_scale{};  // [C]
-  Tensor hash_table{};        // [V, k]
+  Tensor hash_table{};        // [V, k] i32 | i64
   ExpertWeights experts;
   ExpertWeights shared;        // one 'expert', or none
   Tensor shared_gate{};        // [H] or [1, H]
@@ -156,7 +158,7 @@ struct StageTime {
 struct LayerInputs {
   Tensor hidden{};        // [T, H] f32 | bf16 | f16, rows may be strided
   Tensor token_ids{};     // [T] i32 | i64; iff route.hashed
-  Tensor residual{};      // [T, H], optional, added to the output
+  Tensor residual{};      // [T, H] f32 | bf16 | f16, optional, added to the output
   Tensor valid_tokens{};  // [1] i32, optional: rows at or past it are written as 0
   // Where the caller routes, one of the two (with routed_outside ids), and the layer's router is
   // not read:
@@ -199,7 +201,7 @@ class Layer {
   const LayerOptions& options() const;
   // Of everything held; without what was prepared in place.
   std::size_t prepared_bytes() const;
-  // Enough for any forward of up to max_tokens tokens.
+  // Enough for any forward of up to max_tokens tokens, which are 2^31 / slots - 1 at most.
   std::size_t workspace_bytes(std::int64_t max_tokens) const;
 
   // y = MoE(x). Allocates nothing, does not wait; the same input gives the same bits for any number

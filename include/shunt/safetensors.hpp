@@ -17,7 +17,8 @@ namespace shunt {
 // No number in the header is trusted: open() throws Error{bad_file} naming the file, the tensor and
 // the value for anything truncated, overlapping, out of range or overflowing. A tensor that lies at
 // no multiple of its element's size, as where a writer did not fill the header up, is copied when
-// it is first asked for; the copy lives as long as the file.
+// it is first asked for; the copy lives as long as the file. Any number of threads may use one at
+// once.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::string& path);

@@ -263,7 +263,8 @@ PackedMatrix QuantisedReader::four_bits(const std::string& base, const std::stri
            store_.file_of(divides), clean(divides), divisor);
     }
   } else {
-    m.global_scale = number(base + ".weight_scale_2");
+    m.global_scale =
+        number(config_.method == "compressed-tensors" ? divides : base + ".weight_scale_2");
   }
   return m;
 }

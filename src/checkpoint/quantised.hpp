@@ -30,18 +30,20 @@ struct QuantisedClaim {
 struct QuantisedScheme {
   ModuleList targets;  // empty: all linear layers
   std::vector<QuantisedClaim> claims;
-  std::vector<int> groups;               // group sizes, -1 for a whole row
-  std::optional<bool> zeros;             // whether zero points are stored that are not 8
-  bool order = false;                    // an order of activations is stored
-  std::string zeros_field, order_field;  // that say so, as QuantisedClaim::field
+  std::vector<int> groups;    // group sizes, -1 for a whole row
+  std::optional<bool> zeros;  // whether zero points are stored that are not 8
+  bool order = false;         // an order of activations is stored
+  std::string strategy;       // how many scales a matrix has: tensor, channel, group or block
+  std::string zeros_field, order_field, strategy_field;  // that say so, as QuantisedClaim::field
 };
 
 // quantization_config, as far as tensors do not say it themselves, and what they are held to.
 struct QuantisedConfig {
-  std::string method;         // quant_method; empty: none is given
-  bool next_zero = false;     // GPTQ's first format stores a zero point less 1
-  bool blocks_of_32 = false;  // fp8: a scale of 32 rows by 32 columns
-  FormatSpec own{};           // of the method shunt
+  std::string method;          // quant_method; empty: none is given
+  bool next_zero = false;      // GPTQ's first format stores a zero point less 1
+  bool blocks_of_32 = false;   // fp8: a scale of 32 rows by 32 columns
+  std::optional<bool> blocks;  // fp8: whether scales are of 128 rows by 128 columns; none: not said
+  FormatSpec own{};            // of the method shunt
   std::vector<QuantisedScheme> schemes;
   std::vector<QuantisedClaim> experts;                        // of routed experts alone
   std::map<std::string, std::vector<QuantisedClaim>> layers;  // of ModelOpt's quantized_layers
@@ -108,6 +110,8 @@ class QuantisedReader {
   void refuse_extras(const std::string& base, std::initializer_list<const char*> more) const;
   bool is_zero(const std::string& name) const;
   void check_described(const std::string& module, const PackedMatrix& m) const;
+  std::string other_scales(const QuantisedScheme& scheme, const std::string& module,
+                           const PackedMatrix& m) const;
   std::string contradiction(const QuantisedScheme& scheme, const std::string& module,
                             const PackedMatrix& m) const;
   void check_weight_shape(const std::string& base, std::int64_t n, std::int64_t k) const;
@@ -128,7 +132,8 @@ class QuantisedReader {
   // The part's rows of `width` bytes.
   Tensor fused_rows(const Tensor& all, const FusedPart& part, std::int64_t width,
                     DType dtype) const;
-  bool fused_number(const Tensor& scales, const FusedPart& part, float& number) const;
+  bool two_blocks(const std::string& name, const FusedPart& part) const;
+  bool fused_number(const std::string& name, const FusedPart& part, float& number) const;
   bool fused_blocks(const std::string& name, const FusedPart& part, PackedMatrix& m) const;
   // GPTQ's and AWQ's scales [groups, n], of the words `values`; the other way round; their zeros
   // i32 [groups, n / 8].

@@ -4,6 +4,7 @@
 #include "checkpoint/quantised.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "core/check.hpp"
+#include "core/shape.hpp"
 
 namespace shunt {
 
@@ -60,6 +61,11 @@ void QuantisedReader::check_listed(const std::string& module, bool packed) const
     fail(Status::bad_file, "{}: tensors of '{}' are plain: {}.quantized_layers names it",
          store_.folder(), clean(module), config_.holder);
   }
+  if (packed && config_.method == "compressed-tensors" && !config_.targets.empty() &&
+      config_.targets.find(module) == Listed::no) {
+    fail(Status::bad_file, "{}: tensors of '{}' are packed: no targets of {}.config_groups name it",
+         store_.folder(), clean(module), config_.holder);
+  }
   const Listed meant = config_.targets.empty() ? Listed::yes : config_.targets.find(module);
   if (!packed && excluded == Listed::no && meant == Listed::yes) {
     fail(Status::bad_file,
@@ -68,10 +74,35 @@ void QuantisedReader::check_listed(const std::string& module, bool packed) const
   }
 }
 
+// Why a strategy cannot be that of scales of 8 bits; empty: it can. Of fewer bits, shapes tell.
+std::string QuantisedReader::other_scales(const QuantisedScheme& scheme, const std::string& module,
+                                          const PackedMatrix& m) const {
+  const Format format = m.format.format;
+  const std::string name = module + ".weight_scale";
+  if (scheme.strategy.empty() || !store_.contains(name)) return {};
+  if (format != Format::int8 && format != Format::fp8_tensor && format != Format::fp8_channel &&
+      format != Format::fp8_block) {
+    return {};
+  }
+  std::int64_t wanted = 1;
+  if (scheme.strategy == "channel") wanted = m.n;
+  if (scheme.strategy == "block") wanted = groups_of(m.n, 128) * groups_of(m.k, 128);
+  if (scheme.strategy == "group") {
+    if (scheme.groups.empty()) return {};
+    const int size = scheme.groups.back();
+    wanted = m.n * (size == -1 ? 1 : groups_of(m.k, size));
+  }
+  const std::int64_t count = tensor(name).elements();
+  if (count == wanted) return {};
+  return fmt::format("{}: tensor '{}' must hold {} numbers, and holds {}", scheme.strategy_field,
+                     clean(name), wanted, count);
+}
+
 // Why this scheme cannot be that of the matrix; empty: it can.
 std::string QuantisedReader::contradiction(const QuantisedScheme& scheme, const std::string& module,
                                            const PackedMatrix& m) const {
   if (auto why = against(scheme.claims, module, m.format.format); !why.empty()) return why;
+  if (auto why = other_scales(scheme, module, m); !why.empty()) return why;
   const bool gptq_names = store_.contains(module + ".qweight");
   const std::string zeros = module + (gptq_names ? ".qzeros" : ".weight_zero_point");
   if (scheme.zeros == true && !store_.contains(zeros)) {

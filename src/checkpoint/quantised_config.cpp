@@ -33,8 +33,13 @@ void read_weights_of(const Fields& w, QuantisedScheme& to) {
       w.refuse("block_structure", *block, "[128, 128]");
     }
   }
-  if (w.get("strategy") != nullptr && *w.get("strategy") == "channel") to.groups.push_back(-1);
+  const Json* const strategy = w.get("strategy");
+  if (strategy != nullptr) {
+    to.strategy = strategy->get<std::string>();
+    to.strategy_field = w.says("strategy");
+  }
   w.add_group("group_size", to);
+  if (to.strategy == "channel") to.groups = {-1};
   if (const std::optional<bool> symmetric = w.flag("symmetric")) {
     to.zeros = !*symmetric;
     to.zeros_field = w.says("symmetric");
@@ -65,6 +70,12 @@ void for_groups(const Fields& f, Each&& each) {
     each(Fields(where, item.value()),
          Fields(where + ".weights", weights != nullptr ? *weights : nothing));
   }
+}
+
+// "Linear": names of modules begin with small letters.
+bool is_class(const Json& name) {
+  const auto& text = name.get_ref<const std::string&>();
+  return !text.empty() && text[0] >= 'A' && text[0] <= 'Z';
 }
 
 // What compressed-tensors does beside rounding.
@@ -102,13 +113,14 @@ void read_compressed(const Fields& f, QuantisedScheme base, QuantisedConfig& out
   refuse_other_than_weights(f);
   out.list = "ignore";
   f.add_modules("ignore", ListSyntax::compressed, out.excluded);
-  bool linear = false;  // a group is of all linear layers
+  bool linear = false;  // a group is of a class of layers, or says nothing
   ModuleList targets;
   for_groups(f, [&](const Fields& group, const Fields& weights) {
     group.add_modules("targets", ListSyntax::compressed, targets);
     const Json* const names = group.get("targets");
+    if (names != nullptr && names->empty()) group.refuse("targets", *names, "a list of modules");
     QuantisedScheme scheme = base;
-    if (names == nullptr || std::find(names->begin(), names->end(), "Linear") != names->end()) {
+    if (names == nullptr || std::any_of(names->begin(), names->end(), is_class)) {
       linear = true;
     } else {
       group.add_modules("targets", ListSyntax::compressed, scheme.targets);
@@ -139,6 +151,13 @@ void read_modelopt(const Fields& f, QuantisedScheme base, QuantisedConfig& out) 
       {"MIXED_PRECISION", {}},
   };
   f.claim("quant_algo", algorithms, base.claims);
+  for (const auto& [says, strategy] :
+       {std::pair("FP8_PB_WO", "block"), std::pair("FP8_PER_CHANNEL_PER_TOKEN", "channel")}) {
+    if (f.get("quant_algo") == nullptr || *f.get("quant_algo") != says) continue;
+    base.strategy = strategy;
+    base.strategy_field = f.says("quant_algo");
+  }
+  if (f.get("quant_algo") != nullptr && *f.get("quant_algo") == "FP8") out.blocks = false;
   const Json* const algorithm = f.get("quant_algo");
   if (algorithm != nullptr && *algorithm == "MIXED_PRECISION") {
     // What is packed, and how, stands in a list of its own; of what it does not name, tensors tell.
@@ -244,6 +263,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     const Json blocks_of_32 = Json::array({32, 32});  // DeepSeek-V4.1
     const Json* const block = f.get("weight_block_size");
     out.blocks_of_32 = block != nullptr && *block == blocks_of_32;
+    if (block != nullptr) out.blocks = *block == Json::array({128, 128});
     if (block != nullptr && *block == groups_of_32) {
       means({Format::mxfp8});
     } else if (out.blocks_of_32) {
@@ -288,6 +308,7 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
     f.expect("bits", {4});
     f.expect("w_bit", {4});
     f.add_group(f.get("group_size") != nullptr ? "group_size" : "q_group_size", scheme);
+    if (const Json* size = f.get("group_size")) f.expect("q_group_size", {*size});
     for (const char* field : {"version", "format"}) f.expect(field, {"gemm", "GEMM"});
     f.expect("pack_method", {"reorder"});  // Quark's
     // AWQ's own default: without zero points nothing says where zero is.
@@ -312,6 +333,9 @@ QuantisedConfig read_quantised(const std::string& where, const nlohmann::json& o
          where, shown(Json(out.method)));
   }
   if (out.schemes.empty()) out.schemes.push_back(std::move(scheme));
+  for (const QuantisedScheme& each : out.schemes) {
+    if (!each.strategy.empty()) out.blocks = out.blocks.value_or(false) || each.strategy == "block";
+  }
   return out;
 }
 

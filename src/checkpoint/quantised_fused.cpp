@@ -67,9 +67,24 @@ Tensor QuantisedReader::fused_rows(const Tensor& all, const FusedPart& part, std
   return view(to, dtype, {n, width});
 }
 
+// Whether scales [E, 2, 1] are one for 128 x 128 rather than gate's and up's number.
+bool QuantisedReader::two_blocks(const std::string& name, const FusedPart& part) const {
+  const std::int64_t rows = groups_of(part.rows, 128), wide = groups_of(part.k, 128);
+  if (part.transposed ? wide != 2 || rows != 1 : rows != 2 || wide != 1) return false;
+  const bool alike = !part.transposed && part.n % 128 == 0;
+  if (!alike && !config_.blocks) {
+    fail(Status::unsupported,
+         "{}: tensor '{}' may be one number for gate and one for up, or one for 128 x 128: "
+         "quantization_config must say which",
+         store_.file_of(name), clean(name));
+  }
+  return alike || *config_.blocks;
+}
+
 // One number for everything, one an expert, or one for gate and one for up of each.
-bool QuantisedReader::fused_number(const Tensor& scales, const FusedPart& part,
+bool QuantisedReader::fused_number(const std::string& name, const FusedPart& part,
                                    float& number) const {
+  const Tensor scales = tensor(name);
   if (!number_type(scales.dtype)) return false;
   const std::int64_t experts = part.stored, half = part.first * 2 < part.rows ? 0 : 1;
   if (scales.elements() == 1) {
@@ -77,7 +92,8 @@ bool QuantisedReader::fused_number(const Tensor& scales, const FusedPart& part,
   } else if (scales.shape[0] == experts && scales.elements() == experts) {
     number = number_at(scales, part.expert);
   } else if (part.rows == 2 * part.n && part.step == 1 && scales.elements() == 2 * experts &&
-             (has_shape(scales, {experts, 2}) || has_shape(scales, {experts, 2, 1}))) {
+             (has_shape(scales, {experts, 2}) ||
+              (has_shape(scales, {experts, 2, 1}) && !two_blocks(name, part)))) {
     number = number_at(scales, 2 * part.expert + half);
   } else {
     return false;
@@ -167,10 +183,10 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
         fail(Status::bad_file, "{}: tensors '{}' and '{}' are there: must be one of them",
              store_.file_of(second), clean(store_.contains(amax) ? amax : under), clean(second));
       }
-      if (!store_.contains(amax) || !fused_number(tensor(amax), part, m.global_scale)) {
+      if (!store_.contains(amax) || !fused_number(amax, part, m.global_scale)) {
         mismatch(amax, "one number, or one an expert");
       }
-      if (!store_.contains(under) || !fused_number(tensor(under), part, denominator)) {
+      if (!store_.contains(under) || !fused_number(under, part, denominator)) {
         mismatch(under, "one number, or one an expert");
       }
       for (const auto& [tensor_name, value] :
@@ -182,14 +198,14 @@ PackedMatrix QuantisedReader::fused_matrix(const std::string& name, FusedPart pa
              tensor_name == &under ? " and not 0" : "");
       }
       m.global_scale /= denominator;
-    } else if (!store_.contains(second) || !fused_number(tensor(second), part, m.global_scale)) {
+    } else if (!store_.contains(second) || !fused_number(second, part, m.global_scale)) {
       mismatch(second, "one number, or one an expert");
     }
     m.format = {Format::nvfp4};
     m.scales = fused_rows(scales, part, groups, DType::f8_e4m3);
     return m;
   }
-  if (fused_number(scales, part, m.global_scale)) {
+  if (fused_number(scale_name, part, m.global_scale)) {
     m.format = {Format::fp8_tensor};
     return m;
   }

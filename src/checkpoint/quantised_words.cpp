@@ -109,7 +109,7 @@ PackedMatrix QuantisedReader::gptq(const std::string& base, std::int64_t n, std:
 // qweight i32 [k, n / 8], eight n to a word in AWQ's order; scales [groups, n]; qzeros i32 [groups,
 // n / 8] in the same order.
 PackedMatrix QuantisedReader::awq(const std::string& base, std::int64_t n, std::int64_t k) const {
-  refuse_extras(base, {});
+  refuse_extras(base, {".g_idx"});
   const std::string values = base + ".qweight", scales = base + ".scales", zeros = base + ".qzeros";
   const Tensor words = tensor(values);
   if (n % 8 != 0 || words.dtype != DType::i32 || !has_shape(words, {k, n / 8})) {

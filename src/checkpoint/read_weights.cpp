@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <vector>
 
 #include "checkpoint/leftovers.hpp"
@@ -22,8 +23,12 @@ std::string words(const Shape& shape) { return fmt::format("[{}]", fmt::join(sha
 class Reader {
  public:
   Reader(const TensorStore& store, const QuantisedReader& quantised, Repacking& repacking,
-         std::string prefix)
-      : store_(store), quantised_(quantised), repacking_(repacking), prefix_(std::move(prefix)) {}
+         std::string prefix, bool fill)
+      : store_(store),
+        quantised_(quantised),
+        repacking_(repacking),
+        prefix_(std::move(prefix)),
+        fill_(fill) {}
 
   // The one of `sources` that is there, with `shape`; a leading dimension of 1 may be left over.
   Tensor one(const std::vector<Source>& sources, const Shape& shape) const {
@@ -39,13 +44,16 @@ class Reader {
       tensor = tensor[0];
     }
     if (!has_shape(tensor, shape)) mismatch(name, tensor, words(shape));
+    check_numbers(name, tensor);
     return source.times == 1 && source.plus == 0 ? tensor : changed(tensor, source);
   }
 
   // A vector, or one number that stands for all of it.
   Tensor broadcast(const std::vector<Source>& sources, std::int64_t size) const {
-    Tensor tensor = floats(prefix_ + present(sources).name);
+    const std::string name = prefix_ + present(sources).name;
+    Tensor tensor = floats(name);
     if (tensor.elements() != 1) return one(sources, {size});
+    check_numbers(name, tensor);
     tensor.rank = 1;
     tensor.shape[0] = size;
     tensor.strides[0] = 0;
@@ -159,6 +167,30 @@ class Reader {
     return tensor;
   }
 
+  // Throws where a NaN is among them: of a router or a bias it would only choose other experts.
+  void check_numbers(const std::string& name, const Tensor& tensor) const {
+    if (!fill_) return;
+    const std::int64_t columns = tensor.rank == 0 ? 1 : tensor.shape[tensor.rank - 1];
+    const std::int64_t rows = tensor.elements() / std::max<std::int64_t>(columns, 1);
+    const std::int64_t stride = tensor.rank == 0 ? 1 : tensor.strides[tensor.rank - 1];
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Tensor row = tensor.rank == 2 ? tensor[r] : tensor;
+      for (std::int64_t i = 0; i < columns; ++i) {
+        if (!std::isnan(load_f32(row.data, row.dtype, i * stride))) continue;
+        fail(Status::bad_file, "{}: tensor '{}' holds NaN at [{}]: must be numbers",
+             store_.file_of(name), clean(name),
+             tensor.rank == 2 ? fmt::format("{}, {}", r, i) : fmt::format("{}", i));
+      }
+    }
+  }
+
+  // Biases of experts.
+  Tensor bias(const std::string& relative, const Shape& shape) const {
+    const Tensor tensor = exact(relative, shape);
+    check_numbers(prefix_ + relative, tensor);
+    return tensor;
+  }
+
   Tensor exact(const std::string& relative, const Shape& shape) const {
     const std::string name = prefix_ + relative;
     if (!store_.contains(name)) missing({{relative}});
@@ -171,6 +203,17 @@ class Reader {
                              const std::string& wanted) const {
     fail(Status::bad_file, "{}: tensor '{}' is {}: config.json asks for {}", store_.file_of(name),
          name, tensor.describe(), wanted);
+  }
+
+  // Of two experts' matrices one is packed, the other plain.
+  [[noreturn]] void unlike(const std::string& name, bool packed, const std::string& other) const {
+    if (packed && store_.contains(name)) {
+      fail(Status::unsupported, "{}: tensor '{}' is {}: must be f32, bf16 or f16, as '{}' is",
+           store_.file_of(name), clean(name), store_.get(name).describe(), clean(other));
+    }
+    fail(Status::unsupported, "{}: tensors of '{}' are {} and those of '{}' {}: must be alike",
+         store_.folder(), clean(module_of(name)), packed ? "packed" : "plain",
+         clean(module_of(other)), packed ? "plain" : "packed");
   }
 
   [[noreturn]] void missing(const std::vector<Source>& sources) const {
@@ -190,7 +233,10 @@ class Reader {
       for (int e = first; e < first + count; ++e) {
         const std::string full = prefix_ + numbered(name, e);
         quantised_.check_one_form(full);
-        quantised_.check_listed(module_of(full), quantised);
+        const bool here = quantised_.has(full);
+        if (!here && !store_.contains(full)) missing({{numbered(name, e)}});
+        quantised_.check_listed(module_of(full), here);
+        if (here != quantised) unlike(full, here, prefix_ + numbered(name, first));
         if (quantised) {
           packed.push_back(quantised_.matrix(full, n, k));
         } else {
@@ -311,8 +357,8 @@ class Reader {
   void biases(const ExpertNames& names, int count, std::int64_t hidden, std::int64_t intermediate,
               ExpertWeights& out) const {
     const bool up_bias = !names.up_bias.empty(), down_bias = !names.down_bias.empty();
-    const Tensor up_biases = up_bias ? exact(names.up_bias, {count, 2 * intermediate}) : Tensor{};
-    const Tensor down_biases = down_bias ? exact(names.down_bias, {count, hidden}) : Tensor{};
+    const Tensor up_biases = up_bias ? bias(names.up_bias, {count, 2 * intermediate}) : Tensor{};
+    const Tensor down_biases = down_bias ? bias(names.down_bias, {count, hidden}) : Tensor{};
     for (int e = 0; e < count; ++e) {
       if (up_bias) {
         const auto [gate_bias, up_bias_part] = split(up_biases[e], names.interleaved);
@@ -327,19 +373,19 @@ class Reader {
   void single_biases(const PerExpert& experts, int count, std::int64_t hidden,
                      std::int64_t intermediate, bool gated, ExpertWeights& out) const {
     const ExpertNames& names = experts.names;
-    const auto bias = [&](const std::string& matrix, int expert) {
+    const auto named = [&](const std::string& matrix, int expert) {
       return numbered(module_of(matrix) + ".bias", experts.first + expert);
     };
     const std::string& any = names.up_bias.empty() ? names.down : names.up;
-    if (!store_.contains(prefix_ + bias(any, 0))) {
+    if (!store_.contains(prefix_ + named(any, 0))) {
       return biases(names, count, hidden, intermediate, out);
     }
     for (int e = 0; e < count; ++e) {
       if (!names.up_bias.empty()) {
-        if (gated) out.gate_bias.push_back(exact(bias(names.gate, e), {intermediate}));
-        out.up_bias.push_back(exact(bias(names.up, e), {intermediate}));
+        if (gated) out.gate_bias.push_back(bias(named(names.gate, e), {intermediate}));
+        out.up_bias.push_back(bias(named(names.up, e), {intermediate}));
       }
-      if (!names.down_bias.empty()) out.down_bias.push_back(exact(bias(names.down, e), {hidden}));
+      if (!names.down_bias.empty()) out.down_bias.push_back(bias(named(names.down, e), {hidden}));
     }
   }
 
@@ -373,6 +419,7 @@ class Reader {
   const QuantisedReader& quantised_;
   Repacking& repacking_;
   std::string prefix_;
+  bool fill_;
 };
 
 }  // namespace
@@ -383,7 +430,7 @@ LayerWeights read_weights(const TensorStore& store, const TensorNames& names,
   const cpu_engine::FloatMode mode;
   Repacking repacking;
   const QuantisedReader packed(store, quantised, repacking);
-  const Reader reader(store, packed, repacking, prefix);
+  const Reader reader(store, packed, repacking, prefix, fill);
   const RouteSpec& route = spec.route;
   const std::int64_t hidden = spec.hidden;
   LayerWeights out;

@@ -264,8 +264,8 @@ void Conversion::check_space(const PartialFolder& folder) const {
   if (::statvfs(folder.path().c_str(), &system) != 0) return;
   const double free = static_cast<double>(system.f_bavail) * static_cast<double>(system.f_frsize);
   if (static_cast<double>(wanted) > free) {
-    fail(Status::io, "convert: {} needs {:.3f} GB more: the disk has {:.3f} GB free", folder.path(),
-         static_cast<double>(wanted) / 1e9, free / 1e9);
+    fail(Status::io, "convert: {} needs {} bytes more: the disk has {} free", folder.path(), wanted,
+         static_cast<std::int64_t>(free));
   }
 }
 
@@ -505,6 +505,8 @@ ConversionReport Conversion::run() {
   report.left_out.insert(report.left_out.end(), cache_scheme_.left_out.begin(),
                          cache_scheme_.left_out.end());
   std::sort(report.left_out.begin(), report.left_out.end());
+  for (const SourceFile& file : files_) report.unpacked_modules += std::ssize(file.modules);
+  report.unpacked_dtype = decoded();
   PartialFolder folder(out_, settings());
   try {
     make_all(folder, report);

@@ -26,6 +26,9 @@ struct ConversionReport {
   std::int64_t bytes_before = 0, bytes_after = 0;      // of all files of tensors
   std::int64_t experts_before = 0, experts_after = 0;  // of the routed experts' matrices in them
   int shards = 0, shards_resumed = 0;                  // resumed: found finished
+  // Linear layers beside the experts that were packed, and what they became.
+  std::int64_t unpacked_modules = 0;
+  DType unpacked_dtype = DType::bf16;
   // What of the source is not in the new checkpoint: files, and tensors that its index does not
   // name.
   std::vector<std::string> left_out;
@@ -58,9 +61,9 @@ using ConversionProgress =
 // inverse of one: 8 (H^2 + I^2 + 2 max(H, I)^2) bytes, 1.3 GB of H 7168 and I 2048.
 //
 // Plain formats keep the names and the layout of `in`. Others write a matrix an expert, in the
-// names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. Only matrices of
-// routed experts change; everything else is copied, other files of the folder too. What is not, the
-// report names: folders, links to nothing, weights in other forms than safetensors
+// names of convert/dialect.hpp, and gpt-oss's mxfp4 as gpt-oss is published. But for matrices of
+// routed experts and what was packed everything is copied, other files of the folder too. What is
+// not, the report names: folders, links to nothing, weights in other forms than safetensors
 // ("pytorch_model.bin"), other safetensors than the model's, and tensors that the index does not
 // name.
 //

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 
+#include "shunt/context.hpp"
 #include "shunt/format.hpp"
 #include "shunt/tensor.hpp"
 
@@ -25,8 +27,21 @@ struct NamedTensor {
   const char* name;
   const Tensor& tensor;
 };
-void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
-                     std::initializer_list<NamedTensor> read);
+using NamedTensors = std::span<const NamedTensor>;
+void check_all_apart(std::string_view what, NamedTensors written, NamedTensors read);
+inline void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
+                            std::initializer_list<NamedTensor> read) {
+  check_all_apart(what, NamedTensors(written.begin(), written.size()),
+                  NamedTensors(read.begin(), read.size()));
+}
+// check_workspace(), and throws where its `needed` bytes are any of the operands'.
+void check_workspace_apart(std::string_view what, Workspace workspace, std::size_t needed,
+                           Device device, NamedTensors written, NamedTensors read);
+inline void check_workspace_apart(std::string_view what, Workspace workspace, std::size_t needed,
+                                  Device device, std::initializer_list<NamedTensor> operands) {
+  check_workspace_apart(what, workspace, needed, device,
+                        NamedTensors(operands.begin(), operands.size()), {});
+}
 // Memory as a view, to be one of these.
 inline Tensor bytes_at(const void* data, std::size_t bytes, Device device) {
   return view(data, DType::u8, {static_cast<std::int64_t>(bytes)}, device);

@@ -125,7 +125,12 @@ namespace {
 
 // From a tensor's first row to row i.
 std::int64_t whole_bytes(const Tensor& tensor, std::int64_t i) {
-  const std::int64_t at = i * tensor.strides[0] * bits(tensor.dtype);
+  std::int64_t at = 0;
+  if (__builtin_mul_overflow(i, tensor.strides[0], &at) ||
+      __builtin_mul_overflow(at, bits(tensor.dtype), &at)) {
+    fail(Status::invalid_argument, "tensor {}: row {} of stride {} begins beyond 64 bits",
+         tensor.describe(), i, tensor.strides[0]);
+  }
   if (at % 8 != 0) {
     fail(Status::invalid_argument, "tensor {}: row {} begins within a byte", tensor.describe(), i);
   }
@@ -232,6 +237,21 @@ std::string list(std::initializer_list<std::int64_t> shape) {
   return text;
 }
 
+// Whether the distance of a tensor's elements from its first one overflows 64 bits.
+bool reaches_too_far(const Tensor& tensor) {
+  std::int64_t reach = 0;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) {
+    std::int64_t far = 0;
+    const std::int64_t stride = tensor.strides[d];
+    if (stride == std::numeric_limits<std::int64_t>::min() ||
+        __builtin_mul_overflow(tensor.shape[d] - 1, std::abs(stride), &far) ||
+        __builtin_add_overflow(reach, far, &reach)) {
+      return true;
+    }
+  }
+  return __builtin_mul_overflow(reach, bits(tensor.dtype), &reach);
+}
+
 }  // namespace
 
 void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule& rule,
@@ -260,6 +280,12 @@ void check_tensor(std::string_view name, const Tensor& tensor, const TensorRule&
     fail(Status::invalid_argument, "{} is {} with strides [{}]: {}", name, tensor.describe(),
          fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "), must);
   };
+  if (reaches_too_far(tensor)) strided("it reaches beyond 64 bits");
+  const int width = bits(tensor.dtype) / 8;
+  if (width > 1 && reinterpret_cast<std::uintptr_t>(tensor.data) % width != 0) {
+    fail(Status::invalid_argument, "{} is {} at {}: must be aligned to its elements, {} bytes",
+         name, tensor.describe(), fmt::ptr(tensor.data), width);
+  }
   if (rule.dense && !tensor.contiguous()) strided("it must be dense, row-major");
   if (rule.rows_dense && d > 0 && tensor.shape[d - 1] > 1 && tensor.strides[d - 1] != 1) {
     strided("its last dimension must be dense (stride 1)");
@@ -407,18 +433,26 @@ bool overlap(const Tensor& a, const Tensor& b) {
   return apart < p->rows && apart * stride < ahead + q->width;
 }
 
-void check_all_apart(std::string_view what, std::initializer_list<NamedTensor> written,
-                     std::initializer_list<NamedTensor> read) {
+void check_all_apart(std::string_view what, NamedTensors written, NamedTensors read) {
   const auto check = [&](const NamedTensor& one, const NamedTensor& other) {
     if (!other.tensor || !overlap(one.tensor, other.tensor)) return;
     fail(Status::invalid_argument, "{}: {} overlaps {}: must lie apart", what, one.name,
          other.name);
   };
-  for (const NamedTensor* one = written.begin(); one != written.end(); ++one) {
-    if (!one->tensor) continue;
-    for (const NamedTensor& other : read) check(*one, other);
-    for (const NamedTensor* other = written.begin(); other != one; ++other) check(*one, *other);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (!written[i].tensor) continue;
+    for (const NamedTensor& other : read) check(written[i], other);
+    for (const NamedTensor& other : written.first(i)) check(written[i], other);
   }
+}
+
+void check_workspace_apart(std::string_view what, Workspace workspace, std::size_t needed,
+                           Device device, NamedTensors written, NamedTensors read) {
+  check_workspace(what, workspace, needed);
+  if (needed == 0) return;
+  const Tensor used = bytes_at(workspace.data, needed, device);
+  const NamedTensor named[] = {{"workspace", used}};
+  for (const NamedTensors operands : {written, read}) check_all_apart(what, named, operands);
 }
 
 void check_apart(std::string_view name, const Tensor& tensor, std::string_view other,

@@ -297,17 +297,16 @@ void grouped_gemm(const Context& context, const GroupedGemmSpec& spec, const Gro
   if (spec.prepared && in.prepared) {
     prepared = bytes_at(in.prepared.data, in.prepared.bytes, device);
   }
-  check_all_apart("grouped_gemm", {{"out", of.out}},
-                  {{"rows", of.rows},
-                   {"row_scales", of.row_scales},
-                   {"offsets", in.offsets},
-                   {"counts", in.counts},
-                   {"weights", in.weights},
-                   {"prepared weights", prepared},
-                   {"bias", in.bias}});
+  const NamedTensor written[] = {{"out", of.out}};
+  const NamedTensor read[] = {{"rows", of.rows},       {"row_scales", of.row_scales},
+                              {"offsets", in.offsets}, {"counts", in.counts},
+                              {"weights", in.weights}, {"prepared weights", prepared},
+                              {"bias", in.bias}};
+  check_all_apart("grouped_gemm", written, read);
   const auto* const offsets = in.offsets.as<const std::int32_t>();
   const auto* const counts = in.counts.as<const std::int32_t>();
-  check_workspace("grouped_gemm", workspace, grouped_gemm_workspace_bytes(context, spec, rows));
+  check_workspace_apart("grouped_gemm", workspace,
+                        grouped_gemm_workspace_bytes(context, spec, rows), device, written, read);
 
   if constexpr (cuda_engine::built) {
     if (cuda_engine::on_gpu(context) && spec.rows == RowFormat::nvfp4) {

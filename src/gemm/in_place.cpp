@@ -47,8 +47,10 @@ PreparedWeights prepare_in_place(const Context& context, Tensor matrices, bool p
       needed != one) {
     fail(Status::unsupported,
          "prepare_in_place: matrices are {} [{}, {}, {}]: a prepared one takes {} bytes, {} more "
-         "than there are",
-         to_string(matrices.dtype), groups, n, k, needed, needed - one);
+         "than there are; legal are {}",
+         to_string(matrices.dtype), groups, n, k, needed, needed - one,
+         device.type == DeviceType::cpu ? "multiples of 64 rows, in bf16 of an even width"
+                                        : "multiples of 128 rows of a multiple of 64");
   }
   if (reinterpret_cast<std::uintptr_t>(matrices.data) % 64 != 0) {
     fail(Status::invalid_argument, "prepare_in_place: matrices must be 64-byte aligned");

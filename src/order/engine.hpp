@@ -53,9 +53,9 @@ struct OrderCall {
 // Throws invalid_argument for a spec that means nothing, unsupported for one without an engine.
 void check_spec(const OrderSpec& spec, Device device);
 
-// What order() is asked for, checked. Throws Error as order() does, but for the workspace.
-OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const OrderOutputs& out,
-                        Device device);
+// What order() is asked for, checked. Throws Error as order() does.
+OrderCall checked_order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
+                        const OrderOutputs& out, Workspace workspace);
 
 std::size_t order_cpu_workspace_bytes(int threads, int locals);
 void order_cpu(const Context& context, const OrderCall& call, Workspace workspace);

@@ -36,29 +36,32 @@ void check_map(const OrderSpec& spec, const Tensor& map) {
 }
 
 // Pairs are looked at twice, and while rows are written.
-void check_outputs_apart(const OrderInputs& in, const OrderOutputs& out) {
-  check_all_apart("order",
-                  {{"offsets", out.offsets},
-                   {"permutation", out.permutation},
-                   {"inverse", out.inverse},
-                   {"output weights", out.weights},
-                   {"sorted_token_ids", out.sorted_token_ids},
-                   {"sorted_weights", out.sorted_weights},
-                   {"sorted_expert_ids", out.sorted_expert_ids},
-                   {"num_tokens_post_padded", out.num_tokens_post_padded},
-                   {"num_sorted_tiles", out.num_sorted_tiles},
-                   {"padded_inverse", out.padded_inverse},
-                   {"zeroed", out.zeroed}},
-                  {{"ids", in.ids},
-                   {"weights", in.weights},
-                   {"expert_map", in.expert_map},
-                   {"valid_tokens", in.valid_tokens}});
+void check_memory_apart(const OrderInputs& in, const OrderOutputs& out, Workspace workspace,
+                        std::size_t needed, Device device) {
+  const NamedTensor written[] = {{"offsets", out.offsets},
+                                 {"permutation", out.permutation},
+                                 {"inverse", out.inverse},
+                                 {"output weights", out.weights},
+                                 {"sorted_token_ids", out.sorted_token_ids},
+                                 {"sorted_weights", out.sorted_weights},
+                                 {"sorted_expert_ids", out.sorted_expert_ids},
+                                 {"num_tokens_post_padded", out.num_tokens_post_padded},
+                                 {"num_sorted_tiles", out.num_sorted_tiles},
+                                 {"padded_inverse", out.padded_inverse},
+                                 {"zeroed", out.zeroed}};
+  const NamedTensor read[] = {{"ids", in.ids},
+                              {"weights", in.weights},
+                              {"expert_map", in.expert_map},
+                              {"valid_tokens", in.valid_tokens}};
+  check_all_apart("order", written, read);
+  check_workspace_apart("order", workspace, needed, device, written, read);
 }
 
 }  // namespace
 
-OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const OrderOutputs& out,
-                        Device device) {
+OrderCall checked_order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
+                        const OrderOutputs& out, Workspace workspace) {
+  const Device device = context.device();
   check_spec(spec, device);
   check_tensor("order: ids", in.ids,
                {.dtypes = {i32}, .shape = {any_size, spec.slots}, .dense = true}, device);
@@ -145,15 +148,14 @@ OrderCall checked_order(const OrderSpec& spec, const OrderInputs& in, const Orde
     call.zeroed = out.zeroed.as<std::byte>();
     call.zeroed_bytes = static_cast<std::size_t>(out.zeroed.bytes());
   }
-  check_outputs_apart(in, out);
+  check_memory_apart(in, out, workspace, order_workspace_bytes(context, spec, tokens), device);
   return call;
 }
 
 void order(const Context& context, const OrderSpec& spec, const OrderInputs& in,
            const OrderOutputs& out, Workspace workspace) {
   const cuda_engine::Current current(context);
-  const OrderCall call = checked_order(spec, in, out, context.device());
-  check_workspace("order", workspace, order_workspace_bytes(context, spec, call.tokens));
+  const OrderCall call = checked_order(context, spec, in, out, workspace);
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) return order_cuda(context, call);
   }

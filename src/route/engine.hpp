@@ -37,10 +37,10 @@ struct RouteShape {
   std::int64_t tokens = 0, hidden = 0;
 };
 RouteShape route_shape(const RouteSpec& spec, const RouteInputs& in, Device device);
-// What route() is asked for, checked. Throws Error as route() does, but for the workspace. The call
-// refers to its arguments.
+// What route() is asked for, checked. Throws Error as route() does. The call refers to its
+// arguments.
 RouteCall checked_route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
-                        const RouteOutputs& out);
+                        const RouteOutputs& out, Workspace workspace);
 
 // Whether the spec means something, whatever the engine.
 Support legal(const RouteSpec& spec);

@@ -77,7 +77,7 @@ RouteShape route_shape(const RouteSpec& spec, const RouteInputs& in, Device devi
 }
 
 RouteCall checked_route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
-                        const RouteOutputs& out) {
+                        const RouteOutputs& out, Workspace workspace) {
   const Device device = context.device();
   const RouteShape shape = route_shape(spec, in, device);
   const RouteCall call{spec, in, out, shape.tokens, shape.hidden};
@@ -131,22 +131,27 @@ RouteCall checked_route(const Context& context, const RouteSpec& spec, const Rou
   check_output("route: logits out", out.logits, DType::f32, columns);
   check_output("route: replay", out.replay, DType::i16, spec.top_k);
   // Rows are written while others are read.
-  check_all_apart("route",
-                  {{"ids", out.ids},
-                   {"weights", out.weights},
-                   {"dense", out.dense},
-                   {"logits out", out.logits},
-                   {"replay", out.replay}},
-                  {{"logits", in.logits},
-                   {"hidden", in.hidden},
-                   {"router_weight", in.router_weight},
-                   {"router_bias", in.router_bias},
-                   {"selection_bias", in.selection_bias},
-                   {"per_expert_scale", in.per_expert_scale},
-                   {"token_ids", in.token_ids},
-                   {"hash_table", in.hash_table},
-                   {"shared_logits", in.shared_logits},
-                   {"valid_tokens", in.valid_tokens}});
+  const NamedTensor written[] = {{"ids", out.ids},
+                                 {"weights", out.weights},
+                                 {"dense", out.dense},
+                                 {"logits out", out.logits},
+                                 {"replay", out.replay}};
+  const NamedTensor read[] = {{"logits", in.logits},
+                              {"hidden", in.hidden},
+                              {"router_weight", in.router_weight},
+                              {"router_bias", in.router_bias},
+                              {"selection_bias", in.selection_bias},
+                              {"per_expert_scale", in.per_expert_scale},
+                              {"token_ids", in.token_ids},
+                              {"hash_table", in.hash_table},
+                              {"shared_logits", in.shared_logits},
+                              {"valid_tokens", in.valid_tokens}};
+  check_all_apart("route", written, read);
+  if (tokens > 0) {
+    check_workspace_apart("route", workspace,
+                          route_workspace_bytes(context, spec, tokens, call.hidden), device,
+                          written, read);
+  }
   if (spec.hashed && device.type == DeviceType::cpu) check_hash(spec, in, valid_tokens(call));
   return call;
 }
@@ -173,10 +178,8 @@ void route(const Context& context, const RouteSpec& spec, const RouteInputs& in,
            const RouteOutputs& out, Workspace workspace) {
   const cuda_engine::Current current(context);
   check_spec(spec, context.device());
-  const RouteCall call = checked_route(context, spec, in, out);
+  const RouteCall call = checked_route(context, spec, in, out, workspace);
   if (call.tokens == 0) return;
-  check_workspace("route", workspace,
-                  route_workspace_bytes(context, spec, call.tokens, call.hidden));
   if constexpr (cuda_engine::built) {
     if (context.device().type == DeviceType::cuda) return route_cuda(context, call, workspace);
   }

@@ -90,8 +90,8 @@ void route_and_order(const Context& context, const RouteSpec& route, const Route
         given_or("route_and_order: weights", routed.weights, scratch(memory.ids, f32), device);
     chosen.weights = out.weights;
   }
-  const RouteCall routing = checked_route(context, route, in, out);
-  const OrderCall ordering = checked_order(order, chosen, ordered, device);
+  const RouteCall routing = checked_route(context, route, in, out, stages);
+  const OrderCall ordering = checked_order(context, order, chosen, ordered, stages);
 
   if constexpr (cuda_engine::built) {
     if (device.type == DeviceType::cuda) {

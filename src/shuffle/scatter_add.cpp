@@ -152,9 +152,10 @@ void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
   check_tensor("scatter_add_padded: token_indices", in.token_indices,
                {.dtypes = {i32}, .shape = {positions}, .dense = true}, device);
   check_sizes(tokens, positions);
-  check_all_apart(
-      "scatter_add_padded", {{"out", out}},
-      {{"rows", in.rows}, {"token_counts", in.token_counts}, {"token_indices", in.token_indices}});
+  const NamedTensor written[] = {{"out", out}};
+  const NamedTensor read[] = {
+      {"rows", in.rows}, {"token_counts", in.token_counts}, {"token_indices", in.token_indices}};
+  check_all_apart("scatter_add_padded", written, read);
   const std::int64_t experts = in.token_counts.shape[0];
   if (ranks < 1 || ranks > max_scatter_ranks) {
     fail(Status::invalid_argument, "scatter_add_padded: rows is {}: must have 1 to {} ranks",
@@ -166,8 +167,9 @@ void scatter_add_padded(const Context& context, const ScatterAddSpec& spec,
          "multiple of ranks",
          experts, ranks);
   }
-  check_workspace("scatter_add_padded", workspace,
-                  scatter_add_workspace_bytes(context, spec, tokens, positions));
+  check_workspace_apart("scatter_add_padded", workspace,
+                        scatter_add_workspace_bytes(context, spec, tokens, positions), device,
+                        written, read);
   if constexpr (cuda_engine::built) {
     if (device.type == DeviceType::cuda) {
       return scatter_add_cuda(context, spec, in, out, workspace);

@@ -59,7 +59,9 @@ void shuffle(const char* what, const Context& context, const ShuffleSpec& spec, 
                   {{from_name, from}, {"token_counts", token_counts}});
   std::size_t needed = 0;
   carve_segments(spec, {}, needed);
-  check_workspace(what, workspace, needed);
+  check_workspace_apart(
+      what, workspace, needed, device,
+      {{from_name, from}, {"token_counts", token_counts}, {to_name, to}, {"counts", counts}});
   ShuffleCall call{.spec = spec,
                    .combines = combines,
                    .from = from,

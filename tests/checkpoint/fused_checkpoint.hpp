@@ -170,8 +170,8 @@ inline nlohmann::json fused_config(const Form& form, std::int64_t hidden) {
 // Writes a checkpoint of a form; the weights of gate_up and down in f32 are returned, [E, rows, k].
 class FusedCheckpoint {
  public:
-  FusedCheckpoint(const Form& form, const std::string& folder)
-      : form_(form), hidden_(136), random_(7) {
+  FusedCheckpoint(const Form& form, const std::string& folder, std::int64_t hidden = 136)
+      : form_(form), hidden_(hidden), random_(7) {
     write_file(folder + "/config.json", fused_config(form, hidden_).dump());
     const std::string base = form.inkling ? "model.llm.layers.0.mlp." : "model.layers.0.mlp.";
     const std::vector<float> router(static_cast<std::size_t>(experts * hidden_), 0.5F);

@@ -124,6 +124,34 @@ const Form& form_of(std::string_view name) {
                        [&](const Form& form) { return form.name == name; });
 }
 
+// [E, 2, 1] may be gate's number and up's, or those of two blocks of 128 rows that they share.
+TEST(FusedRefusals, TwoNumbersThatMayBeBlocks) {
+  Form form = form_of("a_number_for_gate_and_one_for_up");
+  form.scales = "_scale_inv";
+  form.intermediate = 96;
+  form.shape = [](std::int64_t rows, std::int64_t) {
+    return rows == 192 ? std::vector<std::int64_t>{experts, 2, 1}
+                       : std::vector<std::int64_t>{experts};
+  };
+  const auto message = [&](const char* config) {
+    const TemporaryFolder folder;
+    const FusedCheckpoint made(form, folder.path(), 128);
+    nlohmann::json json = nlohmann::json::parse(read_file(folder.path() + "/config.json"));
+    json["quantization_config"] = nlohmann::json::parse(config);
+    if (json["quantization_config"].is_null()) json.erase("quantization_config");
+    write_file(folder.path() + "/config.json", json.dump());
+    return error_of([&] { (void)Checkpoint::open(folder.path()).weights(0); });
+  };
+  EXPECT_NE(message(R"({"quant_method": "fp8", "weight_block_size": [128, 128]})")
+                .find("blocks of 128 rows that gate and up share"),
+            std::string::npos);
+  EXPECT_EQ(message(R"({"quant_method": "modelopt", "quant_algo": "FP8"})"), "");
+  for (const char* neither : {"null", R"({"quant_method": "fp8"})"}) {
+    const std::string unclear = message(neither);
+    EXPECT_NE(unclear.find("quantization_config must say which"), std::string::npos) << unclear;
+  }
+}
+
 // Read as another's they would be other numbers, or lie behind the end.
 TEST(FusedRefusals, ScalesThatFitAlmost) {
   struct Case {

@@ -160,6 +160,82 @@ TEST(QuantisedRefusals, ExpertsOfDeepSeekV4) {
   EXPECT_NE(message("\"bf16\"").find("must be plain, and are mxfp4"), std::string::npos);
 }
 
+// A strategy says how many scales a matrix has.
+TEST(QuantisedRefusals, StrategiesThatScalesContradict) {
+  const std::string strategy = std::string(weights_path) + "strategy";
+  const auto must = [](int wanted, int there) {
+    return fmt::format(": tensor '{}.weight_scale' must hold {} numbers, and holds {}", gate,
+                       wanted, there);
+  };
+  check_edits({
+      {"int8", strategy.c_str(), "\"channel\"", "", ""},
+      {"int8", strategy.c_str(), "\"tensor\"", "", "strategy is \"tensor\"" + must(1, 32)},
+      {"int8_packed", strategy.c_str(), "\"tensor\"", "", "strategy is \"tensor\"" + must(1, 32)},
+      {"int4", strategy.c_str(), "\"group\"", "", ""},
+      {"int4", strategy.c_str(), "\"channel\"", "", "must be 1 groups a row"},
+      {"int4_channel", strategy.c_str(), "\"channel\"", "", ""},
+      {"fp8_tensor", "/quant_algo", "\"FP8_PER_CHANNEL_PER_TOKEN\"", "",
+       "quant_algo is \"FP8_PER_CHANNEL_PER_TOKEN\"" + must(32, 1)},
+      {"fp8_tensor", "/quant_algo", "\"FP8_PB_WO\"", "", ""},  // one block of 128 x 128
+      {"awq", "/q_group_size", "64", "", "q_group_size is 64: must be 32"},
+      {"awq", "/q_group_size", "32", "", ""},
+  });
+  const TemporaryFolder at;  // groups of 32 in a row of one scale
+  const std::string message = error_of([&] {
+    (void)Checkpoint::open(changed(at, "int8", [](Json& config) {
+      Json& weights = config["quantization_config"]["config_groups"]["group_0"]["weights"];
+      weights["strategy"] = "group";
+      weights["group_size"] = 32;
+    })).weights(0);
+  });
+  EXPECT_NE(message.find("strategy is \"group\"" + must(64, 32)), std::string::npos) << message;
+}
+
+// What is packed must be of a group's targets; names of classes may be any module's.
+TEST(QuantisedRefusals, TargetsThatNameOtherModules) {
+  const auto message = [](const Json& targets) {
+    const TemporaryFolder at;
+    return error_of([&] {
+      (void)Checkpoint::open(changed(at, "int4", [&](Json& config) {
+        config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets;
+      })).weights(0);
+    });
+  };
+  EXPECT_EQ(message({"re:.*_proj$"}), "");
+  EXPECT_EQ(message({"FusedMoE"}), "");
+  EXPECT_EQ(message({gate, "Linear"}), "");
+  const std::string other = message({"re:.*down_proj$"});
+  EXPECT_NE(other.find("tensors of '" + gate +
+                       "' are packed: no targets of quantization_config.config_groups name it"),
+            std::string::npos)
+      << other;
+  const std::string none = message(Json::array());
+  EXPECT_NE(none.find("targets is []: must be a list of modules"), std::string::npos) << none;
+}
+
+// One expert packed and another plain, whichever comes first.
+TEST(QuantisedRefusals, ExpertsPackedUnlikeEachOther) {
+  for (const int plain : {0, 1}) {
+    const TemporaryFolder at;
+    const std::vector<float> zeros(std::size_t{32} * 64);
+    const std::string expert = fmt::format("model.layers.0.mlp.experts.{}.gate_proj", plain);
+    const std::string message = error_of([&] {
+      (void)Checkpoint::open(
+          rewritten(
+              at, "int4",
+              [&](Json& config) { config["quantization_config"]["ignore"].push_back(expert); },
+              [&](Tensors& tensors) {
+                std::erase_if(tensors, [&](const auto& t) { return t.first.starts_with(expert); });
+                tensors[expert + ".weight"] = view(zeros.data(), {32, 64});
+              }))
+          .weights(0);
+    });
+    const char* const how = plain == 0 ? "are packed and those of" : "are plain and those of";
+    EXPECT_NE(message.find(how), std::string::npos) << message;
+    EXPECT_NE(message.find("experts.1.gate_proj'"), std::string::npos) << message;
+  }
+}
+
 // A group of config_groups is held to the modules that it names; names go before classes.
 TEST(QuantisedRefusals, GroupsOfOtherModules) {
   const Json int4 = {{"num_bits", 4}, {"type", "int"}, {"group_size", 32}};

@@ -374,8 +374,16 @@ TEST(QuantisedForms, IntegersOfOneScale) {
   for (const char* name : {"int8", "int8_packed"}) {
     const TemporaryFolder at;
     const Checkpoint checkpoint = Checkpoint::open(rewritten(
-        at, name, [](Json&) {},
-        [&](Tensors& tensors) { tensors[gate + ".weight_scale"] = view(&scale, {1}); }));
+        at, name,
+        [](Json& config) {
+          config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] =
+              "tensor";
+        },
+        [&](Tensors& tensors) {
+          for (auto& [each, t] : tensors) {
+            if (each.ends_with(".weight_scale")) t = view(&scale, {1});
+          }
+        }));
     const LayerWeights weights = checkpoint.weights(0);
     const Tensor& read = weights.experts.packed_gate[0].scales;
     ASSERT_EQ(read.elements(), weights.experts.packed_gate[0].n);

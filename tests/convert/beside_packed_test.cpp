@@ -35,7 +35,9 @@ TEST(BesidePackedExperts, WhatIsPackedBesideTheExpertsBecomesPlain) {
   const std::vector<float> norm(136, 1.0F);
   tensors.emplace_back("model.norm.weight", view(norm.data(), {136}));
   write_safetensors(in + "/model.safetensors", tensors, {{"format", "pt"}});
-  convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  const ConversionReport report = convert_checkpoint(cpu(), in, out, to("nvfp4"));
+  EXPECT_EQ(report.unpacked_modules, 1);
+  EXPECT_EQ(report.unpacked_dtype, DType::bf16);
 
   const SafetensorsFile made = SafetensorsFile::open(out + "/model.safetensors");
   EXPECT_FALSE(made.contains(attention + "weight_scale_inv"));

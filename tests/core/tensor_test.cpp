@@ -75,6 +75,15 @@ TEST(Tensor, RowsBeginAtWholeBytes) {
   EXPECT_THROW(odd.rows(1, 3), Error);
 }
 
+// Where a row lies is reckoned in 64 bits, or refused.
+TEST(Tensor, RowsThatLieTooFar) {
+  float numbers[8] = {};
+  Tensor t = view(numbers, {8, 1});
+  t.strides[0] = std::int64_t{1} << 61;
+  EXPECT_THROW((void)t.rows(4, 8), Error);
+  EXPECT_THROW((void)t[4], Error);
+}
+
 TEST(Tensor, SizesAreChecked) {
   const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
   EXPECT_THROW(view(nullptr, DType::f32, {huge, 2}), Error);

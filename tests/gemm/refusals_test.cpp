@@ -89,6 +89,15 @@ TEST(GroupedGemmRefuses, WhatDoesNotFitByName) {
         c.in.bias = view(c.numbers.data() + 64, {3, 2}).transposed();
       },
       "grouped_gemm: out overlaps bias: must lie apart");
+  with([](Call& c) { c.out.data = c.workspace.data(); },
+       "grouped_gemm: workspace overlaps out: must lie apart");
+  with([](Call& c) { c.in.rows.data = c.workspace.data(); },
+       "grouped_gemm: workspace overlaps rows: must lie apart");
+  with([](Call& c) { c.in.weights.data = c.workspace.data(); },
+       "grouped_gemm: workspace overlaps weights: must lie apart");
+  with([](Call& c) { c.in.rows.data = reinterpret_cast<char*>(c.numbers.data()) + 2; },
+       "must be aligned to its elements, 4 bytes");
+  with([](Call& c) { c.in.rows.strides[0] = std::int64_t{1} << 62; }, "it reaches beyond 64 bits");
   with([](Call& c) { c.in.weights = {}; }, "weights");
   with([](Call& c) { c.in.weights = view(c.numbers.data(), {2, 4, 3}); }, "weights");
   with([](Call& c) { c.in.bias = view(c.numbers.data(), {2, 3}); }, "bias");

@@ -228,6 +228,22 @@ TEST(Order, RefusesBadArguments) {
   refused([](Call& c) { c.missing_bytes = 1; }, {"order: workspace has", "are needed"});
 }
 
+TEST(Order, RefusesOperandsInTheWorkspace) {
+  const Context context = cpu({.threads = 1});
+  Call call;
+  const Buffer workspace = context.allocate(order_workspace_bytes(context, call.spec, 5));
+  const auto with = [&](const OrderInputs& in, const OrderOutputs& out, const char* words) {
+    refused([&] { order(context, call.spec, in, out, workspace); }, Status::invalid_argument,
+            {words});
+  };
+  OrderInputs in = call.in;
+  in.ids.data = workspace.data();
+  with(in, call.out, "order: workspace overlaps ids: must lie apart");
+  OrderOutputs out = call.out;
+  out.offsets.data = workspace.data();
+  with(call.in, out, "order: workspace overlaps offsets: must lie apart");
+}
+
 TEST(Order, RefusesSizesThatOverflow) {
   const OrderSpec spec{.experts = 65536, .slots = 128, .tile = 65536};
   EXPECT_EQ(padded_rows_capacity(spec, 0), std::int64_t{65536} * 65536);

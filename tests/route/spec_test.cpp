@@ -1,4 +1,5 @@
 // RouteSpec: what is refused and in which words, JSON there and back, and wrong tensors.
+#include <cstring>
 #include <functional>
 
 #include "route/engine.hpp"
@@ -301,6 +302,12 @@ TEST_F(RouteTensors, WorkspaceAskedFor) {
       },
       Status::invalid_argument);
   EXPECT_NE(got.find("workspace"), std::string::npos) << got;
+  std::memcpy(workspace.data(), values.data(), 12 * sizeof(float));
+  in.logits.data = workspace.data();
+  const std::string shared =
+      message_of([&] { route(context, spec, in, out, workspace); }, Status::invalid_argument);
+  EXPECT_NE(shared.find("route: workspace overlaps logits: must lie apart"), std::string::npos)
+      << shared;
   EXPECT_THROW(route_workspace_bytes(context, spec, -1, 0), Error);
   EXPECT_THROW(route_workspace_bytes(context, spec, 1, -1), Error);
 }

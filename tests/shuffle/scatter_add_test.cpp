@@ -146,6 +146,13 @@ TEST(ScatterAdd, RefusesBadArguments) {
   expect(added(good, overlapping), "row stride of 3");
   expect(added(good, view(rows.data() + 20, {3, 4})),
          "scatter_add_padded: out overlaps rows: must lie apart");
+  const std::string in_workspace = "scatter_add_padded: workspace overlaps ";
+  Tensor over = y;
+  over.data = workspace.data();
+  expect(added(good, over), in_workspace + "out: must lie apart");
+  ScatterAddInputs inside = good;
+  inside.rows.data = workspace.data();
+  expect(added(inside, y), in_workspace + "rows: must lie apart");
   // A rank's rows end before the next one's begin, and a row before the next: what lies between
   // them may be written.
   std::vector<float> wide(120);

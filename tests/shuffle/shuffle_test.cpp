@@ -175,6 +175,12 @@ TEST(Shuffle, RefusesBadArguments) {
          "combine_shuffling: counts overlaps tokens: must lie apart");
   expect(combined(good, from, token_counts, to, view(b.data() + 20, i32, {4})),
          "combine_shuffling: counts overlaps rows: must lie apart");
+  const std::string in_workspace = "combine_shuffling: workspace overlaps ";
+  Tensor over = from;
+  over.data = workspace.data();
+  expect(combined(good, over, token_counts, to, out), in_workspace + "tokens: must lie apart");
+  expect(combined(good, from, view(static_cast<std::int32_t*>(workspace.data()), {2, 3}), to, out),
+         in_workspace + "token_counts: must lie apart");
   std::vector<float> words(30);
   const Tensor in_words = view(words.data() + 24, i32, {2, 3});
   expect(combined(good, from, in_words, view(words.data() + 1, {6, 4}), {}),

@@ -137,6 +137,7 @@ Json json_of(const ConvertOptions& options, const ConversionOptions& parsed,
           {"shards", report.shards},
           {"shards_resumed", report.shards_resumed},
           {"left_out", report.left_out},
+          {"unpacked_modules", report.unpacked_modules},
           {"experts", rows}};
 }
 
@@ -192,6 +193,11 @@ int convert(const ConvertOptions& options) {
                report.shards_resumed > 0 ? fmt::format("; {} found finished", report.shards_resumed)
                                          : ""),
            0));
+  if (report.unpacked_modules > 0) {
+    fmt::print("{}", wrap(fmt::format("{} packed matrices beside the experts became {}",
+                                      report.unpacked_modules, to_string(report.unpacked_dtype)),
+                          0));
+  }
   if (!report.left_out.empty()) {
     fmt::print("{}", wrap(fmt::format("left out: {}", fmt::join(report.left_out, "; ")), 0));
   }

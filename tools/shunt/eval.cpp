@@ -171,6 +171,9 @@ std::string Evaluation::read() {
   }
   std::string text = read_text(path, most_text);
   const auto size = static_cast<std::int64_t>(text.size());
+  if (size == 0) {
+    throw Error(Status::invalid_argument, fmt::format("--text: '{}' is empty", path));
+  }
   if (options_.skip >= size) {
     throw Error(Status::invalid_argument,
                 fmt::format("--skip {}: '{}' has {} bytes", options_.skip, path, size));

@@ -43,6 +43,21 @@ std::string speaker(const CLI::App& app) {
   return chosen.empty() ? "shunt" : "shunt " + chosen.front()->get_name();
 }
 
+// An option with an empty word behind it, as a shell leaves where a variable is not set: it would
+// pass for one that was not given.
+std::string given_empty(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const CLI::Option* option : command->get_options()) {
+      const auto& words = option->results();
+      const bool empty = std::any_of(words.begin(), words.end(),
+                                     [](const std::string& word) { return word.empty(); });
+      const bool wants_word = option->get_expected_min() > 0;  // --json may stand alone
+      if (empty && wants_word && !option->get_positional()) return option->get_name();
+    }
+  }
+  return {};
+}
+
 int run_action(const Action& action, const std::string& who) {
   try {
     return action();
@@ -101,6 +116,11 @@ int main_of(int argc, char** argv) {
     }
     const std::string who = speaker(app);
     complain(who, fmt::format("{} (see {} --help)", error.what(), who));
+    return exit_usage;
+  }
+  if (const std::string option = given_empty(app); !option.empty()) {
+    const std::string who = speaker(app);
+    complain(who, fmt::format("{} '': must not be empty (see {} --help)", option, who));
     return exit_usage;
   }
   return run_action(action, speaker(app));

@@ -187,7 +187,7 @@ SHUNT_API shunt_status shunt_context_synchronize(const shunt_context* context);
 
 /* Memory on the context's device, zeroed, aligned for any use here: workspaces, prepared weights.
  * Operations accept any other memory as well: workspaces and prepared weights 64-byte aligned (CPU)
- * or 256-byte aligned (CUDA). */
+ * or 256-byte aligned (CUDA), a workspace apart from all that the call reads and writes. */
 typedef struct shunt_buffer shunt_buffer;
 SHUNT_API shunt_status shunt_buffer_create(const shunt_context* context, size_t bytes,
                                            shunt_buffer** buffer);
@@ -540,7 +540,9 @@ SHUNT_API shunt_status shunt_unprepare(const shunt_context* context,
                                        const shunt_prepared_weights* prepared, int32_t group,
                                        const shunt_tensor* out);
 /* In place: matrices, one tensor [groups, n, k], dense, on the context's device, become their own
- * prepared form. paired: each has gate's n / 2 rows before up's. scratch: room for one matrix. */
+ * prepared form. paired: each has gate's n / 2 rows before up's. scratch: room for one matrix.
+ * 64-byte aligned; n a multiple of 64 on a CPU, in bf16 with an even k, and of 128 on a GPU, with k
+ * of 64. */
 SHUNT_API shunt_status shunt_prepare_in_place(const shunt_context* context,
                                               const shunt_tensor* matrices, int32_t paired,
                                               void* scratch, size_t scratch_bytes,
