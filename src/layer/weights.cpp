@@ -101,6 +101,21 @@ void check_one(const char* name, const Tensor& tensor, bool wanted,
   }
 }
 
+// Matrices that are prepared as they are: what is packed may be of any dtypes.
+void check_one_dtype(const ExpertWeights& weights) {
+  const auto check = [](const char* name, const std::vector<Tensor>& matrices, const char* like,
+                        DType dtype) {
+    for (std::size_t e = 0; e < matrices.size(); ++e) {
+      if (matrices[e].dtype == dtype) continue;
+      fail(Status::unsupported, "layer: {} of expert {} is {}: must be {}, as {} of expert 0", name,
+           e, matrices[e].describe(), to_string(dtype), like);
+    }
+  };
+  check("up", weights.up, "up", weights.up[0].dtype);
+  check("gate", weights.gate, "up", weights.up[0].dtype);
+  check("down", weights.down, "down", weights.down[0].dtype);
+}
+
 }  // namespace
 
 bool is_packed(const ExpertWeights& weights) {
@@ -346,6 +361,7 @@ PreparedExperts::PreparedExperts(const Context& context, DType dtype,
     hold_biases(context, activation.gated, weights);
     return;
   }
+  check_one_dtype(weights);
   const int groups = static_cast<int>(weights.up.size());
   const std::int64_t intermediate = weights.up[0].shape[0];
   const std::int64_t hidden = weights.up[0].shape[1];

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -16,7 +15,7 @@
 #include "checkpoint/mapped_file.hpp"
 #include "convert/recorded_inputs.hpp"
 #include "core/convert.hpp"
-#include "measure.hpp"
+#include "eval_speed.hpp"
 #include "options.hpp"
 #include "progress.hpp"
 #include "shunt/checkpoint.hpp"
@@ -42,14 +41,6 @@ struct EvalOptions {
 
 constexpr std::size_t most_text = 1u << 30;
 constexpr std::string_view in_pairs = ":pairs";
-
-// What --speed times: tokens at once, tokens of one sample when they come alone, and samples, of
-// which the median counts. Tokens that come alone find their experts in memory, as those of a large
-// model would: layers are repeated until they pass so many bytes.
-constexpr std::size_t speed_bytes = std::size_t{1} << 29;
-constexpr std::int64_t speed_batch = 512;
-constexpr std::int64_t speed_alone = 128;
-constexpr int speed_samples = 15;
 
 // "nvfp4", or "nvfp4/obs": pruned to 2:4 by that method before; "nvfp4/obs:pairs" in pairs.
 ConversionSpec parse_format(const std::string& text) {
@@ -106,21 +97,6 @@ std::vector<ConversionSpec> all_conversions(bool calibrated) {
   return specs;
 }
 
-// The experts of a layer, converted; views of memory that this owns.
-struct ConvertedLayer {
-  std::vector<ConvertedExpert> experts;
-  LayerWeights weights;
-  WeightError error;
-  std::int64_t fell_back = 0;  // experts
-};
-
-// What --speed prepares a layer from.
-struct TimedLayer {
-  int index = 0;
-  LayerOptions options;
-  ConvertedLayer layer;
-};
-
 class Evaluation {
  public:
   explicit Evaluation(const EvalOptions& options)
@@ -138,8 +114,6 @@ class Evaluation {
                    WeightError& error);
   void convert(int index, const ConversionSpec& spec, ConvertedLayer& layer);
   void record(int layer, const Tensor& hidden);
-  void sample(int layer, const Tensor& hidden);
-  void time_layers(EvalRow& row) const;
   void write_recordings() const;
   double expert_weights_per_token() const;
   Support computes(const FormatSpec& format) const;
@@ -154,9 +128,7 @@ class Evaluation {
   Windows windows_;
   std::unique_ptr<const RecordedInputs> inputs_;        // to calibrate by
   std::map<int, std::vector<std::uint16_t>> recorded_;  // bf16
-  // For --speed: hidden states of the text's beginning by layer, and the layers.
-  std::map<int, std::vector<std::uint16_t>> samples_;
-  std::vector<TimedLayer> timed_;
+  EvalSpeed speed_;                                     // for --speed
   Progress progress_;
 };
 
@@ -297,7 +269,7 @@ Layer Evaluation::make_layer(int index, const std::optional<ConversionSpec>& spe
   Layer result(layer_spec, layer.weights, context(), options);
   if (options_.speed) {
     options.dtype = DType::bf16;
-    timed_.push_back({.index = index, .options = options, .layer = std::move(layer)});
+    speed_.add({index, layer_spec, options, std::move(layer)});
   }
   return result;
 }
@@ -306,7 +278,7 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
                              std::span<const std::uint8_t> text) {
   EvalRow row;
   WeightError error;
-  timed_.clear();
+  speed_.clear();
   if (spec) {
     row.name = to_string(*spec);
     row.bits_per_weight = bits_per_weight(*spec);
@@ -318,7 +290,7 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
   HiddenHook hook;
   if (!spec && (options_.speed || !options_.record.empty())) {
     hook = [&](int layer, const Tensor& hidden) {
-      if (options_.speed) sample(layer, hidden);
+      if (options_.speed) speed_.sample(layer, hidden);
       if (!options_.record.empty()) record(layer, hidden);
     };
   }
@@ -337,75 +309,10 @@ EvalRow Evaluation::evaluate(const std::optional<ConversionSpec>& spec,
   row.moe_us_per_token = model.moe_seconds() * 1e6 / static_cast<double>(computed);
   if (options_.speed) {
     progress_.show(row.name + ", speed", size, size);
-    time_layers(row);
+    speed_.time(context(), row);
   }
   progress_.clear();
   return row;
-}
-
-// The first hidden states of the text that a layer sees.
-void Evaluation::sample(int layer, const Tensor& hidden) {
-  std::vector<std::uint16_t>& rows = samples_[layer];
-  const std::int64_t width = hidden.shape[1];
-  for (std::int64_t i = 0; i < hidden.elements(); ++i) {
-    if (static_cast<std::int64_t>(rows.size()) == speed_batch * width) return;
-    rows.push_back(f32_to_bf16(hidden.as<const float>()[i]));
-  }
-}
-
-// All MoE layers in bf16, one after the other: a token alone, and a batch.
-void Evaluation::time_layers(EvalRow& row) const {
-  std::vector<std::vector<Layer>> copies;
-  const auto add_copy = [&] {
-    copies.emplace_back();
-    std::size_t bytes = 0;
-    for (const TimedLayer& timed : timed_) {
-      copies.back().emplace_back(checkpoint_.spec(timed.index), timed.layer.weights, context(),
-                                 timed.options);
-      bytes += copies.back().back().prepared_bytes();
-    }
-    return bytes;
-  };
-  const std::size_t one = std::max<std::size_t>(1, add_copy());
-  std::int64_t rows = speed_batch, hidden = 0;
-  for (const TimedLayer& timed : timed_) {
-    const std::int64_t width = checkpoint_.spec(timed.index).hidden;
-    rows = std::min(rows, static_cast<std::int64_t>(samples_.at(timed.index).size()) / width);
-    hidden = std::max(hidden, width);
-  }
-  std::size_t workspace_bytes = 0;
-  for (const Layer& layer : copies[0]) {
-    workspace_bytes = std::max(workspace_bytes, layer.workspace_bytes(rows));
-  }
-  const Buffer workspace = context().allocate(workspace_bytes);
-  std::vector<std::uint16_t> out(static_cast<std::size_t>(rows * hidden));
-  const auto pass = [&](const std::vector<Layer>& layers, std::int64_t first, std::int64_t count) {
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      const std::int64_t width = layers[i].spec().hidden;
-      const std::uint16_t* const from = samples_.at(timed_[i].index).data() + first * width;
-      layers[i].forward(view(from, DType::bf16, {count, width}),
-                        view(out.data(), DType::bf16, {count, width}), workspace);
-    }
-  };
-  const auto median_us = [&](std::int64_t tokens, const auto& sample) {
-    std::vector<double> times;
-    for (int n = -1; n < speed_samples; ++n) {  // the first touch is nobody's time
-      const auto start = std::chrono::steady_clock::now();
-      sample();
-      const std::chrono::duration<double, std::micro> took =
-          std::chrono::steady_clock::now() - start;
-      if (n >= 0) times.push_back(took.count() / static_cast<double>(tokens));
-    }
-    return median(times);
-  };
-  row.batch_us = median_us(rows, [&] { pass(copies[0], 0, rows); });
-  while (copies.size() * one < speed_bytes) add_copy();
-  std::size_t next = 0;
-  row.alone_us = median_us(speed_alone, [&] {
-    for (std::int64_t i = 0; i < speed_alone; ++i, ++next) {
-      pass(copies[next % copies.size()], static_cast<std::int64_t>(next) % rows, 1);
-    }
-  });
 }
 
 void Evaluation::record(int layer, const Tensor& hidden) {
