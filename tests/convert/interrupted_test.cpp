@@ -337,7 +337,7 @@ TEST(Convert, ADiskThatIsTooSmall) {
                   none);
   if (none) GTEST_SKIP() << "no such file here: " << none.message();
   const std::string message = refused_before_it_begins(in, out);
-  EXPECT_NE(message.find(" GB more: the disk has "), std::string::npos) << message;
+  EXPECT_NE(message.find(" bytes more: the disk has "), std::string::npos) << message;
 }
 
 // A file to be copied that cannot be read: said before anything is converted.

@@ -17,7 +17,7 @@ template <class Plan>
 OrderResult planned(const OrderCase& c, const Context& context, Plan&& plan) {
   return c.on(context, [&](const OrderSpec& s, const OrderInputs& in, const OrderOutputs& out) {
     const cuda_engine::Gpu& gpu = cuda_engine::gpu(context);
-    const OrderCall call = checked_order(s, in, out, context.device());
+    const OrderCall call = checked_order(context, s, in, out, {});
     ordering::launch_sort(gpu, call, plan(call, ordering::sort_limits(gpu)));
   });
 }

@@ -382,7 +382,7 @@ void add_run(CLI::App& app, Action& action) {
       ->option_text("FILE");
   command
       ->add_option("--tolerance", options->tolerance,
-                   "largest error / output (default: 1e-5 f32, 1e-2 else, more with --format)")
+                   "largest error / output (default: 1e-5 f32, 1e-2; --format more)")
       ->option_text("X")
       ->check(finite_number(0, 1e6));
   command->add_flag("--allow-nonfinite", options->allow_nonfinite,
