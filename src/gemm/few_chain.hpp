@@ -48,9 +48,10 @@ struct FewChain {
   const float* weights = nullptr;  // with ids, of rows that are weighed: [pairs], as old as ids
   GivenIds given;
   int pairs = 0;
-  int tokens = 0;           // of the pairs
-  bool rows_older = false;  // than the grid before this one: what the product reads rows from
-  bool beside = false;      // other products run beside it, on another stream
+  int tokens = 0;            // of the pairs
+  bool rows_older = false;   // than the grid before this one: what the product reads rows from
+  bool beside = false;       // other products run beside it, on another stream
+  bool from_logits = false;  // the layer's ids are chosen from logits: no router's product before
   std::int32_t* inverse = nullptr;  // with ids, unless null: is written, each pair's row or -1
   NextWeights next;
   PairSum sum;      // of a product with ids and one token, whose pairs are of different groups

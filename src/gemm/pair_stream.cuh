@@ -476,7 +476,7 @@ bool launch_summed(const Gpu& gpu, const PairArgs& args, int warps) {
 }
 
 // Of P<depth>, with depths for 16 warps and for 24 (0: none), and for one token's first product of
-// PairLimits::of_one warps, or of 16 where there is no such limit (0: as others).
+// PairLimits::of_one warps, or, from logits, of 16 where there is no such limit (0: as others).
 template <template <int> class P, int deep, int shallow, int one = 0>
 bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits) {
   const int tiles = (args.group_rows + P<deep>::rows - 1) / P<deep>::rows;
@@ -517,8 +517,9 @@ bool launch_pair_stream(const Gpu& gpu, PairArgs args, const PairLimits& limits)
                 static_cast<unsigned>(most_groups_hit(args))));
   };
   if constexpr (one > 0) {
-    const int warps = limits.of_one > 0 ? limits.of_one : 16;
-    if (args.tokens == 1 && !args.early && !args.beside && plan.warps == warps) {
+    const bool few = limits.of_one > 0;
+    if (args.tokens == 1 && !args.early && !args.beside && (few || args.from_logits) &&
+        plan.warps == (few ? limits.of_one : 16)) {
       return go.template operator()<P<one>>(), true;
     }
   }

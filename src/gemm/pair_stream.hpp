@@ -28,9 +28,10 @@ struct PairArgs {
   std::int64_t source_row_bytes = 0, k = 0;
   DType source_dtype = DType::bf16;
   int slots = 0;
-  bool early = false;       // weights and ids are older than the grid before this one
-  bool rows_older = false;  // the source is
-  bool beside = false;      // as FewChain
+  bool early = false;        // weights and ids are older than the grid before this one
+  bool rows_older = false;   // the source is
+  bool beside = false;       // as FewChain
+  bool from_logits = false;  // likewise
   Finish finish;
   PairSum sum;
   // The launcher's: the first `more` of the warps that share out k have `each` + 1 steps; sets of
@@ -64,6 +65,7 @@ PairArgs pair_args(const Args& args, const Layout& layout, const FewChain& chain
           .early = args.early,
           .rows_older = chain.rows_older,
           .beside = chain.beside,
+          .from_logits = chain.from_logits,
           .finish = args.finish,
           .sum = chain.sum};
 }

@@ -141,7 +141,8 @@ void Layer::Impl::run(const LayerInputs& in, const LayerOutputs& out, Workspace 
                                 .given = {.distinct = !may_repeat},
                                 .pairs = static_cast<int>(pairs),
                                 .tokens = static_cast<int>(tokens),
-                                .beside = beside};
+                                .beside = beside,
+                                .from_logits = static_cast<bool>(in.logits)};
     if (routed_before) {
       if (in.expert_map) {
         chain.given.map = in.expert_map.as<std::int32_t>();
